@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 
-STARTED = time.time()  # before the heavy imports, so that a run's summary counts the whole command
+STARTED = time.monotonic()  # before the heavy imports, so that a run's summary counts the whole command
 
-import signal  # noqa: E402
+from flashtrain.interruption import end_at_once, handle, interrupt, restore  # noqa: E402
 
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the imports below without a traceback; see main()
+if __name__ == "__main__":
+    handle(end_at_once)  # Ctrl-C ends the imports below without a traceback
 
 import contextlib  # noqa: E402
 import faulthandler  # noqa: E402
@@ -52,13 +52,14 @@ def main() -> None:
         faulthandler.enable()  # whatever ends this process in native code is reported with Python's own place in it
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     logging.raiseExceptions = False  # on a full disk every line of the log would be a traceback
-    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # ignored, as in a shell's background, it stays so
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = handle(end_at_once)
     try:
         sys.argv[1:] = plain_words(sys.argv[1:])
         status = _command(sys.argv[1:])
     except BaseException as error:  # noqa: BLE001 - whatever it is, a user reads one line about it
         status = say_failure(error)
+    finally:
+        restore(before)
     sys.exit(status)
 
 
@@ -96,6 +97,8 @@ def _command(words: list[str]) -> int:
     mode = mode_of(settings)
     if mode is not None and mode.study:
         return mode.run_study(settings, arguments.overrides, started=STARTED)
+    if not is_of_checkpoint(settings.mode) or settings.mode == "export":  # which leave something to clean up
+        handle(interrupt)
     if is_of_checkpoint(settings.mode):
         return modes.run_mode(settings)
     folder = run_folder(settings, arguments.overrides)

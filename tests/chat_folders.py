@@ -116,6 +116,32 @@ LISTED = """\
 {%- if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}
 {%- if add_generation_prompt %}[assistant]{% endif %}"""
 
+# As Idefics3's: it reads a content as a list of parts, and finds nothing in a text.
+PARTS = """\
+{%- for message in messages %}{{ '[' + message.role + ']' }}
+{%- for part in message.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}
+{%- if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}[assistant]{% endif %}"""
+
+# As LLaVA's: it refuses a content that is a text.
+FIRST_PART = """\
+{%- for message in messages %}{{ '[' + message.role + ']' + message.content[0].text }}
+{%- if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}[assistant]{% endif %}"""
+
+# As Llama 3.1's: it writes no content beside a call. It shows nobody a system's message.
+SILENT = """\
+{%- for message in messages if message.role != 'system' %}{{ '[' + message.role + ']' }}
+{%- if message.tool_calls %}{{ message.tool_calls[0].function.name }}{% else %}{{ message.content | trim }}{% endif %}
+{%- if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}[assistant]{% endif %}"""
+
+# Its marks leave out what the assistant says.
+MARKED_ENDS = """\
+{%- for message in messages %}{{ '[' + message.role + ']' + message.content }}
+{%- if message.role == 'assistant' %}{% generation %}{{ eos_token }}{% endgeneration %}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}[assistant]{% endif %}"""
+
 # A question is written otherwise before it is answered.
 ASKING = """\
 {%- for message in messages %}{{ '[' + message.role + ']' + message.content }}

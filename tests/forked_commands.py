@@ -81,7 +81,7 @@ def _command(words: list[str], environment: dict[str, str], printed: Path) -> No
     import flashtrain.__main__ as command
 
     torch.set_num_threads(1)
-    command.STARTED = time.time()
+    command.STARTED = time.monotonic()
     sys.modules["__main__"] = command
     sys.argv = ["flashtrain", *words]
     command.main()

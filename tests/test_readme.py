@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 from published_commands import GUIDE, PAGES, ROOT, python_blocks
 
 from flashtrain.report.readme import anchor_of, check_tables
@@ -59,6 +60,16 @@ def test_the_hugging_face_code_of_the_readme_runs(capsys: pytest.CaptureFixture[
 
 
 RESULTS = ROOT / "recipes" / "results"
+
+
+@pytest.mark.parametrize("extra", ["hub", "low-bit", "tensorboard"])
+def test_the_range_of_an_extra_ends_with_the_release_that_the_tests_passed_with(extra: str) -> None:
+    pins = dict(re.findall(r"^([\w-]+)==([\d.]+)", (ROOT / "constraints-all.txt").read_text(), re.MULTILINE)[::-1])
+    ranges = re.search(rf"^{extra} = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    for needed in map(Requirement, re.findall(r'"(.*?)"', ranges[1])):
+        major, minor, *_ = map(int, pins[needed.name].split("."))
+        assert f"{major}.{minor}.99" in needed.specifier
+        assert f"{major}.{minor + 1}.0" not in needed.specifier
 
 
 def test_a_gpus_constraints_are_what_its_figures_were_measured_with() -> None:

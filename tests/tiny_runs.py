@@ -114,7 +114,7 @@ class TinyRuns:
         words = self.settings_words(*extra)
         folder = self.folder / name
         folder.mkdir(parents=True, exist_ok=True)
-        return run_job(compose_settings(words), folder, overrides=words, started=time.time()), folder
+        return run_job(compose_settings(words), folder, overrides=words, started=time.monotonic()), folder
 
     def finished(self, folder: Path, *extra: str) -> Path:
         """The folder of a run, in this process, that ended well, for made_once."""

@@ -111,7 +111,7 @@ def train(recipe: str, *, quiet: bool = True, **settings: Any) -> Run:
         RunFailed: the run failed otherwise.
         KeyboardInterrupt: Ctrl-C, once the checkpoint is saved; resume="auto" or resume=FOLDER continues the run.
     """
-    began = time.time()
+    began = time.monotonic()
     words = plain_words([f"recipe={recipe}", *words_of({"logger": "none", **settings})])
     stop: Stopped | None = None
     with preserve_process_state(quiet=quiet):

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from flashtrain.announce import say
 from flashtrain.command.compose import CHOOSES, checked_settings, compose_settings, overrides_by_name, readable_errors
 from flashtrain.errors import UserError
-from flashtrain.folders.run_folder import BEST, find_checkpoint, read_settings
+from flashtrain.folders.run_folder import LAST, find_checkpoint, read_settings
 from flashtrain.mode import is_of_checkpoint
 from flashtrain.settings.schema import check_names, settings_config
 from flashtrain.settings.settings import Settings
@@ -43,7 +43,7 @@ def settings_from_checkpoint(words: Sequence[str]) -> Settings:
     named = "checkpoint" if is_of_checkpoint(mode) else "resume"
     if named not in given:
         return _settings_of_weights(words, given, mode)
-    folder, _ = find_checkpoint(str(given[named].value()), prefer=BEST, setting=named)
+    folder, _ = find_checkpoint(str(given[named].value()), prefer=LAST, setting=named)
     own = read_settings(folder)
     config = settings_config(task_of(own).of_checkpoint(own) if named == "checkpoint" else own)
     OmegaConf.set_struct(config, True)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import traceback
 from pathlib import Path
 
 from flashtrain.errors import RunFailed, UserError, causes
-from flashtrain.files.caches import default_cache_dir
+from flashtrain.files.caches import CANNOT_WRITE, default_cache_dir
 from flashtrain.files.disk import write_atomically
+from flashtrain.interruption import Interrupted
 
-CRASHED, INTERRUPTED = 1, 130
+CRASHED = 1
 LOG = "flashtrain.log"  # in the cache folder: the traceback of the latest command that failed without a run folder
 _NOTED = "flashtrain_log"
 _MAX_MESSAGE = 500  # characters of a library's message
@@ -24,15 +26,18 @@ def note_log(error: BaseException, log: Path) -> None:
 def say_failure(error: BaseException) -> int:
     """Print one line about the exception on standard error, and return the command's exit status.
 
-    The status is 2 for a user's mistake, 3 if memory ran out, 130 after Ctrl-C, and 1 for anything else.
+    The status is 2 for a user's mistake, 3 if memory ran out, 128 + its number after a signal, and 1 for anything else.
     """
-    if any(isinstance(one, KeyboardInterrupt) for one in causes(error)):  # which libraries raise other errors over
-        message = str(error) if isinstance(error, KeyboardInterrupt) else ""
-        return _say(message or "stopped by Ctrl-C", INTERRUPTED)
+    interrupts = [one for one in causes(error) if isinstance(one, KeyboardInterrupt)]  # libraries raise others over it
+    if interrupts:
+        stop = interrupts[0] if isinstance(interrupts[0], Interrupted) else Interrupted(signal.SIGINT)
+        return _say(str(stop), stop.status)
     if isinstance(error, SystemExit):
         raise error
     if isinstance(error, UserError | RunFailed):
         return _say(str(error), error.status)
+    if isinstance(error, OSError) and error.filename and error.errno in CANNOT_WRITE:
+        return _say(f"cannot use {error.filename}: {error.strerror}.", UserError.status)
     said = " ".join(str(error).split())[:_MAX_MESSAGE]
     return _say(f"{type(error).__name__}: {said}; details in {getattr(error, _NOTED, None) or _log(error)}", CRASHED)
 

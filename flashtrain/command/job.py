@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 from collections.abc import Collection, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -18,9 +19,11 @@ from flashtrain import announce
 from flashtrain.announce import is_first_rank, log, quieten, say
 from flashtrain.command.compose import FOLDER, apply_demo, overrides_by_name
 from flashtrain.command.failures import note_log, say_failure
-from flashtrain.errors import RunFailed, UserError, first_line
+from flashtrain.errors import RunFailed, UserError, causes, first_line
 from flashtrain.folders.new_folder import new_run_folder, remove_unused, unfinished_or_new
 from flashtrain.folders.run_folder import (
+    CHECKPOINTS,
+    CONFIG_FILE,
     FAILED,
     LAST,
     OUT_OF_MEMORY,
@@ -32,11 +35,14 @@ from flashtrain.folders.run_folder import (
     write_summary,
 )
 from flashtrain.folders.run_lock import hold, is_first_of_job, let_go, slurm_job
+from flashtrain.folders.same_training import refuse_other_run
+from flashtrain.interruption import Interrupted
 from flashtrain.mode import mode_of, modes, work_of, working_mode
 from flashtrain.run.fitting import Stopped
 from flashtrain.run.train import failed_row, train
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import task_of
+from flashtrain.training.checkpoints import checkpoint_exists
 from flashtrain.training.hardware import Hardware, detect_hardware, planned_hardware
 from flashtrain.training.killed_ranks import name_killed_ranks
 from flashtrain.training.out_of_memory import OutOfMemory
@@ -179,10 +185,15 @@ def plan(settings: Settings, overrides: Sequence[str]) -> str:
 def run_folder(settings: Settings, overrides: Sequence[str]) -> Path:
     """Return the run's folder: the one that the words name (hydra.run.dir), that of the run to resume, or a new one.
 
-    Raises UserError if the settings cannot be run here (no folder is made), or there is no run to resume.
+    Raises UserError if the settings cannot be run here (no folder is made), there is no run to resume, or the folder is
+    that of another run.
     """
     if named := overrides_by_name(overrides).get(FOLDER):
-        return Path(str(named.value())).absolute()
+        folder = Path(str(named.value())).absolute()
+        if is_first_of_job() and (folder / CONFIG_FILE).is_file():
+            with held(folder):
+                refuse_other_run(folder, settle(settings, overrides, quiet=True)[0], FOLDER)
+        return folder
     settings, _ = settle(settings, overrides, quiet=True)
     carried = task_of(settings).is_carried(str(settings.resume))
     if settings.resume not in (None, "auto") and not carried:
@@ -209,13 +220,13 @@ def run(settings: Settings, folder: Path, *, overrides: list[str], started: floa
         settings: the composed settings.
         folder: the run's folder, which this process locks until the run ends.
         overrides: the command line's words.
-        started: when the command began, as time.time().
+        started: when the command began, as time.monotonic().
 
     Raises:
         UserError: the user can correct the cause (OutOfMemory is one), or another process uses the folder.
         RunFailed: the run failed otherwise.
         Stopped: a signal came, or trainer.max_minutes are over.
-        KeyboardInterrupt: a second Ctrl-C.
+        Interrupted: a signal came outside of training steps, or a second Ctrl-C.
     """
     quieten()
     hold(folder)
@@ -230,8 +241,8 @@ def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: 
     """Call `run`, print what went wrong, and return the command's exit status.
 
     Returns:
-        0: finished, or trainer.max_minutes are over; 1: crashed; 2: a user's mistake; 3: out of memory; 130 or 143:
-        stopped by a signal.
+        0: finished, or trainer.max_minutes are over; 1: crashed; 2: a user's mistake; 3: out of memory; 129, 130 or
+        143: stopped by a signal.
     """
     try:
         run(settings, folder, overrides=overrides, started=started)
@@ -270,10 +281,14 @@ def _run_held(settings: Settings, folder: Path, *, overrides: list[str], started
         note(STOPPED, str(stop))
         _leave_ranks()
         raise
-    except (KeyboardInterrupt, SystemExit):  # a second Ctrl-C, which does not wait for the step in progress
-        line = "stopped at once by a second Ctrl-C; the last checkpoint is an earlier one"
-        note(STOPPED, line)
-        raise KeyboardInterrupt(line) from None
+    except (KeyboardInterrupt, SystemExit) as error:  # Lightning's Trainer makes the latter of the former
+        ended = next((one for one in causes(error) if isinstance(one, Interrupted)), Interrupted(signal.SIGINT))
+        line = str(ended)
+        if checkpoint_exists(folder / CHECKPOINTS / LAST):
+            line += f". Continue from the last checkpoint with the same command plus resume={folder}"
+        if (folder / CONFIG_FILE).exists():  # else the run has not begun, and its folder is removed
+            note(STOPPED, line)
+        raise Interrupted(ended.number, line) from None
     except torch.OutOfMemoryError as error:
         line = (
             f"out of memory: {first_line(error)}. Try memory.activation_checkpointing=full, a smaller "

@@ -22,7 +22,8 @@ USED = {
     "export": "checkpoint",
 }
 # A training uses all but these, and but what other modes have alone.
-NOT_TRAINED = {"checkpoint": "a training takes weights= or resume=", "export_precision": "it is of mode=export"}
+NOT_TRAINED = dict.fromkeys(("export", "export_precision"), "it is of mode=export")
+NOT_TRAINED["checkpoint"] = "a training takes weights= or resume="
 
 
 def check_used(settings: Settings, words: Sequence[str]) -> None:

@@ -64,7 +64,7 @@ def _plain(word: str, sweep: bool) -> str:
     if key in ("logger", "logger.name") and re.fullmatch(r"\[[\w, ]+\]", value):
         several = ",".join(_as_written(one, get_args(Logger)).strip() for one in value[1:-1].split(","))
         return f"{sign}logger.name='{several}'"
-    choices = _choices(key)
+    choices = choices_of(key)
     if key in _REGISTERED and value not in (choices or ()) and value in registered(_REGISTERED[key]):
         return f"{sign}{key}.{CHOOSES.get(key, 'name')}={value}"  # of the user's own program: it has no file in conf/
     if key in PLACES and "/" in value:
@@ -108,7 +108,7 @@ def _whole(number: str) -> str:
     return str(int(float(number))) if float(number).is_integer() else number
 
 
-def _choices(key: str) -> list[str] | None:
+def choices_of(key: str) -> list[str] | None:
     """The names that a group of conf/, or `recipe`, may be given; None for anything else."""
     if key == "recipe":
         return sorted(recipe_files())

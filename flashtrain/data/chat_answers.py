@@ -110,8 +110,8 @@ class ChatAnswers:
     @cached_property
     def _end(self) -> str:
         """The last added token with a label after an answer's own text; "" if the template writes none."""
-        talk = [ASK, ANSWER, ASK]
         try:
+            talk = self.rendering.accepted([ASK, ANSWER, ASK], None)
             found = self.pieces(talk, None, [1], self.rendering.text(talk, None), close=False)
         except UserError:  # no template, or one that does not accept this conversation
             return ""
@@ -126,7 +126,8 @@ class ChatAnswers:
             try:
                 if self.rendering.marks(None):  # the marks decide what gets labels
                     break
-                text = self.rendering.text([ASK, ANSWER, {"role": role, "content": MORE}], None)
+                talk = self.rendering.accepted([ASK, ANSWER, {"role": role, "content": MORE}], None)
+                text = self.rendering.text(talk, None)
             except UserError:
                 continue
             between = text.rpartition(MORE)[0].rpartition(ANSWER["content"])[2]
@@ -147,7 +148,10 @@ class ChatAnswers:
         if self.rendering.marks(tools):
             marked = self.rendering.marked(messages, tools)
             begin = self.rendering.shared_text(self.rendering.text(messages[:first], tools), whole) if first else 0
-            return Piece(whole, tuple(span for span in marked if begin <= span[0] < span[1]))
+            marked = [span for span in marked if begin <= span[0] < span[1]]
+            if len(own) < sum(one["role"] == "assistant" for one in messages[first:]):  # others are not learned
+                marked = [(a, b) for a, b in marked if any(a < int(one.within or 0) and one.begin < b for one in own)]
+            return Piece(whole, tuple(marked))
         if own[-1].within == len(whole):
             whole += closes[-1]
         ends = [int(one.within or 0) for one in own]

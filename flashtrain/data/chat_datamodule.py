@@ -42,6 +42,8 @@ class ChatDataModule(TextDataModule):
             "refuse". A document without a label within the context is always left out.
         skip_broken: Maximum share (0 to 1) of rows that may be malformed; they are skipped.
         text_column: Column of the text, for rows of plain text.
+        check_answers: Whether rows of which the template writes no answer are malformed, and answers of weight 0 are
+            not learned.
         validation: Source of the conversations to validate on (None: see above).
         **options: See TextDataModule, also for context, batch_size and document_mask. validation_samples counts rows.
 
@@ -62,6 +64,7 @@ class ChatDataModule(TextDataModule):
         template: str | None = None,
         train_on: str = "assistant",
         text_column: str = "text",
+        check_answers: bool = True,
         too_long: str = "cut",
         skip_broken: float = 0.0,
         validation: ChatRows | None = None,
@@ -73,7 +76,8 @@ class ChatDataModule(TextDataModule):
         if isinstance(tokenizer, str | os.PathLike):
             tokenizer = TokenizerSpec(str(tokenizer))
         made = make_tokenizer(tokenizer) if isinstance(tokenizer, TokenizerSpec) else tokenizer
-        self.template = ChatTemplate(made, template=template, train_on=train_on, text_column=text_column)
+        tokens = getattr(rows, "special_tokens", False)
+        self.template = ChatTemplate(made, template, train_on, text_column, check_answers, special_tokens=tokens)
         self.too_long = too_long
         super().__init__(
             ChatSource(rows, self.template, skip_broken=skip_broken),

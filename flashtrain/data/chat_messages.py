@@ -71,7 +71,7 @@ def forms(messages: Messages) -> Iterator[Messages]:
     contents: tuple[dict[str, Any], ...] = ({}, {"content": ""}, {"content": None})
     for content, as_text in product(contents, (False, True)):
         found = deepcopy([{**content, **one} if one.get("tool_calls") else one for one in messages])
-        for number, called in _calls(found):
+        for number, _, called in _calls(found):
             arguments = called.get("arguments")
             if isinstance(arguments, str) and not as_text:
                 called["arguments"] = parse_json(arguments, f"message {number}: a call's arguments")
@@ -80,14 +80,26 @@ def forms(messages: Messages) -> Iterator[Messages]:
         yield found
 
 
-def with_other_calls(messages: Messages) -> tuple[Messages, dict[str, int]]:
-    """Replace each tool call's name and arguments by a placeholder, to find out whether a template writes them.
+def as_lists(messages: Messages) -> Messages:
+    """Write each content that is a text as a list of this text."""
+    lists = [[{"type": "text", "text": one.get("content")}] for one in messages]
+    pairs = zip(messages, lists, strict=True)
+    return [{**one, "content": parts} if isinstance(one.get("content"), str) else one for one, parts in pairs]
+
+
+def with_placeholders(messages: Messages) -> tuple[Messages, dict[str, int]]:
+    """Replace each content, and each tool call's name and arguments, to find out whether a template writes them.
 
     Returns:
         The changed messages, and for each placeholder the number of its message, from 1.
     """
-    found, words = deepcopy(messages) if any(_calls(messages)) else messages, {}
-    for place, (number, called) in enumerate(_calls(found)):
+    found, words = [deepcopy(message) for message in messages], {}
+    for number, message in enumerate(found, start=1):
+        if (content := message.get("content")) and isinstance(content, str | list):
+            word = f"content_{number}_word"
+            message["content"] = word if isinstance(content, str) else [{"type": "text", "text": word}]
+            words[word] = number
+    for place, (number, _, called) in enumerate(_calls(found)):
         word = f"call_{place}_word"
         arguments = {word: word}
         called |= {
@@ -98,11 +110,18 @@ def with_other_calls(messages: Messages) -> tuple[Messages, dict[str, int]]:
     return found, words
 
 
-def _calls(messages: Messages) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The function of each tool call (name, arguments), with the number of its message."""
+def shape_of(messages: Messages) -> int:
+    """Return a number that is the same for conversations of the same roles, and kinds of fields and calls."""
+    fields = tuple((one["role"], *((key, type(one[key]), bool(one[key])) for key in one)) for one in messages)
+    calls = ((number, *call, *called, type(called.get("arguments"))) for number, call, called in _calls(messages))
+    return hash((fields, *calls))
+
+
+def _calls(messages: Messages) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
+    """Each tool call and its function (name, arguments), with the number of its message."""
     for number, message in enumerate(messages, start=1):
         calls = message.get("tool_calls")
         for call in calls if isinstance(calls, list) else ():
             called = call.get("function", call) if isinstance(call, dict) else None
             if isinstance(called, dict):
-                yield number, called
+                yield number, call, called

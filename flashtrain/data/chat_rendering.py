@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from flashtrain.data.chat_messages import Messages, forms, joined, with_other_calls
+from flashtrain.data.chat_messages import Messages, as_lists, forms, joined, shape_of, with_placeholders
 from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer
 from flashtrain.errors import UserError, first_line, needs_package
 
@@ -21,8 +22,10 @@ Tools = list[Any] | None
 class ChatRendering:
     """Renders conversations with a tokenizer's chat template, and encodes them. Raises UserError for invalid Jinja."""
 
-    def __init__(self, tokenizer: HuggingFaceTokenizer) -> None:
+    def __init__(self, tokenizer: HuggingFaceTokenizer, *, lists: bool = True) -> None:
         self.tokenizer = tokenizer
+        self.lists = lists  # whether contents become lists of texts where the template does not write them as texts
+        self._known: dict[tuple[Any, ...], Any] = {}  # what the template does to conversations of one shape
         given = tokenizer.config.get("chat_template")
         self.templates: dict[str, Any] = {} if given is None else {"default": given}
         if isinstance(given, list):  # tokenizer_config.json may hold several
@@ -48,34 +51,76 @@ class ChatRendering:
         return list(self._rendered(messages, tools, return_assistant_tokens_mask=True)[1][0])
 
     def accepted(self, messages: Messages, tools: Tools) -> Messages:
-        """Return the messages in the first of `forms` that the template accepts. Raises UserError if there is none."""
-        refused = []
-        for form in forms(joined(messages)):
+        """Return the messages in the first of `forms` that the template writes, or else accepts.
+
+        Raises UserError if it accepts none.
+        """
+        refused, accepted, texts = [], [], joined(messages)
+        for form in chain(forms(texts), forms(as_lists(messages)) if self.lists else ()):
             try:
-                self._check_calls(form, tools)
-                return self._with_lists(form, messages, tools)
+                written = not self.unwritten(form, tools)
             except UserError as error:
                 refused.append(error)
-        raise refused[-1]
+                continue
+            accepted.append(self._with_lists(form, messages, tools))
+            if written or not self.lists:
+                return accepted[-1]
+        if accepted:
+            return accepted[0]
+        if "tool_calls" not in self._template(tools):
+            raise UserError("the chat template knows no tool calls. Set data.chat_template=FILE, one that does.")
+        raise refused[0]
 
-    def _check_calls(self, messages: Messages, tools: Tools) -> None:
-        changed, words = with_other_calls(messages)
-        text = self.text(changed, tools) if words else ""
-        for word, number in words.items():
-            if word not in text:
-                raise UserError(
-                    f"message {number}: its tool calls are not in the text. Set another data.chat_template."
-                )
+    def unwritten(self, messages: Messages, tools: Tools) -> set[int]:
+        """Return the numbers, from 1, of messages whose content the template leaves out, or of an answer unmarked.
+
+        Raises UserError if it leaves out a tool call.
+        """
+        key = ("unwritten", bool(tools), shape_of(messages))
+        if key not in self._known:
+            changed, words = with_placeholders(messages)
+            try:
+                text = self.text(changed, tools)
+                spans = self.marked(changed, tools) if self.marks(tools) else [(0, len(text))]
+            except UserError:
+                if any(word.startswith("call") for word in words):
+                    raise
+                text, spans = "", []
+            said = {"assistant": "".join(text[begin:end] for begin, end in spans)}
+            lost = set()
+            for word, number in words.items():
+                if word.startswith("content") and word not in said.get(messages[number - 1]["role"], text):
+                    lost.add(number)
+                elif word not in text:
+                    line = f"message {number}: the chat template does not write its tool calls"
+                    raise UserError(f"{line}. Set data.chat_template=FILE, one that does.")
+            self._known[key] = lost
+        return self._known[key]
+
+    def ignores(self, name: str, role: str, messages: Messages, tools: Tools) -> bool:
+        """Return whether another value of this field, in a role's messages, gives the same text."""
+        key = (name, role, bool(tools), shape_of(messages))
+        if key not in self._known:
+            last = max(at for at, one in enumerate(messages, start=1) if one["role"] == role and one.get(name))
+            others = [dict(one) for one in messages[:last]]  # it may be written in the last message alone
+            for one in others:
+                if one["role"] == role and isinstance(one.get(name), str):
+                    one[name] += "x"
+                elif one["role"] == role:
+                    one.pop(name, None)
+            try:
+                self._known[key] = self.text(others, tools) == self.text(messages[:last], tools)
+            except UserError:  # the template reads the field
+                self._known[key] = False
+        return self._known[key]
 
     def _with_lists(self, texts: Messages, given: Messages, tools: Tools) -> Messages:
         """The messages with the given lists of texts, if the template writes a list of one text like the text."""
-        at = [place for place, one in enumerate(given) if isinstance(one.get("content"), list)]
-        single, lists = list(texts), list(texts)
-        for place in at:
-            single[place] = {**texts[place], "content": [{"type": "text", "text": texts[place]["content"]}]}
-            lists[place] = {**texts[place], "content": given[place]["content"]}
+        lists, single, one_list = list(texts), list(texts), as_lists(texts)
+        for at in [at for at, one in enumerate(given) if isinstance(one.get("content"), list)]:
+            lists[at], single[at] = {**texts[at], "content": given[at]["content"]}, one_list[at]
         try:
-            return lists if at and self.text(single, tools) == self.text(texts, tools) else texts
+            return lists if lists != texts and self.text(single, tools) == self.text(texts, tools) else texts
         except UserError:
             return texts
 
@@ -118,7 +163,8 @@ def _rendered(template: str, conversations: list[Messages], what: str, **given: 
     with needs_package("a chat template", "transformers", "hub"):
         from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
-    # transformers' own mask of tokens loses answers whose first characters the tokenizer trims off its offsets.
+    # transformers' own mask of tokens, before 5.24, loses answers whose first characters the tokenizer trims off its
+    # offsets.
     render: Any = render_jinja_template  # its annotation names only one of its two results
     try:
         return render(conversations=conversations, chat_template=template, **given)

@@ -16,7 +16,8 @@ from flashtrain.data.chat_answers import Piece
 from flashtrain.data.chat_template import ChatTemplate
 from flashtrain.data.hub_source import HubSource
 from flashtrain.data.sources import TextSource, held_out
-from flashtrain.data.text_files import FilesSource
+from flashtrain.data.special_tokens import Spelled, tokenizer_for
+from flashtrain.data.text_files import COMPRESSIONS, FilesSource
 from flashtrain.data.token_cache import Encoded, grouped
 from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.errors import UserError
@@ -40,12 +41,12 @@ class ChatRows(TextSource, Protocol):
 class ChatFiles(FilesSource):
     """A FilesSource that yields the rows of its .jsonl (also compressed) and .parquet files."""
 
+    expected = "conversations in .jsonl (also compressed) or .parquet files"
+    own_patterns = ("*.parquet", *(f"*.jsonl{compression}" for compression in ("", *COMPRESSIONS)))
+
     def rows(self, broken: Broken) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield rows as ChatRows does. Raises UserError if there is no such file, or one cannot be read."""
-        files = [file for file in self.files() if {".parquet", ".jsonl"} & set(file.suffixes)]
-        if not files:
-            raise UserError(f"no conversations in {self.path}: expected .jsonl (also compressed) or .parquet files.")
-        for file in files:
+        for file in (file for file in self.files() if {".parquet", ".jsonl"} & set(file.suffixes)):
             for where, row in self.reader.rows(file, broken=broken):
                 yield where, _without_nulls(row) if file.suffix == ".parquet" else row
         self._log_replaced()
@@ -91,9 +92,12 @@ class ChatSource:
 
         Raises UserError, which names the first, if more rows are malformed than `skip_broken` allows.
         """
+        spelled = Spelled(tokenizer_for(self.template, tokenizer))
         for group in grouped(self._pieces(), lambda piece: 2 * len(piece.text)):
+            spelled.count(piece.text for piece in group if piece.plain)
             tokens, marks = zip(*self.template.encode(group), strict=True)
             yield Encoded(tokens, marks, sum(len(piece.text.encode()) for piece in group))
+        spelled.report()
 
     def _pieces(self) -> Iterator[Piece]:
         """The documents of all rows; then a logged line of each kind of row that needs one."""
@@ -107,6 +111,7 @@ class ChatSource:
         whole, template = 0, self.template
         template.rewritten = template.endless = 0
         template.formats.clear()
+        template.left_out.clear()
         for where, row in self.rows.rows(refuse):
             try:
                 found = template.pieces(row)
@@ -125,6 +130,8 @@ class ChatSource:
             log.warning("skipped %s of %s rows, which are broken. The first: %s", f"{len(broken):,}", rows, broken[0])
         for line, number in template.formats.items():
             log.info("%s rows have %s", f"{number:,}", line)
+        if lost := ", ".join(f"{name} ({count:,})" for name, count in template.left_out.most_common()):
+            log.warning("the chat template leaves out, of so many conversations: %s", lost)
         if template.rewritten:
             log.warning(
                 "the chat template rewrites earlier turns, so %s conversations are split into one document per answer, "

@@ -21,6 +21,7 @@ from flashtrain.errors import UserError, one_of
 from flashtrain.settings import options
 
 TRAIN_ON = get_args(options.TrainOn)
+READ = ("role", "content", "tool_calls", "weight")  # fields of messages that are looked after elsewhere
 
 
 @dataclass(eq=False)
@@ -35,6 +36,8 @@ class ChatTemplate:
     template: str | None = None  # Jinja that replaces the tokenizer's own template
     train_on: str = "assistant"  # which tokens get labels, "assistant" or "all"
     text_column: str = "text"  # of rows of plain text
+    check_answers: bool = True  # False: learn whatever the template writes, as runs begun before this check
+    special_tokens: bool = False  # whether plain text that spells a special token has that token, or letters
 
     def __post_init__(self) -> None:
         one_of("data.train_on", self.train_on, TRAIN_ON)
@@ -45,15 +48,18 @@ class ChatTemplate:
             )
         self.endless = 0  # conversations without a label that teaches the model to stop
         self.rewritten = 0  # conversations that are split into one document per answer
+        self.left_out: Counter[str] = Counter()  # conversations, by what the template does not write
         self.formats: Counter[str] = Counter()  # rows of other formats, by the line that says how they are read
         if self.template is not None:
             self.tokenizer.config["chat_template"] = self.template  # it is saved with the tokenizer
-        self._rendering = ChatRendering(self.tokenizer)
+        self._rendering = ChatRendering(self.tokenizer, lists=self.check_answers)
         self._answers = ChatAnswers(self._rendering)
 
     def key(self) -> str:
         """Return a hash of everything that decides tokens and labels, except the tokenizer's vocabulary."""
-        parts = (3, self._rendering.templates, self._rendering.special, self.train_on, self.text_column)
+        version = 4 if self.check_answers else 3
+        parts: tuple[Any, ...] = (version, self._rendering.templates, self._rendering.special)
+        parts += (self.train_on, self.text_column, *(() if self.special_tokens else ("letters",)))
         return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
     def pieces(self, row: Mapping[str, Any]) -> list[Piece]:
@@ -75,13 +81,18 @@ class ChatTemplate:
         return found
 
     def encode(self, pieces: Sequence[Piece]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Encode documents with one call of the tokenizer.
+        """Encode documents with one call of the tokenizer for plain texts, and one for those of a template.
 
         Returns:
             For each document its tokens, int64, and their marks, uint8 (see token_cache).
         """
-        parts = iter(self._rendering.ids([part for piece in pieces for part in piece.parts]))
-        return [self._marked(piece, [next(parts) for _ in piece.ends]) for piece in pieces]
+        parts = {plain: [part for one in pieces if one.plain == plain for part in one.parts] for plain in (False, True)}
+        ids = {plain: iter(self._ids(texts, plain)) for plain, texts in parts.items()}
+        return [self._marked(piece, [next(ids[piece.plain]) for _ in piece.ends]) for piece in pieces]
+
+    def _ids(self, texts: list[str], plain: bool) -> list[np.ndarray]:
+        letters = plain and not self.special_tokens
+        return self.tokenizer.encode_batch(texts) if letters else self._rendering.ids(texts)
 
     def prompt(self, row: Mapping[str, Any]) -> list[int]:
         """Return the token ids of a row's messages and the generation prompt. Raises UserError for a malformed row."""
@@ -94,16 +105,38 @@ class ChatTemplate:
         messages = self._rendering.accepted(messages, tools)
         whole = self._rendering.text(messages, tools)
         if self.train_on == "all":
+            self._check(messages, tools, [], [Piece(whole, ())])
             return [Piece(whole, ())]
         answers = [at for at, one in enumerate(messages) if one["role"] == "assistant" and at >= first]
+        answers = [at for at in answers if not self.check_answers or _weight(at, messages[at])]
         if not answers:
             raise UserError("no message to learn has the role assistant. Add one, or set data.train_on=all.")
         found = self._answers.pieces(messages, tools, answers, whole, first)
         if not any(piece.learnt for piece in found):
             raise UserError("the chat template leaves out all answers. Set another one, data.chat_template=FILE.")
+        self._check(messages, tools, answers, found)
         self.endless += self._answers.endless
         self.rewritten += len(found) > 1
         return found
+
+    def _check(self, messages: Messages, tools: Tools, answers: Sequence[int], pieces: Sequence[Piece]) -> None:
+        """Count what the template leaves out. Raises UserError if that is what an answer says."""
+        if not self.check_answers:
+            return
+        text = _bare("".join(piece.text for piece in pieces))
+        learnt = _bare("".join(piece.text[begin:end] for piece in pieces for begin, end in piece.learnt))
+        unwritten = {number - 1 for number in self._rendering.unwritten(messages, tools)}
+        found = {f"content of {messages[at]['role']}" for at in unwritten.difference(answers)}
+        for at, content in [(at, _bare(messages[at].get("content"))) for at in answers]:
+            if at in unwritten and content not in learnt:
+                line = f"message {at + 1}: the chat template does not write its content where it is learned"
+                raise UserError(f"{line}. Set data.chat_template=FILE, one that does, or take the content out.")
+            if content not in text:
+                found.add("words of answers")  # such as a thought
+        for name, role in {(name, one["role"]) for one in messages for name in one if one[name] and name not in READ}:
+            if self._rendering.ignores(name, role, messages, tools):
+                found.add(f"{name} of {role}")
+        self.left_out.update(found)
 
     @property
     def end_ids(self) -> list[int]:
@@ -119,7 +152,7 @@ class ChatTemplate:
         ends = np.cumsum([len(part) for part in parts]).tolist()
         counts = {end: (count, count) for end, count in zip(piece.ends, ends, strict=True)}
         if len(parts) > 1 and (read := self.tokenizer.decode(tokens)) != piece.text:
-            (whole,) = self._rendering.ids([piece.text])
+            (whole,) = self._ids([piece.text], piece.plain)
             if read != self.tokenizer.decode(whole):
                 tokens, counts = whole, self._counted(piece, whole)
         marks = np.zeros(len(tokens), dtype=np.uint8)
@@ -135,7 +168,7 @@ class ChatTemplate:
     def _counted(self, piece: Piece, whole: np.ndarray) -> dict[int, tuple[int, int]]:
         """For each place the number of tokens before it, without and with a token that lies across it."""
         counts = {len(piece.text): (len(whole), len(whole))}
-        before = self._rendering.ids([piece.text[:place] for place in piece.places])
+        before = self._ids([piece.text[:place] for place in piece.places], piece.plain)
         for place, ids in zip(piece.places, before, strict=True):
             shared = shared_tokens(ids, whole)
             counts[place] = shared, shared + (shared < len(ids))
@@ -149,3 +182,17 @@ class ChatTemplate:
             return [Piece(text, ((len(prompt), len(text)),), plain=True)]
         before = messages_of(prompt, "prompt")
         return self._conversation(before + messages_of(completion, "completion"), tools, len(before))
+
+
+def _weight(at: int, message: Mapping[str, Any]) -> int:
+    """OpenAI's weight of an answer. Raises UserError if it is not 0 or 1."""
+    weight = message.get("weight", 1)
+    if weight not in (0, 1):
+        raise UserError(f"message {at + 1} has weight {weight!r}: expected 0 (not learned) or 1.")
+    return int(weight)
+
+
+def _bare(content: Any) -> str:
+    """A content's text without white space, which templates change."""
+    text = "".join(part["text"] for part in content) if isinstance(content, list) else str(content or "")
+    return "".join(text.split())

@@ -94,6 +94,7 @@ class ResumableDataModule(pl.LightningDataModule):
         self._train_loader = ResumableLoader(
             samples, sampler, trainer=self.trainer, num_workers=self.num_workers, pin_memory=self._pin_memory()
         )
+        self._train_loader.text = getattr(getattr(self, "cache", None), "key", None)
         return self._train_loader
 
     def _once(self, samples: Samples, count: int | None, batch_size: int) -> DataLoader[Any]:

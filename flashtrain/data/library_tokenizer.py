@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ class LibraryTokenizer:
     kind: str
     name: str
     begin_of_text: Sequence[int] = ()  # ids that stand before a text
+    letters = True  # whether the spelling of a special token is text
     config: dict[str, Any] = TAKEN_AS_IT_IS  # what transformers reads in tokenizer_config.json
 
     def __init__(self, library: Tokenizer, end_of_text: int) -> None:
@@ -42,6 +44,17 @@ class LibraryTokenizer:
         self._library = library
         self.end_of_text = end_of_text  # id that ends every document
         self.vocab_size: int = max(library.get_vocab(with_added_tokens=True).values()) + 1
+
+    @property
+    def spellings(self) -> list[str]:
+        """How the special tokens are spelled."""
+        return [one.content for one in self._library.get_added_tokens_decoder().values() if one.special]
+
+    def with_special_tokens(self) -> LibraryTokenizer:
+        """Return a copy that reads the spelling of a special token as that token. If it is saved, that is lost."""
+        other = copy(self)
+        other._library, other.letters = self.library_form(), False
+        return other
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0].tolist()

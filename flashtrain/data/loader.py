@@ -194,6 +194,8 @@ class ResumableLoader(DataLoader[Any]):
         pin_memory: Whether batches are copied to page-locked memory, as in torch's DataLoader.
     """
 
+    text: str | None = None  # what identifies the content that is read; None where it is not known
+
     def __init__(
         self,
         samples: Samples,
@@ -243,7 +245,7 @@ class ResumableLoader(DataLoader[Any]):
         return self.samples_read / len(self.packed)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in the stream of samples and what identifies the stream, as numbers equal on all ranks."""
+        """Return the place in the stream of samples and what identifies the stream, equal on all ranks."""
         return {
             "step": self.step,
             "accumulate": self.steps.accumulate,
@@ -251,6 +253,7 @@ class ResumableLoader(DataLoader[Any]):
             "samples": len(self.packed),
             "tokens": self.packed.tokens,
             "context": getattr(self.packed, "context", None),
+            "text": self.text,
             **self.steps.place(self.step),
         }
 
@@ -269,7 +272,7 @@ class ResumableLoader(DataLoader[Any]):
             )
         changed = [
             f"{name} {state_dict[name]} -> {now[name]}"
-            for name in ("seed", "context", "samples", "tokens", "mixture")
+            for name in ("seed", "context", "samples", "tokens", "mixture", "text")
             if name in now and state_dict.get(name, now[name]) != now[name]
         ]
         if changed:

@@ -103,6 +103,10 @@ class OpenMixture:
         return self.caches[0].tokenizer
 
     @property
+    def key(self) -> str:
+        return " ".join(cache.key for cache in self.caches)
+
+    @property
     def documents(self) -> int:
         return sum(cache.documents for cache in self.caches)
 

@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 # Split -> its names in files and datasets.
 NAMES = {"train": ("train",), "validation": ("validation", "valid", "val", "dev", "eval"), "test": ("test",)}
 _ANY = rf"({'|'.join(name for names in NAMES.values() for name in names)})(?:ing|set)?"
+# Of other files, such as a program's eval.py, only the whole name of a folder states a split.
+_DATA = {".txt", ".md", ".jsonl", ".parquet", ".json", ".csv", ".tsv", ".npy", ".bin"}
 _WORD = re.compile(rf"(?<![a-z]){_ANY}(?![a-z])")
 _WHOLE = re.compile(rf"{_ANY}(?:[-_.]?\d+)?(?:[-_.]of[-_.]\d+)?\..*")
 
@@ -24,8 +26,10 @@ File = TypeVar("File")
 
 def split_named(path: PurePath) -> str | None:
     """Return the split that a word in a file's or its folders' names states: train, validation, test or None."""
-    found = next(filter(None, (_WORD.search(part.lower()) for part in reversed(path.parts))), None)
-    return None if found is None else next(split for split, names in NAMES.items() if found[1] in names)
+    parts = [part.lower() for part in reversed(path.parts)]
+    if _DATA & {suffix.lower() for suffix in path.suffixes}:
+        parts = [found[1] for found in map(_WORD.search, parts) if found]
+    return next((split for part in parts for split, names in NAMES.items() if part in names), None)
 
 
 def by_split(files: Mapping[PurePath, File], *, any_word: bool = False) -> dict[str, list[File]]:
@@ -55,9 +59,10 @@ class SplitFiles:
     address: str | None = None  # used in place of the path
     expected: str  # names of the files that are read, for messages
     any_word = False  # see by_split
+    left_out = ""  # which of the files that were found are not read, for messages
 
-    def reads(self, file: Any) -> bool:
-        """Return whether the source reads a file of this name."""
+    def chosen(self, found: dict[PurePath, Any]) -> dict[PurePath, Any]:
+        """Return those of the found files that the source reads."""
         raise NotImplementedError
 
     def by_split(self) -> dict[str, list[Any]]:
@@ -65,10 +70,10 @@ class SplitFiles:
         from flashtrain.files.found_files import find_files  # a plan needs none of it
 
         place = self.address or self.path
-        found = {name: file for name, file in find_files(place).items() if self.reads(file)}
+        found = self.chosen(find_files(place))
         if not found:
             json = ". A .json list: jq -c '.[]' NAME.json > NAME.jsonl" if str(place).endswith(".json") else ""
-            raise UserError(f"no readable file at data.path={place}: expected {self.expected}{json}.")
+            raise UserError(f"no readable file at data.path={place}: expected {self.expected}{self.left_out}{json}.")
         return by_split(found, any_word=self.any_word)
 
     def files(self) -> list[Any]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from flashtrain.data.datamodule import TextDataModule
 from flashtrain.data.sources import TextSource, held_out
+from flashtrain.data.special_tokens import tokenizer_for
 from flashtrain.data.text_stream import StreamLoader, TextStream, shards_of
 from flashtrain.data.token_cache import OpenTokens
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, as_document, make_tokenizer
@@ -55,7 +56,7 @@ class StreamingDataModule(TextDataModule):
         source, spec = self.source, self.tokenizer_spec
         if not isinstance(source, TextSource):
             raise UserError(f"data.streaming=true needs text, not {source.describe()}. Set data.streaming=false.")
-        tokenizer = make_tokenizer(spec) if isinstance(spec, TokenizerSpec) else spec
+        tokenizer = tokenizer_for(source, make_tokenizer(spec) if isinstance(spec, TokenizerSpec) else spec)
         named = held_out(source) if self.validation is None else self.validation
         wanted = self.validation_samples * self.context + 1 if self.validation_fraction else 0
         size = source.approximate_bytes() if wanted and named is None else None

@@ -1,4 +1,4 @@
-"""Read documents from text files: each .txt or .md file, .jsonl line and .parquet row is a document."""
+"""Read documents from text files: each .jsonl line, .parquet row and file of other text is a document."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import logging
 import lzma
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import InitVar, dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any, BinaryIO, cast
+from itertools import chain
+from pathlib import Path, PurePath
+from typing import Any, BinaryIO, ClassVar, cast
 
+from flashtrain.data.ignored_files import ignored_files, patterns
 from flashtrain.data.sources import text_in
 from flashtrain.data.split_names import SplitFiles
 from flashtrain.errors import UserError, first_line, unknown
@@ -30,6 +32,7 @@ COMPRESSIONS = (".gz", ".xz", ".zst")
 FORMATS = (".txt", ".md", ".jsonl", ".parquet")
 TYPICAL_RATIO = {".gz": 3.0, ".xz": 3.5, ".zst": 3.0, ".parquet": 2.0}  # bytes of text in a byte of file, roughly
 ROWS = 256  # rows of a .parquet file that are read at once
+BLOCK = 8192  # bytes by which a file of another name is known as text
 
 Row = tuple[str, dict[str, Any]]  # its place as text, and its fields
 
@@ -61,6 +64,16 @@ class TextReader:
         """Return the whole text of a file. Raises UserError with the place of the first bytes that are not text."""
         with opened(path) as file:
             return self._decoded(file.read(), path)
+
+    def is_text(self, path: Any) -> bool:
+        """Return whether a file's first block is text. Raises UserError if it cannot be read."""
+        with opened(path) as file:
+            block = file.read(BLOCK)
+        try:
+            decoder = codecs.getincrementaldecoder(self.encoding)(self.errors)
+            return "\0" not in decoder.decode(block, len(block) < BLOCK)
+        except UnicodeError:
+            return False
 
     def rows(
         self, path: Any, column: str | None = None, broken: Callable[[UserError], None] | None = None
@@ -177,9 +190,9 @@ def _table_rows(path: Any, column: str | None) -> Iterator[Row]:
 
 @dataclass
 class FilesSource(SplitFiles):
-    """A TextSource: a file, or all readable files below a folder, in the order of their paths.
+    """A TextSource: a file, or all files of text below a folder, in the order of their paths.
 
-    Hidden files are left out, and so are the files that are named for another split (split_names).
+    Left out are hidden files, those of ignored_files, and those that are named for another split (split_names).
 
     Raises:
         UserError: The path does not exist, no file is readable, a file or line is malformed, a column is missing, some
@@ -188,21 +201,26 @@ class FilesSource(SplitFiles):
 
     source: InitVar[str | os.PathLike[str]]  # a file or folder, or an address that fsspec reads ("s3://bucket/folder")
     text_column: str = "text"  # field of .jsonl objects and .parquet rows; rows with null are left out
-    encoding: str = UTF_8  # of .txt, .md and .jsonl files
+    encoding: str = UTF_8  # of all but .parquet files
     encoding_errors: str = "strict"  # or "replace": invalid bytes become U+FFFD, and a logged line counts them
+    patterns: str | Sequence[str] | None = None  # of the files to read in a folder, in the form of .gitignore's
+    include_ignored: bool = False  # whether ignored_files are read too
 
-    expected = f"{', '.join(FORMATS)} (all but .parquet also with {', '.join(COMPRESSIONS)})"
+    expected = f"{', '.join(FORMATS)} (all but .parquet also with {', '.join(COMPRESSIONS)}) or other text"
+    own_patterns: ClassVar[Sequence[str]] = ("*",)  # where none are given
 
     def __post_init__(self, source: str | os.PathLike[str]) -> None:
         self.address = source if isinstance(source, str) and "://" in source else None
         self.path = Path(source).expanduser()
         self.reader = TextReader(self.encoding, self.encoding_errors)
         self._logged: set[str] = set()  # files whose U+FFFD were logged: files are read more than once
+        self._is_text: dict[str, bool] = {}  # of files whose names do not say it: folders are listed more than once
 
     def describe(self) -> str:
-        if self.address is not None:
-            return f"files at {self.address}"
-        return f"files in {self.path}" if self.path.is_dir() else f"file {self.path}"
+        if self.address is None and not self.path.is_dir():
+            return f"file {self.path}"
+        place = f"in {self.path}" if self.address is None else f"at {self.address}"
+        return f"files {place}: {_by_ending(chain(*self.by_split().values()))}{self.left_out}"
 
     def fingerprint(self) -> str:
         reader, files = self.reader, self.files()
@@ -246,12 +264,35 @@ class FilesSource(SplitFiles):
             listed = ", ".join(f"{count:,} of {file}" for file, count in new.items())
             log.warning("replaced %s invalid bytes by U+FFFD: %.500s", f"{sum(new.values()):,}", listed)
 
-    def reads(self, file: Any) -> bool:
-        return _format(file) is not None
+    def chosen(self, found: dict[PurePath, Any]) -> dict[PurePath, Any]:
+        place, named = PurePath(self.address or self.path), set(found)
+        if list(found) != [PurePath(place.name)]:  # not a file that is named itself
+            given = [self.patterns] if isinstance(self.patterns, str) else self.patterns or self.own_patterns
+            spec = patterns(pattern.lower() for pattern in given)
+            named = {name for name in found if spec.match_file(name.as_posix().lower())}
+            if not self.include_ignored:
+                named -= ignored_files(found, self.path if self.address is None else None)
+        elif place.suffix == ".json":
+            return {}
+        read = {name: file for name, file in found.items() if name in named and self._reads(file)}
+        left = _by_ending(name for name in found if name not in read)
+        self.left_out = f" (left out, as no text, ignored or not data.files: {left})" if left else ""
+        return read
+
+    def _reads(self, file: Any) -> bool:
+        if _format(file) is None and str(file) not in self._is_text:
+            self._is_text[str(file)] = self.reader.is_text(file)
+        return self._is_text.get(str(file), True)
+
+
+def _by_ending(files: Iterable[Any]) -> str:
+    """How many files have each ending, the most frequent ones."""
+    counts = Counter(file.suffix.lower() or "without ending" for file in files)
+    return f"{', '.join(f'{number:,} {ending}' for ending, number in counts.most_common()):.300}"
 
 
 def _format(file: Any) -> str | None:
-    """The format (of FORMATS) in the file's name, before its compression; None if the file is not read."""
+    """The format (of FORMATS) in the file's name, before its compression; None if it has another name."""
     before, last = ("", "", *(suffix.lower() for suffix in file.suffixes))[-2:]
     if last in COMPRESSIONS:
         return before if before in FORMATS[:-1] else None

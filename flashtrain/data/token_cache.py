@@ -6,7 +6,7 @@ A cache is a folder that appears whole or not at all:
     documents.npy    int64, (documents + 1,): document d is tokens[documents[d]:documents[d + 1]]
     marks.bin        uint8, one per token, only of sources that mark their tokens (chat: LABELLED, GOES_ON)
     tokenizer/       the tokenizer that made the tokens (tokenizers.load_tokenizer reads it)
-    meta.json        source and counts
+    meta.json        source, counts, and a checksum of each block of 16 MiB of the files above
 
 The folder's name holds a hash of what decides the content, so that a changed source or tokenizer gets another folder.
 """
@@ -19,6 +19,7 @@ import logging
 import os
 import shutil
 import time
+import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,8 +32,9 @@ import numpy as np
 
 from flashtrain.data.packing import Spans, Split, split_documents
 from flashtrain.data.sources import TextSource, TokenSource, held_out
+from flashtrain.data.special_tokens import Spelled, tokenizer_for
 from flashtrain.data.tokenizers import KINDS, Tokenizer, TokenizerSpec, as_document, load_tokenizer, make_tokenizer
-from flashtrain.errors import UserError
+from flashtrain.errors import UserError, one_of
 from flashtrain.files.caches import default_cache_dir, only_writer
 from flashtrain.files.disk import flush
 from flashtrain.files.json_files import read_json
@@ -42,6 +44,9 @@ log = logging.getLogger(__name__)
 # Why not load_dataset and map of datasets 5.2: 0.70M tokens/s on 20 MB of text, where this has 1.03M, and another copy.
 FORMAT = 1
 TOKENS, DOCUMENTS, MARKS, META = "tokens.bin", "documents.npy", "marks.bin", "meta.json"
+CHECKSUMS = "crc32"  # key of meta.json: name of a file -> the checksum of each of its blocks
+BLOCK_BYTES = 2**24
+DTYPES = "uint16", "uint32"
 LABELLED = 1  # mark of a token that is a label
 GOES_ON = 2  # mark of a document's first token: the document continues the conversation of the one before
 GROUP_CHARACTERS = 8_000_000
@@ -58,11 +63,32 @@ class TokenFile(NamedTuple):
     dtype: str
     begin: int  # byte of the first token
     tokens: int
+    has_checksums: bool = False  # of its blocks, in the meta.json beside it
 
     def mapped(self) -> np.ndarray:
         """Return the tokens as a (tokens,) array that is read through a memory map."""
         # A plain array: slices of numpy's memmap class cost ten times as much to make.
         return np.asarray(np.memmap(self.path, self.dtype, "r", offset=self.begin, shape=(self.tokens,)))
+
+
+class _Checked:
+    """The mapped tokens of a file, of which each block is compared with its checksum when it is first read."""
+
+    def __init__(self, file: TokenFile) -> None:
+        self.path, self.tokens = file.path, file.mapped()
+        sums = read_json(file.path.with_name(META))[CHECKSUMS][file.path.name] if file.has_checksums else []
+        self.unread = dict(enumerate(sums))  # number of a block -> its checksum
+
+    def __getitem__(self, place: slice) -> np.ndarray:
+        if self.unread:
+            begin, end, _ = place.indices(len(self.tokens))
+            size = BLOCK_BYTES // self.tokens.itemsize
+            for block in range(begin // size, -(-end // size)):
+                if block in self.unread:
+                    if zlib.crc32(self.tokens[block * size : (block + 1) * size].data) != self.unread[block]:
+                        raise _damaged(self.path)
+                    self.unread.pop(block, None)  # another thread may have been here
+        return self.tokens[place]
 
 
 class MappedTokens:
@@ -74,14 +100,14 @@ class MappedTokens:
     def __init__(self, files: Sequence[TokenFile]) -> None:
         self.files = files
         self._begins = np.cumsum([0, *(file.tokens for file in files)])
-        self._arrays: list[np.ndarray] = []
+        self._arrays: list[_Checked] = []
 
     def __len__(self) -> int:
         return int(self._begins[-1])
 
     def __getitem__(self, place: slice) -> np.ndarray:
         if not self._arrays:
-            self._arrays = [file.mapped() for file in self.files]
+            self._arrays = [_Checked(file) for file in self.files]
         if len(self._arrays) == 1:
             return self._arrays[0][place]
         begin, end, _ = place.indices(len(self))
@@ -109,6 +135,7 @@ class OpenTokens:
     own_tokenizer: Tokenizer | None = None  # None for a cache, which has its tokenizer in the folder
     held_out: np.ndarray | None = None  # (documents,) bool: is it named for validation; None: no document is
     has_documents: bool = True  # whether it is known where documents end
+    key: str = ""  # what identifies the tokens to train on: the name of the cache, or the files' checksums
 
     @cached_property
     def tokens(self) -> MappedTokens:
@@ -118,7 +145,8 @@ class OpenTokens:
     @cached_property
     def marks(self) -> MappedTokens:
         """The marks of all tokens, uint8 (LABELLED, GOES_ON); only for a source that marks its tokens."""
-        return MappedTokens([TokenFile(file.path.with_name(MARKS), "uint8", 0, file.tokens) for file in self.files])
+        files = (file._replace(path=file.path.with_name(MARKS), dtype="uint8") for file in self.files)
+        return MappedTokens(list(files))
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -175,7 +203,9 @@ def open_split(
     held = open_or_build(other, own.tokenizer if trained else tokenizer, cache_dir)
     offsets = np.concatenate([own.offsets, own.offsets[-1] + held.offsets[1:]])
     mask = np.arange(len(offsets) - 1) >= own.documents
-    return OpenTokens(own.folder, (*own.files, *held.files), offsets, own.own_tokenizer, mask, own.has_documents)
+    return OpenTokens(
+        own.folder, (*own.files, *held.files), offsets, own.own_tokenizer, mask, own.has_documents, own.key
+    )
 
 
 def open_or_build(
@@ -198,7 +228,8 @@ def open_or_build(
     """
     if isinstance(source, TokenSource):
         return source.open_tokens(tokenizer, cache_dir)
-    folder = folder_of(source.fingerprint(), tokenizer, cache_dir)
+    read = " with special tokens" if getattr(source, "special_tokens", False) else ""
+    folder = folder_of(source.fingerprint() + read, tokenizer, cache_dir)
     found = _open(folder)
     if found is None:
         with only_writer(folder, "data.cache_dir"):
@@ -230,8 +261,24 @@ def _open(folder: Path) -> OpenTokens | None:
     if not folder.is_dir():
         return None
     meta = read_json(folder / META)
+    one_of(f"dtype in {folder / META}:", str(meta["dtype"]), DTYPES)  # numpy takes tokens of "O" for pointers
+    if CHECKSUMS not in meta:
+        log.info("%s has no checksums, since an older version made it: damage in it is not noticed", folder)
+    elif checksums(folder / DOCUMENTS) != meta[CHECKSUMS][DOCUMENTS]:
+        raise _damaged(folder / DOCUMENTS)
     offsets = np.load(folder / DOCUMENTS, mmap_mode="r", allow_pickle=False)
-    return OpenTokens(folder, (TokenFile(folder / TOKENS, meta["dtype"], 0, meta["tokens"]),), offsets)
+    tokens = TokenFile(folder / TOKENS, meta["dtype"], 0, meta["tokens"], CHECKSUMS in meta)
+    return OpenTokens(folder, (tokens,), offsets, key=folder.name)
+
+
+def checksums(path: Path) -> list[int]:
+    """Return the CRC-32 of each block of a file, BLOCK_BYTES long."""
+    with path.open("rb") as file:
+        return [zlib.crc32(block) for block in iter(lambda: file.read(BLOCK_BYTES), b"")]
+
+
+def _damaged(path: Path) -> UserError:
+    return UserError(f"{path} has changed since it was written: it is damaged. Remove {path.parent}, to make it anew.")
 
 
 def _build(source: TextSource, tokenizer: TokenizerSpec | Tokenizer, folder: Path) -> None:
@@ -247,13 +294,14 @@ def _build(source: TextSource, tokenizer: TokenizerSpec | Tokenizer, folder: Pat
         made.save(part / "tokenizer")
         log.info("tokenizing %s", source.describe())
         encoded = getattr(source, "encoded", None)
-        groups = _encoded(source.documents(), made) if encoded is None else encoded(made)
-        counts = _write(groups, part, "uint16" if made.vocab_size <= 2**16 else "uint32", source.approximate_bytes())
+        groups = _encoded(source, tokenizer_for(source, made)) if encoded is None else encoded(made)
+        counts = _write(groups, part, DTYPES[made.vocab_size > 2**16], source.approximate_bytes())
         if not counts["documents"]:
             raise UserError(f"{source.describe()} contains no text: the corpus is empty.")
         if source.fingerprint() != fingerprint:
             raise UserError(f"{source.describe()} changed while it was read. Start again when it no longer changes.")
-        meta = json.dumps({"source": source.describe(), **counts}, indent=1)
+        sums = {name: checksums(part / name) for name in (TOKENS, DOCUMENTS, MARKS) if (part / name).exists()}
+        meta = json.dumps({"source": source.describe(), **counts, CHECKSUMS: sums})
         (part / META).write_text(meta, encoding="utf-8")
         for path in (*part.rglob("*"), part):  # before the rename: a power cut must not leave empty files
             flush(path)
@@ -263,15 +311,17 @@ def _build(source: TextSource, tokenizer: TokenizerSpec | Tokenizer, folder: Pat
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _encoded(documents: Iterable[str], tokenizer: Tokenizer) -> Iterator[Encoded]:
-    groups = grouped(filter(None, documents), len)
+def _encoded(source: TextSource, tokenizer: Tokenizer) -> Iterator[Encoded]:
+    groups, spelled = grouped(filter(None, source.documents()), len), Spelled(tokenizer)
     with ThreadPoolExecutor(1, "flashtrain-reads") as reader:
         # The tokenizers library releases the GIL: the next group is read while this one is encoded on all cores.
         coming = reader.submit(next, groups, None)
         while (group := coming.result()) is not None:
+            reader.submit(spelled.count, group)
             coming = reader.submit(next, groups, None)
             ids = [as_document(tokenizer, ids) for ids in tokenizer.encode_batch(group)]
             yield Encoded(ids, (), sum(len(text.encode()) for text in group))
+    spelled.report()
 
 
 def grouped(documents: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import zlib
 from dataclasses import InitVar, dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -50,8 +51,8 @@ class TokenFiles(SplitFiles):
     def describe(self) -> str:
         return f"tokens in {self.path}"
 
-    def reads(self, file: Path) -> bool:
-        return file.suffix in FORMATS
+    def chosen(self, found: dict[PurePath, Any]) -> dict[PurePath, Any]:
+        return {name: file for name, file in found.items() if name.suffix in FORMATS}
 
     def open_tokens(self, tokenizer: TokenizerSpec | Tokenizer, cache_dir: str | os.PathLike[str] | None) -> OpenTokens:
         """Open the files, and check once that every token is in the vocabulary. Raises UserError as the class does."""
@@ -66,11 +67,12 @@ class TokenFiles(SplitFiles):
         files = tuple(
             _npy_file(path) if path.suffix == ".npy" else _bin_file(path, self.dtype) for path in self.files()
         )
-        begin, offsets = 0, [np.zeros(1, np.int64)]
+        begin, offsets, sums = 0, [np.zeros(1, np.int64)], []
         for file in files:
             if not file.tokens:
                 raise UserError(f"{file.path} contains no tokens.")
-            low, high, *ends = _checked(file, end, cache)
+            low, high, checksum, *ends = _checked(file, end, cache)
+            sums.append(f"{checksum:08x}")
             if low < 0 or high >= known.vocab_size:
                 raise UserError(
                     f"{file.path} holds token {low if low < 0 else high}, expected 0 to {known.vocab_size - 1:,}. "
@@ -78,7 +80,7 @@ class TokenFiles(SplitFiles):
                 )
             offsets.append(begin + np.array(ends))
             begin += file.tokens
-        return OpenTokens(self.path, files, np.concatenate(offsets), known, has_documents=end >= 0)
+        return OpenTokens(self.path, files, np.concatenate(offsets), known, None, end >= 0, "-".join(sums))
 
 
 def _npy_file(path: Path) -> TokenFile:
@@ -116,20 +118,22 @@ def _bin_file(path: Path, dtype: str | None) -> TokenFile:
 
 
 def _checked(file: TokenFile, end_of_text: int, cache: Path) -> np.ndarray:
-    """int64: the smallest and the largest token, then the end of each document, of which the last is the file's end."""
+    """int64: the smallest and the largest token, a checksum, then the end of each document, last the file's end."""
     status = file.path.stat()
-    state = (str(file.path.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns, *file[1:], end_of_text)
+    times = status.st_mtime_ns, status.st_ctime_ns
+    state = ("with checksum", str(file.path.resolve()), status.st_size, *times, *file[1:4], end_of_text)
     noted = cache / "token-files" / f"{hashlib.sha256(repr(state).encode()).hexdigest()[:24]}.ends"
     if noted.is_file():  # a large file takes a while to check
         return np.load(noted, mmap_mode="r", allow_pickle=False)
     log.info("checking the %s tokens of %s once", f"{file.tokens:,}", file.path)
-    tokens, bounds, ends = file.mapped(), [], [np.empty(0, np.int64)]
+    tokens, bounds, ends, checksum = file.mapped(), [], [np.empty(0, np.int64)], 0
     for begin in range(0, file.tokens, TOKENS_CHUNK):
         piece = tokens[begin : begin + TOKENS_CHUNK]
         bounds += [int(piece.min()), int(piece.max())]
+        checksum = zlib.crc32(piece.data, checksum)
         ends.append(begin + 1 + np.flatnonzero(piece == end_of_text))
     last = [] if tokens[-1] == end_of_text else [file.tokens]
-    found = np.concatenate([[min(bounds), max(bounds)], *ends, last]).astype(np.int64)
+    found = np.concatenate([[min(bounds), max(bounds), checksum], *ends, last]).astype(np.int64)
     with replacing(noted) as part, part.open("wb") as written:
         np.save(written, found, allow_pickle=False)
     return found

@@ -61,6 +61,8 @@ class ByteTokenizer(LibraryTokenizer):
         super().__init__(byte_level({symbols[byte]: byte for byte in range(BYTES)}, []), BYTES)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        if not self.letters:
+            return super().encode_batch(texts)
         return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
 
     def fingerprint(self) -> str:

@@ -13,7 +13,7 @@ from flashtrain.errors import UserError
 
 log = logging.getLogger(__name__)
 
-CANNOT_WRITE = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS)
+CANNOT_WRITE = (errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS)
 
 
 @contextmanager

@@ -53,8 +53,8 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
-def write_atomically(path: str | Path, text: str) -> Path:
-    """Write a text file atomically, in UTF-8, and return its path."""
-    with replacing(path) as unfinished:
+def write_atomically(path: str | Path, text: str, *, sync: bool = False) -> Path:
+    """Write a text file atomically, in UTF-8, and return its path. For `sync` see `replacing`."""
+    with replacing(path, sync=sync) as unfinished:
         unfinished.write_text(text, encoding="utf-8", newline="\n")
     return Path(path)

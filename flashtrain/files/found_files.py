@@ -68,6 +68,8 @@ def find_files(place: Path | str) -> dict[PurePath, Any]:
     names = [entry.name for entry in place.parent.iterdir()] if place.parent.is_dir() else []
     near = difflib.get_close_matches(place.name, names, n=3)
     hint = f" Did you mean {' or '.join(str(place.with_name(name)) for name in near)}?" if near else ""
+    if "*" in str(place):
+        hint = " Patterns are given as data.path=FOLDER data.files='*.py'."
     raise UserError(f"{place} does not exist (relative to {Path.cwd()}).{hint}")
 
 

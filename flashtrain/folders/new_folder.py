@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import filelock
 from torch.distributed import TCPStore
 
 from flashtrain.announce import say
@@ -103,11 +104,19 @@ def _held_by_job(job: str, parent: Path) -> Path:
 
 
 @contextlib.contextmanager
-def new_folder(parent: Path, name: str) -> Iterator[Path]:
-    """Context manager: make a folder as `make_unique` does, and remove it if its body fails or is interrupted."""
-    folder = make_unique(parent, name)
-    try:
-        yield folder
-    except BaseException:  # an interruption too
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+def new_folder(parent: Path, name: str) -> Iterator[tuple[Path, Path]]:
+    """Context manager: make the folder `parent`/`name`, or `name`-2, -3, ..., once its body has ended well.
+
+    It gives the folder to write to, which an interruption removes and a kill leaves to the next one, and that to be.
+    """
+    unfinished = parent / f".{name}.unfinished"
+    with filelock.FileLock(parent / f".{name}.lock"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        names = (name if number == 1 else f"{name}-{number}" for number in itertools.count(1))
+        folder = next(parent / one for one in names if not (parent / one).exists())
+        try:
+            yield unfinished, folder
+            unfinished.rename(folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)

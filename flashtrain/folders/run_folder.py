@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,13 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf._utils import get_omega_conf_dumper
 
+from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
+from flashtrain.files.json_files import read_json
 from flashtrain.files.yaml_files import literal, read_yaml
 from flashtrain.registry import registered
-from flashtrain.settings.aliases import completed, updated
+from flashtrain.settings.aliases import NEWER, completed, updated
 from flashtrain.settings.schema import setting_names, typed_settings
 from flashtrain.settings.settings import Settings
 from flashtrain.training.checkpoints import BEST, LAST, checkpoint_exists
@@ -23,6 +27,7 @@ from flashtrain.training.checkpoints import BEST, LAST, checkpoint_exists
 CONFIG_FILE = "config.yaml"  # the resolved settings: with the checkpoint enough to rebuild a run
 SUMMARY_FILE = "summary.json"  # one flat row of settings and results, also if the run failed
 CHECKPOINTS = "checkpoints"  # last.ckpt and best.ckpt
+SETTINGS = "settings"  # key of a checkpoint: the values of config.yaml
 TOKENIZER = "tokenizer"  # the tokenizer that made the tokens
 SAMPLE = "sample.txt"  # text that a language model generated at the end
 
@@ -30,11 +35,11 @@ SAMPLE = "sample.txt"  # text that a language model generated at the end
 RUNNING, FINISHED, STOPPED, FAILED, OUT_OF_MEMORY = "running", "finished", "stopped", "failed", "out of memory"
 
 
-def write_config(settings: Mapping[str, Any], folder: Path) -> None:
-    """Write the resolved settings, as plain values, to config.yaml: read_settings returns every text unchanged."""
+def write_config(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Write the resolved settings to config.yaml, and return its plain values: every text is read back unchanged."""
     # OmegaConf's dumper quotes texts that its reader would read as numbers, and escapes unusual line ends.
     content = yaml.dump(settings, Dumper=get_omega_conf_dumper(), allow_unicode=False, sort_keys=False)
-    write_atomically(folder / CONFIG_FILE, content)
+    return read_yaml(write_atomically(folder / CONFIG_FILE, content, sync=True))
 
 
 def read_settings(folder: Path) -> Settings:
@@ -46,11 +51,19 @@ def read_settings(folder: Path) -> Settings:
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise UserError(f"{folder} is not a run folder: it has no {CONFIG_FILE}.")
-    content = read_yaml(path)
+    content = _content(path)
     try:
-        return typed_settings(OmegaConf.create(literal(_own(updated(content)))))
+        return typed_settings(OmegaConf.create(literal(_own(content))))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """The settings in a config.yaml, by their present names."""
+    content = read_yaml(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path} holds no settings: it is empty or damaged.")
+    return updated(content)
 
 
 def _own(content: dict[str, Any]) -> dict[str, Any]:
@@ -61,15 +74,52 @@ def _own(content: dict[str, Any]) -> dict[str, Any]:
     return completed(own, setting_names(task))
 
 
+def check_config(checkpoint: Path, saved: Mapping[str, Any], settings: Settings, words: Iterable[str]) -> None:
+    """Compare a run's config.yaml with the settings in its checkpoint (`saved`), and print what differs.
+
+    Raises UserError if config.yaml lacks a setting of the checkpoint, or if `settings` change what the run did in a
+    setting that is newer than it and not among the command line's words.
+    """
+    path = checkpoint.parent.parent / CONFIG_FILE
+    if not path.is_file():  # a checkpoint outside of any run
+        return
+    names = setting_names(settings.task)
+    here, now = _flat(_content(path)), _flat(asdict(settings))
+    if stored := saved.get(SETTINGS):
+        there = _flat(updated(stored))
+        if missing := [f"{name}={value}" for name, value in there.items() if name not in here]:
+            raise UserError(f"{path} lacks {', '.join(missing)}, which {checkpoint.name} was saved with. Add it there.")
+        then = {**{name: here.get(name) for name in names}, **NEWER, **there}  # a newer setting repeats what was
+        if changed := [f"{name} {then.get(name)} -> {one}" for name, one in here.items() if then.get(name) != one]:
+            line = f"{path} has changed since {checkpoint.name} was saved: {', '.join(changed)}."
+            say(line, level=logging.WARNING)
+    else:
+        say(f"{checkpoint} stores no settings, since an older version saved it: {path} is taken as it is.")
+    given = {word.lstrip("+").partition("=")[0] for word in words}
+    newer = {name: value for name, value in NEWER.items() if name in names and name not in {*here, *given}}
+    if other := [f"{name}={value}" for name, value in newer.items() if now[name] != value]:
+        raise UserError(
+            f"the run in {path.parent} is older than some settings, and did as with these: add {' '.join(other)}."
+        )
+
+
+def _flat(content: Mapping[str, Any], group: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in content.items():
+        found |= _flat(value, f"{group}{name}.") if isinstance(value, dict) else {f"{group}{name}": value}
+    return found
+
+
 def write_summary(folder: Path, row: dict[str, Any]) -> None:
     """Write a run's flat summary row to summary.json."""
-    write_atomically(folder / SUMMARY_FILE, json.dumps(row, indent=2) + "\n")
+    write_atomically(folder / SUMMARY_FILE, json.dumps(row, indent=2) + "\n", sync=True)
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
     """Return a run's summary row; empty if the run has none yet."""
     path = folder / SUMMARY_FILE
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return read_json(path) if path.is_file() else {}
 
 
 def note_failure(folder: Path, error: str) -> None:

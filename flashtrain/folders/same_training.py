@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from flashtrain.announce import say
-from flashtrain.errors import UserError
+from flashtrain.errors import UserError, first_line
 from flashtrain.folders.run_folder import CHECKPOINTS, CONFIG_FILE, FINISHED, read_settings, read_summary
 from flashtrain.folders.run_lock import let_go, try_hold
 from flashtrain.registry import component
@@ -27,8 +28,8 @@ def find_unfinished(parent: Path, settings: Settings) -> Path | None:
     names the unfinished run that differs in the fewest settings, and these.
     """
     others: dict[int, str] = {}  # number of different settings -> the newest run that differs in so many
-    for folder, there in _readable(path for path in newest_first(parent) if _is_unfinished(path)):
-        if differing := _differing(settings, there):
+    for folder, _, differing in _compared(newest_first(parent), settings, _is_unfinished):
+        if differing:
             listed = ", ".join([*differing[:_LISTED], *(["..."] if len(differing) > _LISTED else [])])
             others.setdefault(len(differing), f"{folder}, differs in {listed}")
         elif try_hold(folder):
@@ -49,11 +50,22 @@ def find_same(folders: Iterable[Path], settings: Settings, *, take: bool = False
         take: lock the folder for this process, and skip folders that another process has locked.
     """
     wanted = (settings.mode, settings.attention, settings.hardware.precision)
-    for folder, there in _readable(path for path in folders if (path / CONFIG_FILE).is_file()):
-        same = (there.mode, there.attention, there.hardware.precision) == wanted and not _differing(settings, there)
+    for folder, there, differing in _compared(folders, settings, lambda path: (path / CONFIG_FILE).is_file()):
+        same = (there.mode, there.attention, there.hardware.precision) == wanted and not differing
         if same and (not take or try_hold(folder)):
             return folder
     return None
+
+
+def refuse_other_run(folder: Path, settings: Settings, setting: str) -> None:
+    """Raise UserError if a run in this run folder, which `setting` names, would overwrite a finished or another one."""
+    resumed = Path(settings.resume or os.devnull).expanduser().resolve()
+    if settings.resume == "auto" or folder.resolve() in (resumed, *resumed.parents):
+        return
+    differing = _differing(settings, read_settings(folder))
+    if differing or read_summary(folder).get("status") == FINISHED:
+        what = f"a run that differs in {', '.join(differing[:_LISTED])}" if differing else "a finished run"
+        raise UserError(f"{setting}={folder} has {what}. Use another folder, or resume=auto to continue that run.")
 
 
 def newest_first(parent: Path) -> list[Path]:
@@ -61,13 +73,20 @@ def newest_first(parent: Path) -> list[Path]:
     return sorted((path for path in parent.glob("*") if path.is_dir()), reverse=True)
 
 
-def _readable(folders: Iterable[Path]) -> Iterator[tuple[Path, Settings]]:
-    """The run folders with their settings. Unreadable settings are skipped with a line."""
+def _compared(
+    folders: Iterable[Path], settings: Settings, wanted: Callable[[Path], bool]
+) -> Iterator[tuple[Path, Settings, list[str]]]:
+    """The wanted run folders, with their settings and what differs. One that cannot be read is skipped with a line."""
     for folder in folders:
         try:
-            yield folder, read_settings(folder)
-        except UserError as error:
-            say(f"skipping {folder}: {error}")
+            if not wanted(folder):
+                continue
+            there = read_settings(folder)
+            differing = _differing(settings, there)
+        except Exception as error:  # noqa: BLE001 - whatever a power cut, an editor or another version left there
+            say(f"skipping {folder}: {first_line(error)}")
+        else:
+            yield folder, there, differing
 
 
 def _differing(here: Settings, there: Settings) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from functools import wraps
 from typing import Any
@@ -10,17 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flashtrain.errors import UserError
+from flashtrain.errors import UserError, first_line
 from flashtrain.integrations.huggingface_context import other_mixers, share_inputs
 from flashtrain.integrations.huggingface_layers import body_of
+from flashtrain.integrations.huggingface_masks import AttentionMask
+from flashtrain.integrations.sdpa_routing import MAX_HEAD_DIM
 
 # transformers sets any registered name on any model, which then gets our masks. A model with attention of its own
-# (BLOOM, MPT, CodeGen) would read "no mask" where we mean "causal", or select from a table without our name (Falcon,
-# GPT-J, GIT). transformers' flags do not identify these models: in 5.23 is_backend_compatible() is wrong for 37 of 189
-# causal classes, and _can_set_attn_implementation() for GIT. So the calls in one forward without weights are counted.
+# (BLOOM, MPT) would read "no mask" where we mean "causal", or select from a table without our name (Falcon, GIT).
+# transformers' flags do not identify these models: in 5.23 is_backend_compatible() is wrong for 37 of 189 causal
+# classes, and _can_set_attn_implementation() for GIT. So the calls in one forward without weights are counted, which
+# serves a model from the release on that uses the registered attention (CodeGen and GPT-J: 5.24).
 COUNTED = "counted_attention"
 
-_calls: dict[tuple[type, str], int | None] = {}  # by class and configuration
+# By class and configuration: the calls, and why our attention cannot compute them (None: it can).
+_calls: dict[tuple[type, str], tuple[int | None, str | None]] = {}
 
 
 def refuse_other_architectures(name: str) -> None:
@@ -50,21 +56,19 @@ def attention_calls(model_class: Any, config: Any) -> int | None:
         The number of calls. None where the model has no attention, or where its forward cannot run on the meta device
         and transformers reports that the model accepts a registered attention.
     """
-    key = model_class, config.to_json_string()
-    if key not in _calls:
-        _calls[key] = _counted(model_class, config)
-    return _calls[key]
+    return _tried(model_class, config)[0]
 
 
-def check_architecture(model: Any, layers: Sequence[nn.Module], path: str) -> None:
+def check_architecture(model: Any, layers: Sequence[nn.Module], path: str, *, ours: bool = True) -> None:
     """Raise UserError unless every layer of a decoder mixes tokens only by the registered attention.
 
     Args:
         model: The decoder.
         layers: The decoder's layers.
         path: Where the model was read from, for the message.
+        ours: Whether the registered attention is ours, not one of transformers.
     """
-    calls = attention_calls(type(model), model.config)
+    calls, unserved = _tried(type(model), model.config)
     if calls is not None and (calls == 0 or calls % len(layers)):
         raise UserError(
             f"{path}: a forward of {type(model).__name__} calls transformers' registered attention {calls} times in "
@@ -76,19 +80,35 @@ def check_architecture(model: Any, layers: Sequence[nn.Module], path: str) -> No
             f"{path}: {type(model).__name__} mixes tokens by {other}, which does not support packed documents and "
             "context parallelism: expected a model whose every layer is attention."
         )
+    if "position_ids" not in inspect.signature(body_of(model)[1].forward).parameters:
+        unserved = "takes no position_ids, so that packed documents would be read as one"
+    if unserved is not None and (ours or "attention=standard" not in unserved):
+        raise UserError(f"{path}: {type(model).__name__} {unserved}.")
 
 
-def _counted(model_class: Any, config: Any) -> int | None:
+def _tried(model_class: Any, config: Any) -> tuple[int | None, str | None]:
+    key = model_class, config.to_json_string()
+    if key not in _calls:
+        _calls[key] = _counted(model_class, config)
+    return _calls[key]
+
+
+def _counted(model_class: Any, config: Any) -> tuple[int | None, str | None]:
+    """(the number of calls as attention_calls returns it, why our attention cannot compute them)."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    calls = 0
+    calls, width, found, served = 0, 0, None, False
 
-    def count(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
-        nonlocal calls
-        calls += 1
+    def count(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *_: Any, **__: Any) -> Any:
+        nonlocal calls, width
+        calls, width = calls + 1, max(width, query.shape[3])
+        if found is not None and not isinstance(attention_mask, AttentionMask | None):
+            raise TypeError("a mask of the model's own making")
         return value.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
 
-    def nothing_hidden(batch_size: int, q_length: int, kv_length: int, **_: Any) -> Tensor:
+    def nothing_hidden(batch_size: int, q_length: int, kv_length: int, **_: Any) -> Tensor | AttentionMask:
+        if found is not None:
+            return AttentionMask(batch_size, q_length, kv_length)
         return torch.zeros(batch_size, 1, q_length, kv_length)
 
     AttentionInterface.register(COUNTED, count)
@@ -97,15 +117,27 @@ def _counted(model_class: Any, config: Any) -> int | None:
     try:
         with torch.device("meta"), torch.no_grad():
             model = model_class._from_config(deepcopy(config), **names).eval()
-            model.config.pad_token_id = None  # otherwise the model searches the tokens for padding
+            vars(model.config)["pad_token_id"] = None  # otherwise the model searches the tokens for padding
             tokens = torch.zeros(1, 4, dtype=torch.int64)
             given = {"decoder_input_ids": tokens} if config.is_encoder_decoder else {}
             model(input_ids=tokens, use_cache=False, **given)
+            found = calls
+            with suppress(Exception):  # again, with masks as ours, which are no tensors
+                model(input_ids=tokens, use_cache=False, **given)
+                served = True
     except KeyError as error:
-        return 0 if error.args == (COUNTED,) else None  # its own table has no such name
-    except Exception:  # noqa: BLE001 - whatever failed, the count stays unknown (XLNet, Longformer, T5)
-        return None if calls or model_class._can_set_attn_implementation() else 0
-    return calls if calls or any("Attention" in type(one).__name__ for one in model.modules()) else None
+        return 0 if error.args == (COUNTED,) else None, None  # its own table has no such name
+    except Exception as error:  # noqa: BLE001 - whatever failed, the count stays unknown (XLNet, Longformer, T5)
+        # The device meta has no values to read, of which torch says so; other errors come on every device.
+        fails = not isinstance(error, NotImplementedError | RuntimeError)
+        unserved = f"fails in a forward: {first_line(error)}" if fails else None
+        return None if calls or model_class._can_set_attn_implementation() else 0, unserved
+    unserved = f"has heads of {width}, and not {MAX_HEAD_DIM} or fewer" if width > MAX_HEAD_DIM else None
+    unserved = unserved if served else "computes with its attention masks"
+    if unserved is not None:
+        unserved += ", which flashtrain's attention does not support. Use attention=standard, or another model"
+    has_attention = found or any("Attention" in type(one).__name__ for one in model.modules())
+    return found if has_attention else None, unserved
 
 
 def _checked(original: Callable[..., str], checked: str) -> Callable[..., str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -59,12 +60,14 @@ def read_config(path: str, changes: Mapping[str, Any], setting: str = "model.pat
 
 def _check_names(kind: str, content: Mapping[str, Any], changes: Iterable[str]) -> None:
     """Raise UserError for a change of an unknown entry: transformers accepts any name and ignores unknown ones."""
-    from transformers import PreTrainedConfig
+    from transformers import AutoModelForCausalLM, PreTrainedConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     own = CONFIG_MAPPING[kind]
     fields = inspect.signature(own).parameters
     known = {*content, *fields, *own.attribute_map, "experts_implementation"} - {"model_type"}
+    modelling = inspect.getsource(inspect.getmodule(AutoModelForCausalLM._model_mapping[own]))  # type: ignore
+    known |= set(re.findall(r'getattr\((?:\w+\.)*config, "(\w+)"', modelling))  # such as Qwen3-MoE's head_dim
     known -= {*OLDER_ROTARY} if ROTARY in fields else set()
     # Older names, which a class reads from further keyword arguments.
     classes = [one for one in own.__mro__ if issubclass(one, PreTrainedConfig) and one is not PreTrainedConfig]

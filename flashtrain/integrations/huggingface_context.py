@@ -84,7 +84,7 @@ def _share(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple
         # A user's own forward may make positions of packed documents.
         theirs = "forward" not in vars(model) and type(model).forward.__module__.startswith("transformers.")
         counts = not given and sequence is None and theirs
-        begin_forward(model, counts)
+        begin_forward(model, counts, _by_name(model, args, kwargs))
     return None if sequence is None else _shared(sequence, model, args, kwargs)
 
 
@@ -93,13 +93,16 @@ def _leave(model: nn.Module, args: Any, output: Any) -> None:
         end_forward(model)
 
 
+def _by_name(model: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {**dict(zip(inspect.signature(model.forward).parameters, args, strict=False)), **kwargs} if args else kwargs
+
+
 @torch.compiler.disable
 def _shared(
     sequence: ShardedSequence, model: Any, args: tuple, kwargs: dict[str, Any]
 ) -> tuple[tuple, dict[str, Any]] | None:
     """The arguments of a model's forward as keywords, with this device's positions added."""
-    names = list(inspect.signature(model.forward).parameters)
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    names, given = inspect.signature(model.forward).parameters, _by_name(model, args, kwargs)
     tokens = given.get("input_ids")
     tokens = given.get("inputs_embeds") if tokens is None else tokens
     # A model of other tokens computes on these alone: an encoder of images, a reward model of its own text.
@@ -152,7 +155,7 @@ def _check(model: nn.Module, sequence: ShardedSequence, given: dict[str, Any]) -
                 module.register_forward_pre_hook(_add_longest, with_kwargs=True)
                 module.register_forward_hook(_drop_longest)
         _CHECKED.add(model)
-    past = given.get("past_key_values")
+    past = given.get("past_key_values", given.get("cache"))  # its name since transformers 5.24
     if past is not None and past.get_seq_length() > 0:
         raise UserError("past_key_values with tokens under context parallelism: expected an empty cache or None.")
     if given.get("labels") is not None:

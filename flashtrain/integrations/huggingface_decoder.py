@@ -9,6 +9,7 @@ Shapes: B batch, S sequence, E embedding width, V vocabulary.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -44,24 +45,33 @@ class HuggingFaceDecoder(Trainable):
         origin: Folder or hub name of the weights (None: they are in the module, or initialized at random).
         residual: "weights", or "compute": the embeddings, and so the residual stream, have autocast's dtype.
         quantize: "nf4" stores the base matrices of adapters in 4 bits (Dettmers et al. 2023, "QLoRA"), by torchao.
+        first: The position that the model gives to a document's first token.
+        shape: Entries of `shape` that the module's configuration does not have.
     """
 
     module: Any
     generates = True
     recomputes_blocks = True  # layers are compiled one by one, since the code between them is transformers' own
-    shares_sequences = True  # huggingface_context.py refuses models that do not
+    shares_sequences = None  # huggingface_context.py refuses those of a known name, the first step the others
 
     def __init__(
-        self, module: Any, *, origin: str | None = None, residual: str = "weights", quantize: str | None = None
+        self,
+        module: Any,
+        *,
+        origin: str | None = None,
+        residual: str = "weights",
+        quantize: str | None = None,
+        first: int = 0,
+        shape: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         # Both modules have the same submodules, so that state dicts have transformers' names, also for FSDP2.
         self.__dict__["_modules"], self.__dict__["module"] = module._modules, module
-        self.origin, self.residual, self.quantize = origin, residual, quantize
+        self.origin, self.residual, self.quantize, self.of_shape = origin, residual, quantize, dict(shape or {})
         self.blocks = decoder_layers(module)
         self.layers = [Layer(block) for block in self.blocks]
         self.head = head_of(module)
-        self.balance = balance_of(module)
+        self.balance, self.first = balance_of(module), first
         for layer in self.layers if self.balance is not None else []:
             if layer.feed_forward is not None:
                 layer.feed_forward.routes = True
@@ -85,7 +95,7 @@ class HuggingFaceDecoder(Trainable):
 
     @property
     def shape(self) -> HuggingFaceShape:
-        shape = shape_of(self.module)
+        shape = replace(shape_of(self.module), **self.of_shape)
         return shape if self.quantize is None else replace(shape, quantized=sum(map(_size_in_4_bits, self.adapters)))
 
     @property
@@ -185,7 +195,7 @@ class HuggingFaceDecoder(Trainable):
         last_only: bool = False,
     ) -> Tensor:
         """Return logits (B, S, V) for the token after each of tokens (B, S); other arguments: see GPT2.forward."""
-        options = {} if positions is None else {"position_ids": positions}
+        options = {} if positions is None else {"position_ids": self._positions(tokens, positions)}
         return self.module(
             input_ids=tokens,
             past_key_values=cache,
@@ -195,8 +205,13 @@ class HuggingFaceDecoder(Trainable):
         ).logits
 
     def _states(self, tokens: Tensor, positions: Tensor | None) -> Any:
-        positions = _counted(tokens) if positions is None else positions
+        positions = self._positions(tokens, positions)
         return body_of(self.module)[1](input_ids=tokens, position_ids=positions, use_cache=False)
+
+    def _positions(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
+        """The model's numbers of positions (B, S) that count from 0, by default those of the tokens in their rows."""
+        positions = _counted(tokens) if positions is None else positions
+        return positions + self.first if self.first else positions
 
     def loss(
         self, tokens: Tensor, labels: Tensor, *, positions: Tensor | None = None, mask: Mask | None = None
@@ -209,8 +224,7 @@ class HuggingFaceDecoder(Trainable):
         if mask is not None:
             _check_mask(mask, positions)
         if self.head is None:  # an unknown head: the model computes all logits itself
-            positions = _counted(tokens) if positions is None else positions
-            found = self.module(input_ids=tokens, position_ids=positions, use_cache=False)
+            found = self.module(input_ids=tokens, position_ids=self._positions(tokens, positions), use_cache=False)
             logits = found.logits.to(torch.promote_types(found.logits.dtype, torch.float32))
             total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
             return self._balanced(total / (labels != IGNORED).sum().clamp(min=1), found, tokens)
@@ -243,23 +257,36 @@ class HuggingFaceDecoder(Trainable):
 
     def save(self, folder: Path) -> str:
         """Save the model for from_pretrained, with adapters merged; return in words how to load the folder."""
-        adapted = self.adapters
-        for one in adapted:
-            if self.quantize is not None and _size_in_4_bits(one):  # merge into the quantized values used in training
-                base = one[1].get_base_layer()
-                base.weight = nn.Parameter(base.weight.detach().get_original_weight(), requires_grad=False)
-            one[1].merge()
-        origin = None if self.origin is None else folders.folder_of(self.origin)
-        with self._without_adapters():
-            self.module._hf_peft_config_loaded = False
-            folders.save_folder(self.module, folder, origin)
-        for _, layer in adapted:
-            layer.unmerge()
+        if self.adapters:  # the model may train on, and peft's merge and unmerge do not undo each other
+            whole = self._copy()
+            whole.merge(folder)
+            return whole.save(folder)
+        folders.save_folder(self.module, folder, None if self.origin is None else folders.folder_of(self.origin))
         read = "transformers.AutoModelForCausalLM.from_pretrained reads it"
-        if not adapted:
+        if not (folder / "adapter").exists():
             return read
-        self.save_adapters(folder / "adapter")
         return f"adapters merged: {read}; adapter/: the adapters alone, peft.PeftModel.from_pretrained reads them"
+
+    def _copy(self) -> HuggingFaceDecoder:
+        """An adapted model in full precision on the CPU, its frozen weights read anew where they have an origin."""
+        parameters, place = {}, "cpu" if self.origin is None else "meta"
+        for one in self.parameters():
+            value = one.detach().to(place, torch.promote_types(one.dtype, torch.float32)).clone()
+            parameters[id(one)] = nn.Parameter(value, requires_grad=one.requires_grad)
+        made = copy.deepcopy(self, parameters)
+        made.fill({name: one.cpu() for name, one in self.state_dict().items()})
+        return made
+
+    def merge(self, folder: Path) -> None:
+        """Save the adapters in folder/adapter and merge them into the weights; the model has none afterwards."""
+        self.save_adapters(folder / "adapter")
+        for name, layer in reversed(self.adapters):  # inner ones first
+            base = layer.get_base_layer()
+            if hasattr(getattr(base, "weight", None), "get_original_weight"):  # the quantized values used in training
+                base.weight = nn.Parameter(base.weight.detach().get_original_weight(), requires_grad=False)
+            layer.merge()
+            self.module.set_submodule(name, base)
+        self.module._hf_peft_config_loaded = False
 
     def save_adapters(self, folder: Path) -> None:
         """Save the adapters alone, for PeftModel.from_pretrained(model, folder)."""

@@ -6,7 +6,7 @@ Shapes: B batch, S sequence.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 class _Forward:
     """A running forward of a model."""
 
-    def __init__(self, model: nn.Module, counts: bool) -> None:
-        self.model, self.counts = model, counts
+    def __init__(self, model: nn.Module, counts: bool, given: Mapping[str, Any]) -> None:
+        self.model, self.counts, self.given = model, counts, given
         self.seen: list[tuple[Tensor, Tensor | None]] = []  # positions that were searched, with the results
 
 
@@ -31,14 +31,15 @@ class _Running(threading.local):
 _running = _Running()
 
 
-def begin_forward(model: nn.Module, counts: bool) -> None:
+def begin_forward(model: nn.Module, counts: bool, given: Mapping[str, Any]) -> None:
     """Record that a model's forward begins in this thread.
 
     Args:
         model: The model.
         counts: Whether the model makes its own positions 0, 1, 2, ..., in which there are no packed documents.
+        given: The call's arguments by name.
     """
-    _running.forwards.append(_Forward(model, counts))
+    _running.forwards.append(_Forward(model, counts, given))
 
 
 def end_forward(model: nn.Module) -> None:
@@ -53,6 +54,31 @@ def documents_of(positions: Tensor) -> Tensor | None:
 
     whole: Any = getattr(found, "of_whole", found)
     return whole(positions)
+
+
+def documents_beside_padding(tokens: int) -> Tensor | None:
+    """Return documents_in the running forward's positions and padding mask, if that is of so many tokens."""
+    given = _running.forwards[-1].given if _running.forwards else {}
+    mask, crosses = given.get("attention_mask"), given.get("encoder_hidden_states") is not None
+    if crosses or not isinstance(mask, Tensor) or mask.is_meta or mask.dim() != 2 or mask.shape[1] != tokens:
+        return None
+    return documents_in(given.get("position_ids"), mask)
+
+
+def documents_in(positions: Tensor | None, mask: Tensor) -> Tensor | None:
+    """Return the ids (B, S) of documents packed into padded rows, where transformers looks for none; None if each is
+    one. This synchronizes the device, as the search for padding does.
+
+    Args:
+        positions: (B or 1, S), lowest at the first token of each document.
+        mask: (B, S), 0 for padding; its other numbers may be those of documents: 1, 1, 2, 2, 0.
+    """
+    real, numbers = mask.bool(), mask.to(torch.int64).cummax(1).values
+    begins = numbers.diff(prepend=numbers[:, :1]) > 0
+    if isinstance(positions, Tensor) and positions.shape[1:] == mask.shape[1:]:
+        begins = begins | (positions == positions.where(real, 2**31).amin(1, keepdim=True))
+    begins &= real & (real.cumsum(1) > 1)
+    return begins.cumsum(1) if bool(begins.any()) else None
 
 
 def holds_no_documents(positions: Tensor) -> bool:

@@ -46,13 +46,13 @@ def document_lengths(position_ids: Tensor) -> dict[str, Any]:
     Bidirectional models that do not pass position_ids to their layers (ModernBERT) need these arguments.
 
     Args:
-        position_ids: (B, S) integers that are 0 at the first token of each document.
+        position_ids: (B, S) integers that begin anew at each document: at the row's first one (0; in RoBERTa's family
+            the padding index + 1) or below.
 
     Returns:
         cu_seq_lens_q and cu_seq_lens_k (N + 1,) int32 over the flattened rows, max_length_q and max_length_k.
     """
-    begins = position_ids == 0
-    begins[:, 0] = True
+    begins = (position_ids.diff(dim=1, prepend=position_ids[:, :1]) != 1) & (position_ids <= position_ids[:, :1])
     starts = begins.flatten().nonzero()[:, 0].to(torch.int32)
     bounds = torch.cat((starts, starts.new_full((1,), position_ids.numel())))
     longest = int(bounds.diff().max())
@@ -117,14 +117,14 @@ def _from_lengths(cu_seq_lens: Tensor, batch: int, seqlen: int) -> Documents:
 
 
 def _from_positions(position_ids: Tensor, batch: int, seqlen: int) -> Documents | None:
-    """Documents (B, S) of the rows whose positions restart at 0; None when no row's do."""
-    # A row whose positions jump to anything but 0, or jump at every token, is one document. This synchronizes the
+    """Documents (B, S) of the rows whose positions begin anew; None when no row's do."""
+    # A row whose positions jump beyond its first one, or jump at every token, is one document. This synchronizes the
     # device unless transformers has searched the positions or made them. Under torch.compile documents are always made.
     if not torch.compiler.is_compiling() and holds_no_documents(position_ids):
         return None
-    breaks = torch.nn.functional.pad(position_ids[:, 1:] != position_ids[:, :-1] + 1, (1, 0))
-    to_zero = ((position_ids == 0) | ~breaks).all(1) & (position_ids[:, 0] == 0)
-    packed = to_zero & breaks.any(1) & ~breaks[:, 1:].all(1)
+    breaks = torch.nn.functional.pad(position_ids.diff(dim=1) != 1, (1, 0))
+    anew = ((position_ids <= position_ids[:, :1]) | ~breaks).all(1)
+    packed = anew & breaks.any(1) & ~breaks[:, 1:].all(1)
     if not torch.compiler.is_compiling() and not bool(packed.any()):
         return None
     return documents_from_ids((breaks & packed[:, None]).cumsum(1).expand(batch, seqlen))

@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from flashtrain.announce import say
 from flashtrain.data.tokenizers import Tokenizer, huggingface_tokenizer
 from flashtrain.errors import UserError, first_line
 from flashtrain.files.disk import write_atomically
@@ -121,6 +122,9 @@ def read_weights(model: Any, folder: Path, device: torch.device) -> None:
             more = f", and so of {len(names) - 1} others" if len(names) > 1 else ""
             raise UserError(f"the weights in {folder} are of another model: '{names[0]}' {what}{more}.")
     model.tie_weights(missing_keys=loaded.missing_keys, recompute_mapping=False)
+    model._adjust_missing_and_unexpected_keys(loaded)  # leaves what transformers warns of
+    if unknown := sorted(loaded.unexpected_keys):
+        say(f"{len(unknown)} weights in {folder} are not of the model that {CONFIG} describes: '{unknown[0]}', ...")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trained.get(name, True))
     fill_buffers(model, device)
@@ -151,6 +155,8 @@ def random_weights(model: Any, layers: Iterable[nn.Module], device: torch.device
     Layers are initialized one by one; the same seed gives the same weights, however the model is sharded.
     """
     done: set[int] = set()
+    # Each module is initialized by the innermost model around it, as in transformers.
+    owner = {one: part for part in model.modules() if hasattr(part, "_init_weights") for one in part.modules()}
     _make_buffers(model, device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(torch.initial_seed())
@@ -158,7 +164,7 @@ def random_weights(model: Any, layers: Iterable[nn.Module], device: torch.device
             with allocated(unit, device):
                 for module in reversed(list(unit.modules())):  # children before parents, as in transformers
                     if id(module) not in done:
-                        model._init_weights(module)
+                        owner[module]._init_weights(module)
                         done.add(id(module))
 
 

@@ -37,6 +37,13 @@ def decoder_layers(module: Any) -> list[nn.Module]:
     raise UserError(f"{type(module).__name__} has no list of {count} layers, as its configuration says: expected one.")
 
 
+def first_position(module: Any) -> int:
+    """Return the position of a document's first token: 0, in RoBERTa's family the padding index + 1."""
+    named = body_of(module)[1].named_modules()
+    tables = [one for name, one in named if isinstance(one, nn.Embedding) and "position" in name]
+    return next((one.padding_idx + 1 for one in tables if one.padding_idx is not None), 0)
+
+
 def feed_forward_of(layer: nn.Module) -> nn.Module | None:
     """Return a layer's feed-forward module, found by its name; None where there is none."""
     found = (getattr(layer, name, None) for name in FEED_FORWARD)

@@ -14,7 +14,7 @@ from torch import Tensor
 from flashtrain.errors import UserError
 from flashtrain.integrations import huggingface_mask_rules as mask_rules
 from flashtrain.integrations.huggingface_context import inputs_of
-from flashtrain.integrations.huggingface_document_search import documents_of
+from flashtrain.integrations.huggingface_document_search import documents_beside_padding, documents_in, documents_of
 from flashtrain.integrations.huggingface_mask_rules import Rules
 from flashtrain.models.sharded_sequence import ShardedSequence, sharded_sequence
 from flashtrain_kernels.environment import autocast_dtype
@@ -68,8 +68,8 @@ def attention_mask(
 ) -> AttentionMask | None:
     """Make the mask of one kind of layer (full, sliding, ...); the arguments are those of transformers' sdpa_mask.
 
-    Where padding is passed, the device is synchronized once to find on which sides it is. Under torch.compile the graph
-    breaks here.
+    Where padding is passed, the device is synchronized to find on which sides it is, and documents beside it. Under
+    torch.compile the graph breaks here.
 
     Args:
         attention_mask: (B, keys so far) bool, False for padding; or an earlier result of this function, which is
@@ -106,6 +106,8 @@ def attention_mask(
         return AttentionMask(batch_size, q_length, kv_length, bias=dense_bias(visible, dtype))
 
     may_skip = allow_is_causal_skip or allow_is_bidirectional_skip
+    if attention_mask is not None and rules.documents is None and q_length == kv_length:
+        rules = rules._replace(documents=documents_beside_padding(q_length))
     padding = None if attention_mask is None else _of_keys(attention_mask, kv_offset, kv_length)
     found = _of_rules(rules, batch_size, q_length, kv_length, q_offset, kv_offset, padding, may_skip, device)
     head_dim = _head_dim(config)
@@ -134,6 +136,8 @@ def _of_whole(
     if rules.documents is not None and inputs.positions is not None:
         positions = inputs.positions.expand(batch, -1)
         rules = rules._replace(documents=documents_of(positions), positions=positions)
+    elif padding is not None:
+        rules = rules._replace(documents=documents_in(inputs.positions, padding))
     real = None if padding is None else padding.to(torch.bool)
     if rules.chunk_start is not None:
         none = torch.zeros_like(rules.chunk_start)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
+from torch import nn
 
 from flashtrain.announce import say
 from flashtrain.errors import UserError, first_line, needs_package, one_of, unknown
@@ -16,7 +17,8 @@ from flashtrain.integrations.huggingface_architectures import check_architecture
 from flashtrain.integrations.huggingface_attention import register_with_transformers
 from flashtrain.integrations.huggingface_config import read_config
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
-from flashtrain.integrations.huggingface_layers import decoder_layers
+from flashtrain.integrations.huggingface_layers import decoder_layers, first_position
+from flashtrain.integrations.huggingface_specs import head_dim_of
 from flashtrain.integrations.weight_files import CONFIG
 from flashtrain.models.positions import rotary_base_for
 from flashtrain.settings import options
@@ -37,6 +39,7 @@ def transformers_decoder(
     rope_factor: float | None = None,
     lora: Mapping[str, Any] | None = None,
     quantize: str | None = None,
+    older_positions: bool = False,
 ) -> HuggingFaceDecoder:
     """Build a Hugging Face decoder on the meta device, without reading weights.
 
@@ -51,6 +54,8 @@ def transformers_decoder(
         rope_base, rope_factor: New base and factor of rotary positions, as in GPT2Config (None: the model's).
         lora: Arguments of peft's LoraConfig, to train adapters alone (None: train the model itself).
         quantize: "nf4" to store the base matrices of adapters in 4 bits (None: as they are).
+        older_positions: Positions as before December 2026: all count from 0, rope_base and rope_factor change every
+            layer's, also scaled ones, and dynamic and longrope scaling compute from `context`.
 
     Raises:
         UserError: There is no such model, or it cannot be trained with these options.
@@ -70,21 +75,27 @@ def transformers_decoder(
             f"{given} is a {described.model_type}, which reads more than text: expected its text model alone, with a "
             f"{CONFIG} of model_type {described.get_text_config().model_type}."
         )
-    _stretch(described.get_text_config(), context, rope_base, rope_factor, given)
-    name = register_with_transformers()
+    shape = _stretch(described, context, rope_base, rope_factor, given, older_positions)
+    name = ours = register_with_transformers()
     if ATTENTIONS[attention] and (attention != "sdpa" or torch.cuda.is_available()):  # on a CPU ours calls SDPA
         name = str(ATTENTIONS[attention])
     with torch.device("meta"):
         module = transformers.AutoModelForCausalLM.from_config(
             described, attn_implementation=name, dtype=torch.float32, **own
         )
-    check_architecture(module, decoder_layers(module), given)
+    check_architecture(module, decoder_layers(module), given, ours=name == ours)
     if lora is not None:
         _add_adapters(module, lora, path or "")  # of a configuration alone peft has nothing to look up
     if quantize is not None:
         _check_quantize(quantize, lora)
-    model = HuggingFaceDecoder(module, origin=path, residual=residual, quantize=quantize)
+    first = 0 if older_positions else first_position(module)
+    if first:
+        shape = {"context": described.max_position_embeddings - first}
+    model = HuggingFaceDecoder(module, origin=path, residual=residual, quantize=quantize, first=first, shape=shape)
     _check_adapters(model)
+    known = model.shape.context
+    if context is not None and context > known:  # rotary ones were extended
+        raise UserError(f"context={context} is longer than the {known} learned positions of {given}. Lower it.")
     return model
 
 
@@ -97,14 +108,26 @@ def _check_quantize(quantize: str, lora: Mapping[str, Any] | None) -> None:
 
 
 def _add_adapters(module: Any, lora: Mapping[str, Any], name: str) -> None:
+    import transformers
+
     with needs_package("model.adapter=lora", "peft", "hub"):
-        from peft import LoraConfig
+        from peft import LoraConfig, __version__
     module.name_or_path = name  # the base model that saved adapters name
-    matrices = [name for name, one in module.named_modules() if getattr(one, "weight", torch.empty(0)).dim() > 1]
+    # Phi-MoE's and Llama 4's routers are nn.Linear, but return tuples, which peft's layers do not.
+    routers = [n for n, one in module.named_modules() if isinstance(one, nn.Linear) and "Router" in type(one).__name__]
+    if routers and lora.get("target_modules") == "all-linear":
+        lora = {**lora, "exclude_modules": routers}
+    known = [(name, getattr(one, "weight", None)) for name, one in module.named_modules() if name not in routers]
+    matrices = [name for name, weight in known if weight is not None and weight.dim() > 1]
     config, refusal = LoraConfig(task_type="CAUSAL_LM", **lora), None
     try:
         module.add_adapter(config)
     except ValueError as error:
+        if not module._hf_peft_config_loaded:  # refused for peft's version, before it read the targets
+            raise UserError(
+                f"model.adapter=lora: transformers {transformers.__version__} does not accept peft {__version__} "
+                f"({first_line(error)}). Install that, or releases that work together: pip install 'flashtrain[hub]'."
+            ) from error
         refusal = error
     # peft ignores names that no layer has; it has removed those of experts' matrices from its target_modules.
     for target in [] if isinstance(lora.get("target_modules"), str) else sorted(config.target_modules or ()):
@@ -128,30 +151,48 @@ def _check_adapters(model: HuggingFaceDecoder) -> None:
                 )
 
 
-def _stretch(config: Any, context: int | None, base: float | None, factor: float | None, where: str) -> None:
-    """Extend the configuration's positions to `context` tokens; UserError where learned ones are too few."""
+def _stretch(
+    config: Any, context: int | None, base: float | None, factor: float | None, where: str, older: bool
+) -> dict[str, Any]:
+    """Extend the configuration's rotary positions to `context` tokens.
+
+    Returns the entries of HuggingFaceShape that the configuration no longer says.
+    """
     trained = getattr(config, "max_position_embeddings", None)
     rotary = getattr(config, "rope_parameters", None)
     if rotary is None:
         for name, value in (("rope_base", base), ("rope_factor", factor)):
             if value is not None:
                 raise UserError(f"model.{name}={value:g} needs rotary positions, but {where} has none.")
-        if context is not None and trained is not None and context > trained:
-            raise UserError(f"context={context} is longer than the {trained} learned positions of {where}. Lower it.")
-        return
-    if base is not None or factor is not None:
-        each = list(rotary.values()) if all(isinstance(one, dict) for one in rotary.values()) else [rotary]
-        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        for one in each:
-            one["rope_theta"] = rotary_base_for(base or one["rope_theta"], factor or 1.0, head)
+        return {}
+    kinds = [one for one in rotary.values() if isinstance(one, dict)] or [rotary]
+    scaled = sorted({one.get("rope_type", "default") for one in kinds} - {"default"})
+    if factor is not None and scaled and not older:
+        raise UserError(
+            f"model.rope_factor={factor:g} would scale positions twice: the rope_type of {where} is {scaled[0]}. "
+            "Remove it, or change that scaling: +model.options={rope_parameters: {factor: ...}}."
+        )
+    local = None if older else rotary.get("sliding_attention")  # its distances stay those of the window
+    changed = [one for one in kinds if one is not local] if base is not None or factor is not None else []
+    for one in changed:
+        one["rope_theta"] = rotary_base_for(base or one["rope_theta"], factor or 1.0, head_dim_of(config))
     if context is None or trained is None or context <= trained:
-        return
-    if base is None and factor is None and rotary.get("rope_type", "default") == "default":
+        return {}
+    if not changed and not scaled:
         _say_once(
             f"context={context} is {context / trained:g} times the {trained} in the configuration of {where}. Consider "
             f"model.rope_factor={context / trained:g} (RoPE scaling)."
         )
+    if not older and any(map(_reads_length, kinds)):
+        return {"context": context}
     config.max_position_embeddings = context
+    return {}
+
+
+def _reads_length(rotary: Mapping[str, Any]) -> bool:
+    """Whether angles are computed from the configuration's max_position_embeddings, which must stay the model's."""
+    kind = rotary.get("rope_type", "default")
+    return kind not in ("default", "linear", "llama3", "yarn") or (kind == "yarn" and rotary.get("factor") is None)
 
 
 def build(settings: Any, *, vocab_size: int, context: int, attention: str = "flash") -> HuggingFaceDecoder:
@@ -178,6 +219,7 @@ def build(settings: Any, *, vocab_size: int, context: int, attention: str = "fla
         rope_factor=settings.rope_factor,
         lora=lora,
         quantize=settings.quantize,
+        older_positions=settings.older_positions,
     )
     known = model.shape.vocab_rows
     if vocab_size > known:

@@ -87,8 +87,20 @@ def shape_of(module: Any) -> HuggingFaceShape:
         outside=sum(one.numel() for one in module.parameters()) - inside,
         heads=heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        head_dim=head_dim_of(config),
     )
+
+
+def head_dim_of(config: Any) -> int:
+    """Return the dimension of a configuration's heads, the largest where it differs between layers (Gemma 4)."""
+    return max(
+        getattr(one, "head_dim", None) or one.hidden_size // one.num_attention_heads for one in each_config(config, 1)
+    )
+
+
+def each_config(config: Any, count: int) -> Sequence[Any]:
+    """Return the configuration of each of `count` layers: their own ones where layers differ (Gemma 4)."""
+    return config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config] * count
 
 
 def layers_of(module: Any) -> tuple[LayerSpec, ...]:
@@ -96,9 +108,10 @@ def layers_of(module: Any) -> tuple[LayerSpec, ...]:
     config, layers = module.config.get_text_config(), decoder_layers(module)
     rotary = learned_positions(module) is None
     turned = getattr(config, "no_rope_layers", None) or [1] * len(layers)  # 1: it has rotary positions (SmolLM3)
+    parts = zip(each_config(config, len(layers)), kinds_of(config, len(layers)), layers, turned, strict=True)
     return tuple(
-        LayerSpec(mixer_of(config, kind, layer, rotary=rotary and bool(turns)), feed_forward_spec(config, layer))
-        for kind, layer, turns in zip(kinds_of(config, len(layers)), layers, turned, strict=True)
+        LayerSpec(mixer_of(own, kind, layer, rotary=rotary and bool(turns)), feed_forward_spec(own, layer))
+        for own, kind, layer, turns in parts
     )
 
 

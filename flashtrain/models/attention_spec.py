@@ -80,7 +80,8 @@ class AttentionSpec:
         return MixerMemory(
             inputs=(query + 2 * kv_width + unrotated * (query + kv_width)) * activation,
             result=attended,
-            gradients=query * (activation + QUERY_GRADIENT_BYTES),
+            gradients=query * activation,
+            sums=query * QUERY_GRADIENT_BYTES,
             scores=context * scores.get(attention, 0),
             # Selective checkpointing saves nothing of standard attention: its S x S matrices are too large.
             selective=0 if attention == "standard" else attended,

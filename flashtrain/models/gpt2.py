@@ -66,11 +66,16 @@ class GPT2(Trainable):
         )
         self.final_norm = normalization(config.norm, config.embed, config.bias)
         self.head = None if config.tie_embeddings else nn.Linear(config.embed, config.vocab_rows, bias=False)
+        self._exact = type(self) is GPT2  # FSDP2 makes it another class
         self.reset_parameters()
 
     @property
     def shape(self) -> DecoderConfig:
         return self.config
+
+    @property
+    def shares_sequences(self) -> bool | None:
+        return self._exact or super().shares_sequences
 
     def reset_parameters(self) -> None:
         """Initialize as GPT-2: weights normal(0, 0.02), biases 0, residual projections times 1/sqrt(2 layers)."""

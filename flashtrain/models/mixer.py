@@ -40,6 +40,7 @@ class MixerMemory(NamedTuple):
     inputs: float  # what the backward needs besides the result, such as queries, keys and values
     result: float  # the mixer's result, with what the backward needs of it
     gradients: float  # of the result, while the mixer's backward runs
+    sums: float = 0.0  # in float32, of the mixer's backward; where devices exchange, their exchange counts them
     scores: float = 0.0  # S x S matrices, which no compiler fuses
     selective: float = 0.0  # what selective checkpointing stores of `result`
     temporary: int = 0  # buffers of one mixer's backward, whatever the number of tokens

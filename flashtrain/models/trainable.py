@@ -138,9 +138,12 @@ class Trainable(nn.Module):
         return ()
 
     @property
-    def shares_sequences(self) -> bool:
-        """Whether the model's attention supports sequences sharded over devices (sharded_sequence.py)."""
-        return any(isinstance(module, Attention) for module in self.modules())
+    def shares_sequences(self) -> bool | None:
+        """Whether the model supports sequences sharded over devices (sharded_sequence.py).
+
+        None: its attention does; whether its tokens see each other by anything else is probed in the first step.
+        """
+        return None if any(isinstance(module, Attention) for module in self.modules()) else False
 
     def new_cache(self, tokens: int | None = None) -> KeyValueCache:
         """Make an empty cache of keys and values for `tokens` tokens (None: the model's context)."""
@@ -208,6 +211,10 @@ class _Wrapped(Trainable):
         self.module = module
         self.register_state_dict_post_hook(_without_prefix)
         self.register_load_state_dict_pre_hook(_with_prefix)
+
+    @property
+    def shares_sequences(self) -> bool | None:
+        return getattr(self.module, "shares_sequences", super().shares_sequences)
 
     def forward(self, tokens: Tensor, **options: Any) -> Tensor:
         return self.module(tokens, **options)

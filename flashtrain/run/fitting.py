@@ -19,7 +19,7 @@ from flashtrain.run.job_process import leading_ranks
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import TrainingSetup
 from flashtrain.training.checkpoint_callbacks import checkpoint_callbacks, keep_if_best
-from flashtrain.training.checkpoints import AtomicCheckpointIO
+from flashtrain.training.checkpoints import AtomicCheckpointIO, read_checkpoint
 from flashtrain.training.early_stopping import StopOnNonFinite
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.killed_ranks import killed_rank, lost_connection
@@ -58,7 +58,7 @@ def fit(
         hardware: the device to train on.
         folder: the run's folder.
         resumed: the checkpoint to resume from; None: begin anew.
-        started: time.time() at the command's start.
+        started: time.monotonic() at the command's start.
         finish: makes the summary row after the last validation.
 
     Raises:
@@ -86,7 +86,7 @@ def fit(
     trainer = make_trainer(settings, hardware, stage.logs if stage else folder, own, accumulate=batching.accumulate)
     try:
         try:
-            with leading_ranks(), naming_killed_ranks(trainer):
+            with leading_ranks(settings.trainer.ranks > 1), naming_killed_ranks(trainer):
                 trainer.fit(task, data, ckpt_path=str(resumed) if resumed else None, weights_only=True)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
@@ -130,7 +130,7 @@ def fit(
 
 
 class SameCheckpoint(pl.Callback):
-    """Ends a job in which one machine has the checkpoint to resume from and another begins anew."""
+    """Ends a job whose machines do not resume from one checkpoint, or whose checkpoint's optimizer is another."""
 
     def __init__(self, resumed: Path | None) -> None:
         self.resumed = resumed
@@ -142,6 +142,18 @@ class SameCheckpoint(pl.Callback):
                 f"the first machine resumes from {first}, and this one from {self.resumed}: it has no such checkpoint. "
                 "Set output= to a folder that all machines share."
             )
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        saved = [] if self.resumed is None else read_checkpoint(self.resumed, mmap=True).get("optimizer_states", [])
+        for optimizer, state in zip(trainer.optimizers, saved, strict=False):
+            both = (optimizer.param_groups, state["param_groups"])
+            here, there = ([len(group["params"]) for group in groups] for groups in both)
+            if here != there:
+                raise UserError(
+                    f"{self.resumed} has optimizer groups of {there} weights, and this run {here}: other settings, or "
+                    "an older version (optimizer=muon left out experts, whose biases decayed). Resume it with that "
+                    "version, or start from its weights: weights=RUN."
+                )
 
 
 @contextlib.contextmanager

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from flashtrain.interruption import ENDING, handle, interrupt, leave_closed_terminal, restore
+
 # Hydra 1.3's launchers pass no signals on: joblib's jobs live on as orphans when their parent is killed, and submitit's
 # local jobs run all at once.
 PARENT = "FLASHTRAIN_PARENT"  # in a job's environment: the process that started it
@@ -21,7 +23,7 @@ _SECONDS = 0.5  # between a job's checks that this process is alive
 
 
 class JobProcesses:
-    """Context manager that runs jobs, passes SIGINT and SIGTERM on to them, and waits while they save checkpoints.
+    """Context manager that runs jobs, passes signals that end it on to them, and waits while they save checkpoints.
 
     `stopped_by` is the first such signal; no other job should be started after it.
     """
@@ -29,18 +31,15 @@ class JobProcesses:
     def __init__(self) -> None:
         self.stopped_by: signal.Signals | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._before: dict[signal.Signals, Any] = {}
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> JobProcesses:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(number) != signal.SIG_IGN:  # ignored in a shell's background
-                    self._before[number] = signal.signal(number, self._on_signal)
+            self._before = handle(self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        restore(self._before)
         self._before = {}
 
     def run(self, words: list[str], *, command: list[str] | None = None, output: int | None = None) -> int:
@@ -71,6 +70,7 @@ class JobProcesses:
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         self.stopped_by = self.stopped_by or signal.Signals(number)
+        leave_closed_terminal()
         if self._process is not None:  # at a terminal it also gets the Ctrl-C itself
             self._process.terminate()
 
@@ -85,13 +85,20 @@ def job_command() -> list[str]:
 
 
 @contextmanager
-def leading_ranks() -> Iterator[None]:
-    """Context manager: ranks that Lightning starts in it end when this process ends."""
-    # If it is killed before the ranks have met, they would wait for it for half an hour.
+def leading_ranks(several: bool) -> Iterator[None]:
+    """Context manager: ranks that Lightning starts in it end when this process ends. `several`: whether there are any.
+
+    Until the first step SIGTERM and SIGHUP end this process without a line.
+    """
+    # If it is killed before the ranks have met, they would wait for it for half an hour. It waits for them in native
+    # code, where Python calls no handler.
+    heard = [number for number in ENDING if signal.getsignal(number) is interrupt and number != signal.SIGINT]
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in heard if several}
     os.environ[PARENT] = str(os.getpid())
     try:
         yield
     finally:
+        restore(before)
         os.environ.pop(PARENT, None)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import LambdaCallback
 
 from flashtrain.announce import say
 from flashtrain.data.tokenizers import check_same_tokens
@@ -19,7 +20,9 @@ from flashtrain.folders.run_folder import (
     FINISHED,
     LAST,
     RUNNING,
+    SETTINGS,
     TOKENIZER,
+    check_config,
     find_checkpoint,
     read_summary,
     write_config,
@@ -80,7 +83,7 @@ def checkpoint_to_resume(settings: Settings, folder: Path, description: dict[str
             return None
     else:
         _, checkpoint = find_checkpoint(settings.resume, prefer=LAST, setting="resume")
-    saved = read_checkpoint(checkpoint, mmap=True)  # reads none of its weights
+    saved = read_checkpoint(checkpoint, mmap=True, checked=True)
     check_same_model(checkpoint, saved, description)
     made, steps = check_resumable(saved, checkpoint), settings.trainer.steps
     # An empty row would overwrite that of a finished run. A run that died between its last step and its summary is not
@@ -105,7 +108,7 @@ def train(
         task, settings, hardware: what to train, how, and on which device.
         folder: the run's folder.
         overrides: the command-line settings, for the row.
-        started: time.time() at the command's start.
+        started: time.monotonic() at the command's start.
 
     Raises:
         UserError: a mistake that the user can correct.
@@ -114,21 +117,26 @@ def train(
     """
     pl.seed_everything(settings.seed, verbose=False)
     torch.set_float32_matmul_precision("high")
+    stored: dict[str, Any] = {}  # in every checkpoint
+    stores = LambdaCallback(on_save_checkpoint=lambda trainer, task, saved: saved.update(stored))
     row = read_summary(folder)  # the result if no training is left
     for number, prepared in enumerate(task.trainings(settings, hardware, folder, overrides)):
         stage = prepared.stage
         resumed = stage.resumed if stage else checkpoint_to_resume(settings, folder, prepared.description)
         if number == 0:
-            if resumed is not None and prepared.tokenizer is not None:
-                check_same_tokens(prepared.tokenizer, resumed.parent.parent / TOKENIZER)
+            if resumed is not None:
+                check_config(resumed, read_checkpoint(resumed, mmap=True), settings, overrides)
+                if prepared.tokenizer is not None:
+                    check_same_tokens(prepared.tokenizer, resumed.parent.parent / TOKENIZER)
             # All of the user's input has been checked: from here on the folder is this run's.
             if is_first_of_job():
-                write_config(asdict(settings), folder)
+                stored[SETTINGS] = write_config(asdict(settings), folder)
                 if prepared.tokenizer is not None:
                     prepared.tokenizer.save(folder / TOKENIZER)
                 write_summary(folder, {**planned_row(settings, hardware, overrides), "status": RUNNING})
         for line in prepared.said:
             say(line)
+        prepared.callbacks = [*prepared.callbacks, stores]
         row = _fit(prepared, settings, hardware, folder, resumed=resumed, overrides=overrides, started=started)
     return row
 
@@ -152,7 +160,7 @@ def _fit(
             **prepared.row(trainer),
             "held_out_samples": getattr(prepared.data, "held_out_samples", None),
             **memory_columns(prepared.batching),
-            "seconds": round(time.time() - started, 1),
+            "seconds": round(time.monotonic() - started, 1),
         }
 
     own = prepared.stage.settings if prepared.stage else settings

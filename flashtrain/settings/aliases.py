@@ -48,8 +48,16 @@ RENAMED = {
     "trainer.strategy=deepspeed": "trainer.strategy=fsdp",
 }
 
+_TEXTS = ("txt", "md", "jsonl")
 # A setting that a run's configuration lacks since it is newer than the run, and the value that repeats what it did.
-NEWER: dict[str, Any] = {}
+NEWER: dict[str, Any] = {
+    "data.check_answers": False,
+    "data.files": ["*.parquet", *(f"*.{name}{end}" for name in _TEXTS for end in ("", ".gz", ".xz", ".zst"))],
+    "data.include_ignored": True,
+    "data.special_tokens": "chat",
+    "export.dtype": "float32",
+    "model.older_positions": True,
+}
 
 
 @cache

@@ -11,6 +11,7 @@ from flashtrain.errors import UserError, at_least, between, one_of, unknown
 from flashtrain.settings.options import (
     EncodingErrors,
     Source,
+    SpecialTokens,
     TokenDtype,
     Tokenizer,
     TooLong,
@@ -30,8 +31,10 @@ READ_BY = {
 # What a source of data=mixture may be, and the settings that it may have.
 PARTS = ("files", "hub", "packages", "stdlib", "tokens")
 KINDS_OF_A_PART: dict[str, type] = {
-    "streaming": bool, "include_tests": bool, "end_of_text": int, "options": dict,
+    "streaming": bool, "include_tests": bool, "end_of_text": int, "options": dict, "files": object,
+    "include_ignored": bool,
 }  # fmt: skip
+SHARED = ("tokenizer", "vocab_size", "vocab", "merges", "files", "include_ignored", "special_tokens")
 OF_A_PART = (
     "source", "weight", "path", "name", "config", "split", "text_column", "encoding", "encoding_errors", "dtype",
     *KINDS_OF_A_PART,
@@ -44,6 +47,10 @@ class DataSettings:
 
     source: str = "stdlib"  # stdlib, packages, files, hub, tokens, chat, mixture, or a registered source
     path: str | None = None  # the file or folder that data=files, tokens and chat read
+    # Patterns, as in .gitignore, of the files to read in a folder: '*.py' or ['src/**/*.py', '!tests/**'] (data=files,
+    # chat). null: all that are text; of data=chat the .jsonl and .parquet files.
+    files: Any = None
+    include_ignored: bool = False  # whether what .gitignore names, virtual environments and node_modules are read too
     validation_path: str | None = None  # a file or folder that is held out, in place of a part of the text
     dtype: str | None = option(None, TokenDtype)  # the type of the numbers in .bin files without a header (data=tokens)
     mixture: Any = None  # the sources of data=mixture with their weights: {NAME: {path: ..., weight: 2}, ...}
@@ -55,6 +62,9 @@ class DataSettings:
     encoding: str = UTF_8  # the encoding of text files: any of Python's
     # What is done with bytes that are no text: strict stops and names their place, replace counts and replaces them.
     encoding_errors: str = option("strict", EncodingErrors)
+    # How a text that spells a special token, such as <|im_end|>, is read: as letters, as that token (tokens), or as the
+    # token in data=chat alone (chat), which older runs did. What a chat template writes is always tokens.
+    special_tokens: str = option("letters", SpecialTokens)
     # Whether tokens are made while training and not written (data=files, hub); null: a token file is written first, of
     # a dataset while it is downloaded; false (data=hub): a copy of the dataset is saved too.
     streaming: bool | None = None
@@ -73,6 +83,9 @@ class DataSettings:
     workers: int | None = None  # processes that build batches, a device; 0: the training's own; null: 2 on GPUs
     cache_dir: str | None = None  # where token files lie; null: FLASHTRAIN_CACHE, else the user's cache folder
     train_on: str = option("assistant", TrainOn)  # the tokens of a conversation whose loss counts (data=chat)
+    # Whether a conversation is broken if the template leaves out what an answer says, and answers of weight 0 are not
+    # learned (data=chat).
+    check_answers: bool = True
     chat_template: str | None = None  # a file with a Jinja template in place of the tokenizer's own (data=chat)
     too_long: str = option("cut", TooLong)  # what is done with a conversation longer than the context (data=chat)
     skip_broken: float = 0.0  # the share of rows that may be broken and are left out (data=chat); 0 refuses the first
@@ -88,7 +101,7 @@ class DataSettings:
 
     def check(self) -> None:
         if self.source == "files" and not self.path:
-            raise UserError("data=files needs data.path=..., a file or folder of .txt, .md, .jsonl or .parquet.")
+            raise UserError("data=files needs data.path=..., a file or folder of text, .jsonl or .parquet.")
         if self.source == "hub" and not self.name:
             raise UserError("data=hub needs data.name=..., a dataset of the hub such as roneneldan/TinyStories.")
         if self.source == "tokens" and not self.path:
@@ -139,8 +152,8 @@ class DataSettings:
             for key, value in own.items():
                 if not isinstance(value, KINDS_OF_A_PART.get(key, str)):
                     raise UserError(f"{where}.{key}={value} must be {KINDS_OF_A_PART.get(key, str).__name__}.")
-            shared = {key: getattr(self, key) for key in ("tokenizer", "vocab_size", "vocab", "merges")}
-            found[name] = (DataSettings(source=source, **own, **shared), float(weight))
+            shared = {key: getattr(self, key) for key in SHARED}
+            found[name] = (DataSettings(**{**shared, **own, "source": source}), float(weight))
         return found
 
     def _check_mixture(self) -> None:

@@ -35,6 +35,7 @@ class ModelSettings:
     vocab_rows: int | None = None  # rows of the embedding table; null: the vocabulary rounded up to a multiple of 64
     rope_base: float | None = None  # base of rotary positions; null: 10000, or that of the weights
     rope_factor: float | None = None  # scales rotary positions for a longer context; null: 1, or as the weights
+    older_positions: bool = False  # numbers and scales positions of model=huggingface as runs until November 2026 did
     interpolate_positions: bool = False  # stretch learned positions of weights or a checkpoint to a longer context
     # Between blocks under autocast: half precision (compute), float32 (weights).
     residual: str = option("compute", Residual)

@@ -28,8 +28,10 @@ OptimizerStates = Literal["full", "8bit", "host"]
 Schedule = Literal["constant", "cosine", "linear"]  # likewise
 Strategy = Literal["auto", "ddp", "fsdp", "context_parallel"]
 # text
+ExportDtype = Literal["float32", "bfloat16", "float16"]
 EncodingErrors = Literal["strict", "replace"]
 Source = Literal["stdlib", "packages", "files", "hub", "tokens", "mixture", "chat"]  # likewise
+SpecialTokens = Literal["letters", "tokens", "chat"]
 TokenDtype = Literal["uint16", "uint32"]
 Tokenizer = Literal["bytes", "bpe", "gpt2", "huggingface", "none"]  # or a folder
 TooLong = Literal["cut", "drop", "refuse"]

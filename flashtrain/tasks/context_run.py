@@ -44,7 +44,7 @@ def check_model(sharding: SequenceSharding | None, model: Trainable, name: str) 
     """
     if sharding is None:
         return
-    if not model.shares_sequences:
+    if model.shares_sequences is False:
         raise UserError(
             f"model={name} ({type(model).__name__}) has no flashtrain.Attention, so a sequence cannot "
             "be sharded over devices. Use model=gpt2, llama or huggingface, or trainer.strategy=fsdp."

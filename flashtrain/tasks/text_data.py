@@ -45,7 +45,8 @@ def _files(settings: DataSettings) -> TextSource:
 
 
 def _of_files(settings: DataSettings) -> dict[str, Any]:
-    return {name: getattr(settings, name) for name in ("text_column", "encoding", "encoding_errors")}
+    names = ("text_column", "encoding", "encoding_errors", "include_ignored")
+    return {"patterns": settings.files, **{name: getattr(settings, name) for name in names}}
 
 
 def _of_dataset(settings: DataSettings) -> dict[str, Any]:
@@ -65,7 +66,7 @@ def _mixture(settings: DataSettings) -> TokenSource:
     from flashtrain.data.mixture import MixtureSource
 
     parts = settings.parts().items()
-    return MixtureSource({name: (component("source", part.source)(part), weight) for name, (part, weight) in parts})
+    return MixtureSource({name: (make_source(part), weight) for name, (part, weight) in parts})
 
 
 @register("source", "hub")
@@ -89,7 +90,9 @@ def _chat(settings: DataSettings) -> TextSource:
 
 def make_source(data: DataSettings) -> TextSource | TokenSource:
     """Build the source of text or tokens that `data` names."""
-    return component("source", data.source)(data)
+    source = component("source", data.source)(data)
+    source.special_tokens = data.special_tokens in ("tokens", data.source)
+    return source
 
 
 def make_sources(data: DataSettings) -> tuple[Any, Any]:
@@ -100,7 +103,7 @@ def make_sources(data: DataSettings) -> tuple[Any, Any]:
     source, validation = make_source(data), None
     if data.validation_path is not None:
         kind = data.source if data.source in ("chat", "tokens") else "files"
-        named = component("source", kind)(replace(data, path=data.validation_path, name=None))
+        named = make_source(replace(data, source=kind, path=data.validation_path, name=None))
         validation = held_out(named) or named
     if data.validation_fraction != 1:
         return source, validation

@@ -57,6 +57,7 @@ class TrainingTask(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.model = model
+        self.shares_sequences = getattr(model, "shares_sequences", None)  # read by ContextParallelStrategy
         self.gradient_clip = gradient_clip
         self.description = dict(description or {})
         self._make_optimizer = make_optimizer or partial(adamw, lr=DEFAULT_LEARNING_RATE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +67,15 @@ class BestCheckpoint(ModelCheckpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         best = Path(self.dirpath or "") / BEST
-        if state_dict["best_model_score"] is None or not checkpoint_exists(best):
-            return
-        held = read_checkpoint(best, mmap=True)  # reads none of its weights
-        rebuild_paths(held, best.parent)
-        super().load_state_dict(held["callbacks"][self.state_key])
+        try:
+            if state_dict["best_model_score"] is None or not checkpoint_exists(best):
+                return
+            held = read_checkpoint(best, mmap=True)  # reads none of its weights
+            rebuild_paths(held, best.parent)
+            super().load_state_dict(held["callbacks"][self.state_key])
+        except Exception as error:  # noqa: BLE001 - last.ckpt is whole, whatever became of this file
+            reason = first_line(error)
+            say(f"{best} cannot be read, and the next validation replaces it: {reason}", level=logging.WARNING)
 
     def _save_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
         checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=True)
@@ -180,7 +185,7 @@ def _end_of_step(trainer: pl.Trainer) -> tuple[int, dict[str, Any]]:
 def _continue_metrics(trainer: pl.Trainer) -> None:
     for logger in trainer.loggers:
         if isinstance(logger, MetricsFile):
-            logger.continue_from(trainer.global_step)
+            logger.continue_from(trainer.global_step, trainer.log_every_n_steps)  # type: ignore[attr-defined]
 
 
 def _flush_metrics(trainer: pl.Trainer, *, in_step: bool) -> None:

@@ -6,14 +6,16 @@ import contextlib
 import os
 import pickle
 import shutil
+import zipfile
 from collections.abc import Mapping
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 
-from flashtrain.errors import UserError
+from flashtrain.errors import UserError, first_line
 from flashtrain.files.disk import os_errors
 from flashtrain.training import sharded
 
@@ -98,7 +100,7 @@ def checkpoint_exists(path: Path) -> bool:
 
 
 def read_checkpoint(
-    path: str | Path, map_location: Any = "cpu", *, mmap: bool = False, optimizers: bool = False
+    path: str | Path, map_location: Any = "cpu", *, mmap: bool = False, optimizers: bool = False, checked: bool = False
 ) -> dict[str, Any]:
     """Read the dictionary in a checkpoint, by torch.load with weights_only=True.
 
@@ -107,14 +109,15 @@ def read_checkpoint(
         map_location: torch.load's, for a file.
         mmap: read a file's tensors only when they are used; a folder's tensors are not read (meta device).
         optimizers: read the optimisers' states of a folder too; otherwise they are on the meta device.
+        checked: compare a file's content with its checksums with `mmap` too. Shards have none.
 
     Raises:
-        UserError: the folder has no complete checkpoint. A file that is missing, damaged or could run code raises
-            torch's own errors.
+        UserError: the folder has no complete checkpoint, or a file is damaged.
+        pickle.UnpicklingError: a file could run code, or is damaged.
     """
     path = Path(path)
     if not path.is_dir():
-        return _read_file(path, map_location, mmap)
+        return _read_file(path, map_location, mmap, checked or not mmap)
     folder = sharded.current(path)
     plain = _read_file(folder / sharded.PLAIN, "cpu", False)
     if mmap:
@@ -125,15 +128,33 @@ def read_checkpoint(
     return checkpoint
 
 
-def _read_file(path: Path, map_location: Any, mmap: bool) -> dict[str, Any]:
+def _read_file(path: Path, map_location: Any, mmap: bool, checked: bool = True) -> dict[str, Any]:
+    load = partial(torch.load, path, map_location=map_location, weights_only=True, mmap=mmap)
     try:
-        return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
-    except pickle.UnpicklingError:
-        if torch.serialization.get_unsafe_globals_in_checkpoint(path) != [STATES_OF_8_BITS]:
-            raise
-        import torchao.optim  # noqa: F401 - its import allows torch to load this one class
+        if checked and zipfile.is_zipfile(path):  # torch has the error of another file
+            _check_content(path, path.stat().st_mtime_ns)
+        try:
+            return load()
+        except pickle.UnpicklingError:
+            if torch.serialization.get_unsafe_globals_in_checkpoint(path) != [STATES_OF_8_BITS]:
+                raise
+            import torchao.optim  # noqa: F401 - its import allows torch to load this one class
 
-        return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
+            return load()
+    except (OSError, UserError):
+        raise
+    except pickle.UnpicklingError as error:
+        raise pickle.UnpicklingError(f"{path}: {error}") from error
+    except Exception as error:
+        raise UserError(f"{path} is damaged, or no checkpoint: {first_line(error)}.") from error
+
+
+@lru_cache(maxsize=4)  # a run that resumes reads its checkpoint several times
+def _check_content(path: Path, modified: int) -> None:
+    # torch.save writes a CRC-32 of every part of the file, which torch 2.13 does not compare when it reads.
+    with zipfile.ZipFile(path) as file:
+        if (part := file.testzip()) is not None:
+            raise UserError(f"{path} is damaged: {part} in it is not what was written, by its checksum.")
 
 
 def weights_in(checkpoint: dict[str, Any], path: str | Path) -> dict[str, torch.Tensor]:

@@ -11,10 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 from torch.distributed import DistError
 
+from flashtrain.errors import RunFailed
+
 # pytorch-lightning 2.6.6 starts a job's other ranks as child processes of the first one. When one of them has died, it
-# logs a line at INFO and kills the first rank with SIGKILL.
+# logs a line at INFO and kills all others with SIGKILL, the first one too: whether a failed collective ends that with a
+# status of its own before, is a matter of seconds and of the strategy.
 LAUNCHER = "lightning_fabric.strategies.launchers.subprocess_script"
 # "[rank: 1] Child process with PID 21848 terminated with code -9. ..."
 _REPORT = re.compile(r"\[rank: (\d+)\].* terminated with code -(\d+)\b")
@@ -23,9 +27,9 @@ _HOST = re.compile(r"\[([^\s\[\]]+)\]:\d+")  # gloo's "Connection closed by peer
 
 
 def name_killed_ranks(note: Callable[[str], None]) -> None:
-    """From now on, print a line if a signal kills a rank. For the command, not for the library.
+    """From now on, print a line if a signal kills a rank, and end with RunFailed's status if any rank has failed.
 
-    Ranks that end by themselves report their own error.
+    For the command, not for the library. Ranks that end by themselves report their own error.
 
     Args:
         note: is also called with the line. A later call of this function replaces it.
@@ -34,6 +38,13 @@ def name_killed_ranks(note: Callable[[str], None]) -> None:
     logger.setLevel(logging.INFO)
     logger.propagate = False  # our line replaces Lightning's
     logger.handlers = [_ReportHandler(note)]
+    _ChildProcessObserver._terminate_all = _end_all  # type: ignore[method-assign, assignment]
+
+
+def _end_all(observer: _ChildProcessObserver) -> None:
+    for rank in observer._child_processes:
+        rank.kill()
+    os._exit(RunFailed.status)
 
 
 class _ReportHandler(logging.Handler):

@@ -158,7 +158,7 @@ def estimate_memory(
         master_weights: float32 copies of half-precision weights; the optimiser's states then belong to the copies.
         shards: devices among which weights, gradients and optimiser states are sharded (FSDP2).
         context_degree: devices that share each sequence.
-        exchange: bytes that one layer of attention needs for data exchanged between these devices.
+        exchange: bytes that one layer of attention needs while these devices exchange its data, with the kernels' sums.
         gradients_stay: whether gradients are always allocated (gradient accumulation, DDP's buckets); otherwise a step
             begins without any, as TrainingTask's does.
         kernels: whether a kernel writes the gradients of the logits over them; torch makes two copies (on a CPU).
@@ -301,7 +301,7 @@ def block_bytes(
     # block's output and of the mixer's result are live, those of queries, keys and values not yet.
     chunks = (chunk or 0) * chunk_tensors * ffn * activation
     at_ffn = int(tokens * (gradients + again_in_ffn + in_ffn)) + chunks
-    at_mixer = int(tokens * (gradients + again_in_mixer + mixer.inputs + mixer.gradients))
+    at_mixer = int(tokens * (gradients + again_in_mixer + mixer.inputs + mixer.gradients + mixer.sums))
     at_exchange = int(tokens * (stream + again_in_mixer + mixer.gradients)) + exchange
     return saved - stream * savings.offload, max(at_ffn, max(at_mixer, at_exchange) + mixer.temporary)
 

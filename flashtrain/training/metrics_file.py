@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any, BinaryIO
 
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities import rank_zero_only
+
+from flashtrain.announce import say
 
 METRICS = "metrics.jsonl"
 STEP, EPOCH = "step", "epoch"
@@ -61,22 +64,28 @@ class MetricsFile(Logger):
         self.flush()
 
     @rank_zero_only
-    def continue_from(self, done: int) -> None:
-        """Remove the lines after the first `done` optimiser steps. The last remaining line may still gain values."""
+    def continue_from(self, done: int, every: int | None = None) -> None:
+        """Remove the lines after the first `done` optimiser steps. The last remaining line may still gain values.
+
+        A line says what is damaged, and which steps have no row though the run logs one in `every` steps.
+        """
         if self._begun:
             return
         self._begun = True
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a+b") as file:
             file.seek(0)
-            size = 0
+            size, last, damaged = 0, -1, 0
             for begins, ends, row in _whole_lines(file):
-                if row[STEP] >= done:
+                if row.get(STEP, last) >= done:
                     break
-                if row[STEP] == done - 1:
+                if row.get(STEP) == done - 1:
                     self._row, self._row_at = row, begins
-                size = ends
+                size, last, damaged = ends, row.get(STEP, last), damaged + (not row)
             file.truncate(size)
+        if damaged or (every is not None and done - 1 - last >= every):
+            lost = f"{damaged} damaged lines" if damaged else f"no rows of steps {last + 1} to {done - 1}"
+            say(f"{self.path} has {lost}: its curves have a gap there.", level=logging.WARNING)
         if not self._row:
             self._row_at = size
 
@@ -92,17 +101,21 @@ class MetricsFile(Logger):
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """Return the rows of a metrics.jsonl, one dictionary per step. An incomplete last line (of a kill) is skipped."""
+    """Return the rows of a metrics.jsonl, one dictionary per step. Damaged and incomplete lines are skipped."""
     with Path(path).open("rb") as file:
-        return [row for _, _, row in _whole_lines(file)]
+        return [row for _, _, row in _whole_lines(file) if row]
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """(first byte, byte after the last, row) of each complete line."""
+    """(first byte, byte after the last, row) of each complete line; a damaged one has no row, {}."""
     begins = 0
     for line in file:
         if not line.endswith(b"\n"):
             return
         ends = begins + len(line)
-        yield begins, ends, json.loads(line)
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = {}
+        yield begins, ends, row if isinstance(row, dict) and isinstance(row.get(STEP), int) else {}
         begins = ends

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+_NO_MATRIX = re.compile(r"(bias|scale|A_log)$|embed")  # in names of parameters of two dimensions or more
 
 
 class Stepping(torch.optim.Optimizer):
@@ -62,14 +66,13 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     """Divide the model's trainable parameters into an optimiser's groups: with weight decay, and without.
 
     The rule is GPT-2's, as in nanoGPT and llm.c: parameters with two or more dimensions (linear weights and both
-    embedding tables) decay; biases and norm weights do not. A tied parameter is listed once.
-    An empty group is left out.
+    embedding tables) decay; norm weights and biases do not, nor do biases of all experts in one parameter.
+    A tied parameter is listed once. An empty group is left out.
     """
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
-    ]
+    groups: list[dict[str, Any]] = [{"params": [], "weight_decay": decay} for decay in (weight_decay, 0.0)]
+    for name, one in model.named_parameters():
+        if one.requires_grad:
+            groups[one.dim() < 2 or name.endswith("bias")]["params"].append(one)
     return [group for group in groups if group["params"]]
 
 
@@ -92,12 +95,49 @@ def adamw(
     return torch.optim.AdamW(parameter_groups(model, weight_decay), lr=lr, betas=betas, eps=eps, fused=True)
 
 
-def inner_matrices(model: nn.Module) -> list[torch.Tensor]:
-    """Return the trainable weights of linear layers, except the output head and weights tied to embeddings."""
-    head = getattr(model, "output_weight", None)
-    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    weights = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
-    return [w for w in weights if w.requires_grad and id(w) not in embeddings and w is not head]
+def inner_matrices(model: nn.Module) -> list[Tensor]:
+    """Return the trainable matrices inside the model, and the stacks (N, rows, columns) of its experts' matrices.
+
+    Left out are the output head, embeddings, weights tied to either, and convolutions.
+    """
+    outer = [module for module in model.modules() if isinstance(module, nn.Embedding | _ConvNd)]
+    others = {id(module.weight) for module in outer} | {id(getattr(model, "output_weight", None))}
+    return [
+        one
+        for name, one in model.named_parameters()
+        if one.requires_grad and id(one) not in others and not _NO_MATRIX.search(name.rpartition(".")[2])
+        if one.dim() == 2 or (one.dim() == 3 and min(one.shape[1:]) > 1)
+    ]
+
+
+class Muon(torch.optim.Muon):
+    """torch.optim.Muon, also for stacks (N, rows, columns), each matrix by itself; FSDP2 shards them as whole ones."""
+
+    def _init_group(self, group: Any, *lists: list[Tensor]) -> bool:
+        found: tuple[list[Any], ...] = ([], [], [])  # parameters, gradients, momenta
+        super()._init_group(group, *found)
+        for ready, tensors in zip(lists, found, strict=True):
+            for one in tensors:
+                if one.dim() == 3:
+                    ready.extend(getattr(one, "to_local", lambda one=one: one)().unbind())
+                    continue
+                # torch 2.13 cannot update a matrix of fewer rows than devices that share them.
+                few = hasattr(one, "full_tensor") and len(one) < one.device_mesh.size()
+                ready.append(one.full_tensor() if few else one)
+                self._gathered += [(one, ready[-1])] if few else []
+        return False
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Run torch's step."""
+        self._gathered: list[tuple[Any, Tensor]] = []
+        loss = super().step(closure)
+        for one, whole in self._gathered:
+            from torch.distributed.tensor import distribute_tensor
+
+            part = distribute_tensor(whole, one.device_mesh, one.placements, src_data_rank=None)
+            one.to_local().copy_(part.to_local())
+        return loss
 
 
 def muon(
@@ -111,7 +151,8 @@ def muon(
     """Make Muon (Jordan et al. 2024, torch.optim.Muon) for the `inner_matrices`, with AdamW for all other parameters.
 
     Args:
-        lr: learning rate of both: Muon's updates are scaled to the size of AdamW's (Liu et al. 2025, arXiv 2502.16982).
+        lr: learning rate of both: Muon's updates are scaled to the size of AdamW's (Liu et al. 2025, arXiv 2502.16982)
+            by the longer side, so that a matrix may be stored transposed.
         momentum: of Muon. The other arguments are as in `adamw`.
     """
     matrices = inner_matrices(model)
@@ -120,9 +161,10 @@ def muon(
     for group in rest.param_groups:
         group["params"] = [p for p in group["params"] if id(p) not in chosen]
     rest.param_groups = [group for group in rest.param_groups if group["params"]]
-    first = torch.optim.Muon(
-        matrices, lr=lr, weight_decay=weight_decay, momentum=momentum, adjust_lr_fn="match_rms_adamw"
-    )
+    flat, stacks = ([one for one in matrices if one.dim() == dimensions] for dimensions in (2, 3))
+    first = Muon([{"params": flat}], lr, weight_decay, momentum, adjust_lr_fn="match_rms_adamw")
+    if stacks:
+        first.add_param_group({"params": stacks})  # the constructor refuses them
     return SharedState([first, rest])
 
 

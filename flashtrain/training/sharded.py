@@ -21,6 +21,7 @@ import torch
 
 from flashtrain.errors import UserError
 from flashtrain.files.disk import flush, os_errors, replacing
+from flashtrain.files.json_files import read_json
 
 # torch.distributed.checkpoint plans, writes and reads the shards, for any number of ranks. Two gaps of torch 2.13 are
 # closed here. Its own format has a pickled .metadata, which can run code: here shards are safetensors. A kill while a
@@ -45,7 +46,7 @@ def current(path: str | Path) -> Path:
     file = Path(path) / CURRENT
     if not file.is_file():
         raise UserError(f"{path} is a folder, not a checkpoint file. Give one of its .ckpt files.")
-    return Path(path) / Path(json.loads(file.read_text())["folder"]).name
+    return Path(path) / Path(read_json(file)["folder"]).name
 
 
 def next_generation(path: Path, step: int) -> str:

@@ -1,4 +1,4 @@
-"""A clean stop on SIGTERM, Ctrl-C or a time limit: finish the optimiser step, save a checkpoint, end the fit."""
+"""A clean stop on a signal or at a time limit: finish the optimiser step, save a checkpoint, end the fit."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 
+from flashtrain.interruption import Interrupted, handle, leave_closed_terminal, restore
 from flashtrain.training.checkpoint_callbacks import SaveLast
 from flashtrain.training.steps import OptimizerStepCounter
 
@@ -29,10 +30,10 @@ class StoppedInValidation(Exception):
 # pytorch-lightning 2.6.6 does not do this. After a SIGTERM between two accumulated micro-batches its checkpoint lacks
 # their gradients, a SIGTERM that only rank 1 gets leaves the job hanging, and the command exits with status 0.
 class SaveOnSignal(pl.Callback):
-    """On SIGTERM or Ctrl-C (SIGINT), finishes the optimiser step, saves last.ckpt and ends the fit.
+    """On SIGTERM, SIGHUP or Ctrl-C (SIGINT), finishes the optimiser step, saves last.ckpt and ends the fit.
 
     last.ckpt is written by the Trainer's SaveLast, if it has one; no validation follows. A second Ctrl-C raises
-    KeyboardInterrupt at once. In a validation or test the current batch is finished, last.ckpt is saved if the Trainer
+    Interrupted at once. In a validation or test the current batch is finished, last.ckpt is saved if the Trainer
     is fitting, and StoppedInValidation is raised, because half a validation has no result.
 
     With several ranks a signal may reach only some of them, at different steps. About once a second all compare, in an
@@ -43,7 +44,7 @@ class SaveOnSignal(pl.Callback):
     handlers, the callback does nothing.
 
     Args:
-        until: a time limit, in seconds as of time.time(), at which the fit ends in the same way; None: no limit.
+        until: a time limit, in seconds as of time.monotonic(), at which the fit ends in the same way; None: no limit.
     """
 
     def __init__(self, *, until: float | None = None) -> None:
@@ -55,7 +56,7 @@ class SaveOnSignal(pl.Callback):
         self.stopped_at: int | None = None  # the optimiser step at which the fit ended, if it was stopped
         self._received: signal.Signals | None = None
         self._interrupts = 0
-        self._previous: dict[signal.Signals, Any] = {}
+        self._previous: dict[int, Any] = {}
         self._steps = OptimizerStepCounter()
         self._group: Any = None
         self._speaks = False
@@ -122,7 +123,8 @@ class SaveOnSignal(pl.Callback):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         self._restore(trainer)
         if isinstance(exception, KeyboardInterrupt) and self.stopped_by is None:
-            self.stopped_by, self.stopped_at = signal.SIGINT, trainer.global_step
+            number = exception.number if isinstance(exception, Interrupted) else signal.SIGINT
+            self.stopped_by, self.stopped_at = number, trainer.global_step
 
     def take_late(self, trainer: pl.Trainer) -> None:
         """Let a signal at the fit's last step, or in the validation after it, count as having stopped the fit.
@@ -147,8 +149,7 @@ class SaveOnSignal(pl.Callback):
             _silence_lightning(trainer)
         if threading.current_thread() is not threading.main_thread():
             return
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._previous[number] = signal.signal(number, self._on_signal)
+        self._previous = handle(self._on_signal)
 
     def _begin_evaluation(self, trainer: pl.Trainer, batches: Any) -> None:
         if trainer.state.fn != "fit" and not self._previous:
@@ -182,11 +183,12 @@ class SaveOnSignal(pl.Callback):
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._interrupts += number == signal.SIGINT  # a sweep passes a SIGTERM on in addition to the terminal's Ctrl-C
         if self._interrupts > 1:
-            raise KeyboardInterrupt
+            raise Interrupted(number, "stopped at once by a second Ctrl-C")
+        leave_closed_terminal()
         if self._received is None and self._speaks:
             name = signal.Signals(number).name
             line = f"\n{name} received: finishing this step and saving a checkpoint (Ctrl-C again: quit at once).\n"
-            with contextlib.suppress(OSError):  # the terminal is gone
+            with contextlib.suppress(OSError):  # a pipe that nobody reads
                 os.write(2, line.encode())  # not print: the interrupted code may be printing
         self._received = signal.Signals(number)
 
@@ -194,7 +196,7 @@ class SaveOnSignal(pl.Callback):
         """The number of the signal that this rank received, TIME_IS_UP, or 0."""
         if self._received is not None:
             return int(self._received)
-        return TIME_IS_UP if self.until is not None and time.time() >= self.until else 0
+        return TIME_IS_UP if self.until is not None and time.monotonic() >= self.until else 0
 
     def _agree(self) -> int | None:
         """The largest report of any rank, the same on every rank; None if there is none, or no exchange is due."""
@@ -221,9 +223,7 @@ class SaveOnSignal(pl.Callback):
                 return
 
     def _restore(self, trainer: pl.Trainer) -> None:
-        for number, handler in self._previous.items():
-            # None: not set by Python, so it cannot be restored, and the default replaces it.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        restore(self._previous)
         self._previous = {}
         if self._validation_limit is not None:
             trainer.limit_val_batches = self._validation_limit

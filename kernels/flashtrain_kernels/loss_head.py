@@ -58,6 +58,7 @@ def linear_cross_entropy(
     Raises:
         ValueError: sizes that do not fit, an unknown reduction, a softcap below 0.
         TypeError: labels that are not int64.
+        RuntimeError: a label that is no token; on a GPU a device assertion, as of F.cross_entropy.
     """
     _check(hidden, weight, labels, vocab_size, chunk, reduction)
     if softcap < 0:
@@ -102,6 +103,8 @@ def _pieces(
     softcap: float = 0.0, frozen: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The sum of the losses, its gradients to hidden and weight (empty unless requested; frozen: weight's is empty)."""
+    known = (labels == ignored) | ((labels >= 0) & (labels < vocab_size))
+    torch._assert_async(known.all(), f"labels must be 0 to {vocab_size - 1}, or {ignored} for none")
     losses = hidden.new_zeros(hidden.shape[0], dtype=torch.promote_types(hidden.dtype, torch.float32))
     dhidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if gradients else hidden.new_empty(0)
     of_weight = gradients and not frozen

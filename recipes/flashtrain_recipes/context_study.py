@@ -26,6 +26,7 @@ from flashtrain.command.sweep import note_failure
 from flashtrain.errors import UserError
 from flashtrain.folders.new_folder import new_run_folder
 from flashtrain.folders.run_folder import (
+    CONFIG_FILE,
     FAILED,
     FINISHED,
     OUT_OF_MEMORY,
@@ -36,6 +37,7 @@ from flashtrain.folders.run_folder import (
     write_summary,
 )
 from flashtrain.folders.same_training import find_same, newest_first
+from flashtrain.interruption import ENDING
 from flashtrain.registry import component
 from flashtrain.report.rows import RESULT, Row, command_line, has_failed, write_result
 from flashtrain.run.job_process import JobProcesses
@@ -47,7 +49,7 @@ from flashtrain.training.hardware import Hardware
 # Settings of the comparison's command line that are not passed on to a training.
 NOT_FOR_TRAINING = ("mode", "resume", "data.split_context", "hydra.run.dir", "logger.group")
 
-_STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+_STOPPED = [128 + number for number in ENDING]
 
 Start = Callable[[list[str]], int]
 
@@ -67,7 +69,7 @@ def run_study(settings: Settings, overrides: list[str], *, started: float, start
 
     Args:
         overrides: the command line's settings.
-        started: time.time() at the command's start.
+        started: time.monotonic() at the command's start.
         start: runs one training, given its command line, and returns its exit status.
 
     Raises:
@@ -119,7 +121,7 @@ class ContextStudy(ABC):
         Running out of memory is a result, not a failure.
 
         Args:
-            started: time.time() at the command's start.
+            started: time.monotonic() at the command's start.
             start: runs one training, given its command line, and returns its exit status.
         """
         folder = self._folder()
@@ -141,7 +143,7 @@ class ContextStudy(ABC):
             write_result(folder / RESULT, self.settings.recipe, self._command(rows), rows)
             self._report(folder, rows)
             failed = [row for row in rows if has_failed(row) and row.get("status") != OUT_OF_MEMORY]
-            row = {**planned, "status": FINISHED, **self.best(rows), "seconds": round(time.time() - started, 1)}
+            row = {**planned, "status": FINISHED, **self.best(rows), "seconds": round(time.monotonic() - started, 1)}
             for first in failed[:1]:
                 error = f"context {first['context']}: {first.get('error') or 'failed'}"
                 row |= {"status": FAILED, "error": error}
@@ -153,7 +155,10 @@ class ContextStudy(ABC):
         settings, parent = self.settings, Path(self.settings.output) / self.settings.recipe
         named = [word.value() for word in parse_overrides(self.overrides) if word.get_key_element() == "hydra.run.dir"]
         if named:
-            return Path(str(named[-1]))
+            given = Path(str(named[-1]))
+            if (given / CONFIG_FILE).is_file() and find_same([given], settings) is None:
+                raise UserError(f"hydra.run.dir={given} has another run. Use another folder.")
+            return given
         if settings.resume is None:
             return new_run_folder(parent)
         if settings.resume != "auto":

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from flashtrain import registry
 from flashtrain.command.compose import compose_settings, parse_overrides
 from flashtrain.command.overrides import plain_words
+from flashtrain.command.request import settings_of
 from flashtrain.command.sweep import expand
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2_config import FAMILIES, SIZES
@@ -134,3 +135,10 @@ def test_a_mistake_of_form_is_one_line(words: list[str], line: str) -> None:
 def test_the_names_in_the_settings_are_those_of_the_models() -> None:
     assert set(get_args(options.DecoderSize)) == set(SIZES)
     assert set(FAMILIES) < set(get_args(options.Decoder))
+
+
+@pytest.mark.parametrize("group", ["logger", "optimizer", "schedule", "data", "hardware", "attention"])
+@pytest.mark.parametrize("value", ["nan", "inf", "[1,2]", "[]"])
+def test_a_group_is_chosen_by_a_name_and_by_nothing_else(group: str, value: str) -> None:
+    with pytest.raises(UserError, match=f"unknown {group} '.*Expected one of: "):
+        settings_of(plain_words(["recipe=gpt2", f"{group}={value}"]))

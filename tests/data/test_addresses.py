@@ -40,7 +40,7 @@ def corpus(memory, tmp_path):
     memory.pipe("/corpus/c/c.txt.gz", gzip.compress(b"three"))
     memory.pipe("/corpus/d.parquet", (tmp_path / "d.parquet").read_bytes())
     memory.pipe("/corpus/.hidden.txt", b"no")
-    memory.pipe("/corpus/picture.png", b"no")
+    memory.pipe("/corpus/picture.png", b"\x89PNG")
     return "memory://corpus"
 
 
@@ -48,7 +48,8 @@ def test_every_format_is_read_as_in_a_folder(corpus):
     assert list(FilesSource(corpus).documents()) == ["one", "two", "three", "four", "five"]
     assert list(FilesSource(f"{corpus}/b.jsonl").documents()) == ["two"]
     assert FilesSource(corpus).approximate_bytes() > 0
-    assert FilesSource(corpus).describe() == f"files at {corpus}"
+    read = f"files at {corpus}: 1 .txt, 1 .jsonl, 1 .gz, 1 .parquet"
+    assert FilesSource(corpus).describe() == f"{read} (left out, as no text, ignored or not data.files: 1 .png)"
     source = make_source(compose_settings(["recipe=gpt2", "data=files", f"data.path={corpus}"]).data)
     cache = open_or_build(source, TokenizerSpec("bytes"))
     assert cache.documents == 5
@@ -77,4 +78,5 @@ def test_mistakes_name_the_address(corpus, memory, monkeypatch):
     memory.pipe("/corpus/b.jsonl", b"{")
     fails(corpus, r"memory://.*b\.jsonl:1: .*JSON")
     monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "_open", fail)
+    memory.rm("/corpus/picture.png")  # whose beginning would be read first
     fails(corpus, r"cannot read memory://.*a\.txt: throttled\.$")

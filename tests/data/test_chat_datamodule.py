@@ -286,3 +286,12 @@ def test_a_single_conversation_trains_and_nothing_is_held_out(make):
     assert data.validation_tokens == 0
     (batch, *_) = data.train_dataloader()
     assert (batch["labels"] != IGNORED_LABEL).any(dim=1).all()
+
+
+def test_the_device_with_the_costlier_row_of_one_pair_has_the_cheaper_one_of_the_next(make):
+    module = make(talks=[[*talk(1)[:1], {"role": "assistant", "content": "yes " * n}] for n in (1, 3, 5, 7, 9)])
+    samples = module._chats(module.documents[0])
+    of_lengths = dict(zip(samples.lengths.tolist(), range(len(samples)), strict=True))
+    costly, dear, cheap, cheapest = rows = [(of_lengths[length],) for length in sorted(of_lengths, reverse=True)]
+    ranks = [samples.micro_batches(rows, rank=rank, world_size=2, batch_size=2)[0].rows for rank in range(2)]
+    assert ranks == [(costly, cheapest), (dear, cheap)]

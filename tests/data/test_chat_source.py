@@ -7,7 +7,7 @@ import json
 import logging
 
 import pytest
-from chat_folders import CHATML, ENDLESS, THINKING, save_tokenizer_folder
+from chat_folders import CHATML, ENDLESS, SILENT, THINKING, save_tokenizer_folder
 
 from flashtrain.data.chat_source import ChatDataset, ChatFiles, ChatSource
 from flashtrain.data.chat_template import ChatTemplate
@@ -99,7 +99,7 @@ def test_rows_of_a_table_and_a_folder_without_conversations_are_named_too(templa
         texts(ChatFiles(tmp_path / "chats.parquet"), template)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").write_text("no conversation")
-    with pytest.raises(UserError, match=r"no conversations in .*notes: expected \.jsonl"):
+    with pytest.raises(UserError, match=r"data\.path=.*notes: expected conversations in \.jsonl .*: 1 \.txt"):
         texts(ChatFiles(tmp_path / "notes"), template)
 
 
@@ -131,3 +131,20 @@ def test_a_line_says_that_nothing_teaches_the_model_to_stop(file, tmp_path, capl
         texts(file(TALK, TALK, {"text": "plain"}), template)
         assert ("the model will not learn to stop" in caplog.text) == (name == "none")
     assert "(2 conversations)" in caplog.text
+
+
+def test_a_line_counts_the_conversations_of_which_the_template_leaves_something_out(file, tmp_path, caplog):
+    """An answer that it does not write is broken instead, and is counted with other broken rows."""
+    caplog.set_level(logging.WARNING)
+    template = ChatTemplate(huggingface_tokenizer(save_tokenizer_folder(tmp_path / "silent", SILENT)))
+    thought, named = {**ANSWER, "reasoning_content": "hm"}, {**ASK, "name": "Ann"}
+    rows = [{"messages": [ASK, thought, ASK, thought]}, {"messages": [named, thought]}, TALK,
+            {"messages": [ASK, {**CALL, "content": "Let me see."}, ASK, ANSWER]}]  # fmt: skip
+    for _ in range(2):  # each time from 0
+        caplog.clear()
+        assert len(texts(file(*rows), template, skip_broken=0.5)) == 3
+        assert (
+            "leaves out, of so many conversations: reasoning_content of assistant (2), name of user (1)" in caplog.text
+        )
+        assert "skipped 1 of 4 rows" in caplog.text
+        assert "chats.jsonl:4: message 2: the chat template does not write its content" in caplog.text

@@ -10,14 +10,19 @@ from chat_folders import (
     ASKING,
     CHATML,
     ENDLESS,
+    FIRST_PART,
     HARMONY,
     JOINED,
     LISTED,
     LLAMA3,
     MARKED,
+    MARKED_ENDS,
     MARKED_THINKING,
     MISTRAL,
     OPENED,
+    PARTS,
+    SILENT,
+    THINKING,
     save_tokenizer_folder,
 )
 from transformers import AutoTokenizer
@@ -108,11 +113,9 @@ def test_where_every_text_begins_with_a_space_a_token_across_the_edge_is_learnt(
 
 
 def test_marks_hold_where_the_tokenizer_trims_white_space_from_its_offsets(make):
-    """transformers' own mask, which goes by those offsets, is empty here."""
+    """transformers' own mask, which goes by those offsets, is empty here before 5.24, and this since."""
     talk = [{"role": "user", "content": "Say"}, {"role": "assistant", "content": " Yes"}]
     template = make(MARKED, words="Say Yes Yes Yes " * 20)
-    theirs = usual(template).apply_chat_template(talk, return_assistant_tokens_mask=True)
-    assert not any(theirs["assistant_masks"])
     assert learnt(template, {"messages": talk}) == [[" Yes<|im_end|>"]]
 
 
@@ -240,6 +243,132 @@ def test_the_texts_of_a_list_are_joined_where_the_template_takes_no_list(make, j
     assert learnt(template, {"prompt": talk[:1], "completion": talk[1:]}) == [[answer]]
     (text,) = whole(template, {"messages": talk})
     assert "type" not in text
+
+
+def parts(*texts: str) -> list[dict]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+@pytest.mark.parametrize("jinja", [PARTS, FIRST_PART], ids=["parts", "first"])
+def test_contents_are_lists_where_the_template_reads_no_texts(make, jinja):
+    """Whether they are given as texts or as lists, the text is what transformers renders of lists."""
+    template = make(jinja)
+    listed = [{**one, "content": parts(one["content"])} for one in TALK]
+    expected = usual(template).apply_chat_template(listed, tokenize=False)
+    for talk in (TALK, listed):
+        assert whole(template, {"messages": talk}) == [expected]
+        assert learnt(template, {"messages": talk}) == [["Hi there<|end|>", "It is 4.<|end|>"]]
+        asked = usual(template).apply_chat_template(listed[:3], add_generation_prompt=True)["input_ids"]
+        assert template.prompt({"messages": talk[:3]}) == asked
+    assert template.end_ids == [template.tokenizer.library_form().token_to_id("<|end|>")]
+    assert not template.left_out
+
+
+def test_a_list_of_several_texts_is_given_as_it_is(make):
+    talk = [{"role": "user", "content": parts("Say ", "it")}, {"role": "assistant", "content": parts("It is", " 4.")}]
+    template = make(PARTS)
+    assert whole(template, {"messages": talk}) == [usual(template).apply_chat_template(talk, tokenize=False)]
+    assert learnt(template, {"messages": talk}) == [["It is 4.<|end|>"]]
+
+
+CALL = {"role": "assistant", "content": "Let me see.", "tool_calls": [{"function": {"name": "w", "arguments": {}}}]}
+
+
+@pytest.mark.parametrize(
+    ("jinja", "talk", "number"),
+    [(SILENT, [*TALK, TALK[0], CALL], 6), (MARKED_ENDS, TALK, 2), (SILENT, [TALK[0], CALL, *TALK], 2)],
+)
+def test_an_answer_whose_own_words_are_not_among_the_labels_is_refused(make, jinja, talk, number):
+    with pytest.raises(UserError, match=rf"message {number}: .*content where it is learned.*data\.chat_template=FILE"):
+        make(jinja).pieces({"messages": talk})
+
+
+@pytest.mark.parametrize("jinja", [CHATML, MARKED, LLAMA3, MISTRAL, LISTED, PARTS])
+@pytest.mark.parametrize("content", ["4", " \n4 \n\n four ", "<think>\nhm\n</think>\n\n4"])
+def test_what_a_template_writes_or_trims_is_no_loss(make, jinja, content):
+    template = make(jinja)
+    (answer,) = learnt(template, {"messages": [TALK[0], {"role": "assistant", "content": content}]})
+    assert content.strip() in "".join(answer)
+    assert not template.left_out
+
+
+@pytest.mark.parametrize(
+    ("jinja", "changes", "lost"),
+    [
+        (CHATML, {"reasoning_content": "hm"}, "reasoning_content of assistant"),
+        (CHATML, {"thinking": "hm"}, "thinking of assistant"),
+        (CHATML, {"refusal": "no", "audio": {"id": "x"}}, "audio of assistant, refusal of assistant"),
+        (HARMONY, {"thinking": "hm"}, ""),
+        (HARMONY, {"reasoning_content": "hm"}, ""),  # transformers gives it both names
+        (HARMONY, {"thinking": "hm", "reasoning_content": "ha"}, "reasoning_content of assistant"),
+        (MARKED, {"thinking": "hm"}, "thinking of assistant"),
+        (CHATML, {"refusal": None, "thinking": "", "tool_calls": []}, ""),  # nothing is lost
+        (OPENED, {"content": "<think>hm</think>4"}, "words of answers"),
+        (THINKING, {"content": "<think>hm</think>4"}, ""),  # a document for each answer, with its thought
+    ],
+)
+def test_what_a_template_leaves_out_of_messages_is_counted(make, jinja, changes, lost):
+    """Every conversation once. transformers leaves it out in silence."""
+    template = make(jinja)
+    talk = [{**one, **changes} if one["role"] == "assistant" else one for one in TALK]
+    for _ in range(2):
+        template.pieces({"messages": talk})
+    assert sorted(template.left_out) == lost.split(", ") * bool(lost)
+    assert set(template.left_out.values()) <= {2}
+
+
+def test_what_others_say_and_the_template_leaves_out_is_counted_too(make):
+    template = make(SILENT)
+    template.pieces({"messages": [{"role": "system", "content": "Be brief."}, {**TALK[0], "name": "Ann"}, TALK[1]]})
+    assert template.left_out == {"content of system": 1, "name of user": 1}
+    everything = make(train_on="all")
+    everything.pieces({"messages": [{**TALK[0], "name": "Ann"}]})
+    assert everything.left_out == {"name of user": 1}
+
+
+@pytest.mark.parametrize("weight", [0, 0.0, False])
+@pytest.mark.parametrize("jinja", [CHATML, MARKED, MARKED_THINKING, ENDLESS])
+def test_an_answer_of_weight_0_is_shown_and_not_learnt(make, jinja, weight):
+    template = make(jinja)
+    for at in (1, 3):
+        talk = [{**one, "weight": weight if place == at else 1} for place, one in enumerate(TALK)]
+        ((answer,),) = learnt(template, {"messages": talk})
+        assert TALK[4 - at]["content"] in answer
+        assert TALK[at]["content"] not in answer
+        assert all(one["content"] in whole(template, {"messages": talk})[0] for one in TALK)
+    assert learnt(template, {"messages": [{**one, "weight": 1} for one in TALK]}) == learnt(
+        template, {"messages": TALK}
+    )
+    assert not template.left_out
+
+
+@pytest.mark.parametrize(
+    ("weight", "told"),
+    [(0.5, "weight 0.5: expected 0 .* or 1"), (-1, "weight -1"), ("0", "weight '0'"), (0, "no message")],
+)
+def test_other_weights_and_rows_without_an_answer_to_learn_are_refused(make, weight, told):
+    with pytest.raises(UserError, match=told):
+        make().pieces({"messages": [TALK[0], {**TALK[1], "weight": weight}]})
+
+
+@pytest.mark.parametrize("jinja", [LLAMA3, MISTRAL, MARKED, PARTS])
+@pytest.mark.parametrize("content", [{}, {"content": ""}, {"content": "Let me see."}])
+def test_a_template_that_knows_no_tools_is_named_as_the_cause(make, jinja, content):
+    call = {key: value for key, value in CALL.items() if key != "content"} | content
+    with pytest.raises(UserError, match=r"knows no tool calls\. Set data\.chat_template=FILE"):
+        make(jinja).pieces({"messages": [TALK[0], call, {"role": "tool", "content": "sunny"}, TALK[1]]})
+
+
+def test_without_the_check_labels_and_cache_are_those_of_the_runs_begun_before_it(make):
+    """The values are commit 00a7c4ca's."""
+    older = make(CHATML, check_answers=False)
+    assert older.key() == "51ad607441162f1e185f40824e271d1bc9ef1aa84c514d1af8f4d7a8bdaca6be"
+    assert make(CHATML).key() != older.key()
+    talk = [TALK[0], {**TALK[1], "weight": 0, "thinking": "hm"}, *TALK[2:]]
+    assert learnt(older, {"messages": talk}) == [["Hi there<|im_end|>\n", "It is 4.<|im_end|>\n"]]
+    assert learnt(make(PARTS, check_answers=False), {"messages": TALK}) == [["<|end|>", "<|end|>"]]
+    assert learnt(make(SILENT, check_answers=False), {"messages": [TALK[0], CALL]}) == [["w<|end|>"]]
+    assert not older.left_out
 
 
 def test_tools_reach_the_template_as_an_object_or_as_json(make):

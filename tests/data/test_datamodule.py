@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -9,6 +10,10 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 
 from flashtrain.data.bpe import BPETokenizer
 from flashtrain.data.datamodule import TextDataModule
+from flashtrain.data.masked_datamodule import MaskedTextDataModule
+from flashtrain.data.mixture import MixtureSource
+from flashtrain.data.text_files import FilesSource
+from flashtrain.data.token_files import TokenFiles
 from flashtrain.data.tokenizers import ByteTokenizer, TokenizerSpec
 from flashtrain.errors import UserError
 
@@ -159,3 +164,56 @@ def test_resuming_says_nothing_about_unreliable_results(data, tmp_path, recwarn)
     fit(data(), tmp_path, callbacks=[saving])
     fit(data(), tmp_path, resume=tmp_path / "saved" / "step=5.ckpt")
     assert not [warning for warning in recwarn if "resum" in str(warning.message)]
+
+
+@pytest.mark.parametrize("name", ["seed", "context", "samples", "tokens"])
+def test_each_number_that_says_what_was_read_is_told_where_it_differs(data, caplog, name):
+    module = data()
+    module.setup()
+    state = module.train_dataloader().state_dict()
+    module.train_dataloader().load_state_dict(state)
+    assert "has changed" not in caplog.text
+    module.train_dataloader().load_state_dict({**state, name: state[name] + 1})
+    assert f"data that has changed ({name} {state[name] + 1} -> {state[name]})" in caplog.text
+
+
+def of_text(text: str, folder) -> TextDataModule:
+    (folder / "text.txt").write_text(text)
+    return TextDataModule(folder / "text.txt", "bytes")
+
+
+def of_tokens(text: str, folder) -> TextDataModule:
+    np.save(folder / "tokens.npy", np.frombuffer(text.encode(), np.uint8).astype("uint16"))
+    return TextDataModule(TokenFiles(folder / "tokens.npy"), "bytes")
+
+
+def of_a_mixture(text: str, folder) -> TextDataModule:
+    (folder / "text.txt").write_text(text)
+    (folder / "other.txt").write_text("another text " * 30)
+    parts = {name: (FilesSource(folder / f"{name}.txt"), 1.0) for name in ("text", "other")}
+    return TextDataModule(MixtureSource(parts), "bytes")
+
+
+def masked(text: str, folder) -> TextDataModule:
+    (folder / "text.txt").write_text(text)
+    return MaskedTextDataModule(folder / "text.txt", "bytes", token_budget=64)
+
+
+@pytest.mark.parametrize("made", [of_text, of_tokens, of_a_mixture, masked])
+def test_another_text_of_the_same_length_is_told_when_a_run_resumes(made, tmp_path, caplog):
+    def loader(text: str):
+        data = made(text, tmp_path)
+        data.context, data.batch_size, data.validation_fraction = 16, 1, 0
+        data.setup()
+        return data.train_dataloader()
+
+    text = "the quick brown fox jumps. " * 20
+    state = loader(text).state_dict()
+    loader(text).load_state_dict(state)
+    assert "has changed" not in caplog.text
+    loader(text.replace("quick", "kciuq")).load_state_dict(state)
+    assert "resuming with data that has changed (text " in caplog.text
+    caplog.clear()
+    del state["text"]  # a checkpoint of an older version
+    loader(text.replace("quick", "kciuq")).load_state_dict(state)
+    assert "has changed" not in caplog.text

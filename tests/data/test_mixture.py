@@ -141,3 +141,14 @@ def test_a_part_that_is_too_short_is_named(list_source):
     source = MixtureSource({"long": (list_source(["a" * 400]), 1), "short": (list_source(["b"]), 1)})
     with pytest.raises(UserError, match=r"data\.mixture\.short: the corpus has 2 tokens"):
         TextDataModule(source, "bytes", 16, 8).setup()
+
+
+def test_beyond_ten_thousand_samples_a_mixture_goes_on_in_each_part():
+    """Three blocks of draws: what a block drew of a part is not drawn again before the part is through."""
+    sampler = MixtureSampler(
+        np.array([2 * BLOCK, 7]), block_counts(np.array([0.5, 0.5])), batch_size=BLOCK // 2, total_steps=6
+    )
+    drawn = np.concatenate([sampler.sample_numbers(step) for step in range(6)])
+    large, small = drawn[drawn < 2 * BLOCK], drawn[drawn >= 2 * BLOCK] - 2 * BLOCK
+    assert len(large) == len(set(large)) == 3 * BLOCK // 2
+    assert np.ptp(np.bincount(small)) <= 1

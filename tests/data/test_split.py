@@ -68,3 +68,8 @@ def test_every_token_is_on_one_side_and_each_side_holds_a_sample(lengths, fracti
     assert sorted(covered.tolist()) == list(range(sum(lengths)))
     assert all(part.tokens >= context + 1 for part in parts)
     assert all((part.begins < part.ends).all() for part in parts)
+
+
+@pytest.mark.parametrize("lengths", [(80_000, 20_000), (20_000, 80_000)])
+def test_at_least_half_of_what_the_fraction_leaves_is_trained_on(lengths):
+    assert split(list(lengths), fraction=0.4).validation.tokens == 20_000  # of 100,000: 30,000 are to stay

@@ -169,3 +169,10 @@ def test_shards_of_a_dataset_are_read_apart(tmp_path):
     datasets.Dataset.from_dict({"text": [str(n) for n in range(10)]}).save_to_disk(tmp_path / "saved", num_shards=2)
     source = HubSource(str(tmp_path / "saved"))
     assert [text for shard in shards_of(source) for text in shard()] == list(source.documents())
+
+
+def test_the_documents_of_one_group_come_in_another_order_in_each_epoch(tmp_path):
+    (tmp_path / "one.jsonl").write_text("".join(json.dumps({"text": f"text {n}"}) + "\n" for n in range(20)))
+    both = texts_of(stream(tmp_path), 40)
+    assert sorted(both[:20]) == sorted(both[20:])
+    assert both[:20] != both[20:]

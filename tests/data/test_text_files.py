@@ -54,7 +54,8 @@ def test_a_folder_is_read_in_order_of_paths_without_hidden_or_other_files_and_li
     for name in ("b.txt", "a/z.MD", "a/b/c.txt.gz", ".hidden.txt", ".git/x.txt", "picture.png", "table.parquet.gz"):
         path = tmp_path / "real" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(gzip.compress(name.encode()) if name.endswith(".gz") else name.encode())
+        content = b"PAR1\0" if "parquet" in name else b"\x89PNG" if "png" in name else name.encode()
+        path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "link").symlink_to(tmp_path / "real")
     (tmp_path / "real" / "loop").symlink_to(tmp_path / "corpus")
@@ -109,7 +110,8 @@ def test_the_size_estimate_counts_compressed_files_as_more_text(tmp_path: Path) 
 def test_a_path_that_is_missing_or_not_read_says_what_is(tmp_path: Path) -> None:
     (tmp_path / "somewhere").mkdir()
     assert f"Did you mean {tmp_path / 'somewhere'}?" in refusal(tmp_path / "nowhere")
-    (tmp_path / "a.png").write_bytes(b"")
+    assert "data.files='*.py'" in refusal(tmp_path / "*.py")
+    (tmp_path / "a.png").write_bytes(b"\x89PNG")
     for path in (tmp_path, tmp_path / "a.png"):
         message = refusal(path)
         assert all(suffix in message for suffix in (".txt", ".md", ".jsonl", ".parquet", ".gz", ".xz", ".zst"))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import islice
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 
 from flashtrain.data.balance import Cost
 from flashtrain.data.token_budget import TokenBudgetPlan, rows_once
+from flashtrain.data.token_budget_sampler import STATES_SAVED, TokenBudgetSampler
 
 LARGE = Cost(per_token=72 * 24 * 1024**2, per_pair=12 * 24 * 1024)  # BERT-large: BertConfig says why
 
@@ -102,3 +106,14 @@ def test_an_evaluation_reads_every_sample_once_and_as_many_rows_on_every_rank(ra
     rows = [row for batch in batches for row in batch]
     assert sorted(number for row in rows for number in row) == list(range(200))
     assert all(lengths[list(row)].sum() <= 1024 for row in rows)
+
+
+def test_any_earlier_step_can_be_planned_again_however_many_were_planned_since():
+    samples = SimpleNamespace(lengths=log_normal(50), micro_batches=lambda rows, **_: [rows])
+    options = {"batch_size": 4, "accumulate": 1, "total_steps": 2 * STATES_SAVED}
+    Sampled = type("Sampled", (SimpleNamespace,), {"__len__": lambda self: len(self.lengths)})
+    samples = Sampled(**vars(samples))
+    sampler = TokenBudgetSampler(samples, {"budget": 1024, "cost": LARGE}, **options)
+    expected = [sampler.place(step) for step in (0, 3)]
+    assert len(list(islice(sampler, STATES_SAVED + 44))) == STATES_SAVED + 44
+    assert [sampler.place(step) for step in (0, 3)] == expected

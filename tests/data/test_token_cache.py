@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import mmap
 import os
 import pickle
 import signal
@@ -196,3 +197,95 @@ def test_a_build_killed_midway_leaves_no_cache_and_the_next_one_cleans_up(tmp_pa
     assert int(output) > 0
     assert not list(tmp_path.glob("*.building"))
     assert readings.read_text() == "xx"
+
+
+def test_tokenizers_trained_on_less_and_on_more_of_a_text_have_caches_of_their_own(list_source, tmp_path):
+    """The one learns from the first text alone, which has no letters that are often side by side."""
+    texts = ["abcdefgh" * 4, *["zyzyzyzy" * 20] * 5]
+
+    def tokens(size):
+        spec = TokenizerSpec("bpe", vocab_size=260, sample_bytes=size)
+        return open_or_build(list_source(texts), spec, tmp_path)
+
+    first, second = tokens(8), tokens(sys.maxsize)
+    assert first.folder != second.folder
+    assert second.tokenizer.encode("zyzy") != first.tokenizer.encode("zyzy")
+
+
+class Marked:
+    """A TextSource that makes its own tokens and marks them, as conversations do: one document of 100."""
+
+    def describe(self):
+        return "marked tokens"
+
+    def fingerprint(self):
+        return "marked"
+
+    def approximate_bytes(self):
+        return None
+
+    def documents(self):
+        return iter(())
+
+    def encoded(self, tokenizer):
+        yield token_cache.Encoded([np.arange(100)], [np.ones(100, np.uint8)], 100)
+
+
+def flip(file: Path, place: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(("name", "place", "damaged"), [("tokens.bin", 101, 50), ("marks.bin", 99, 99)])
+def test_a_changed_byte_is_refused_with_the_files_name_where_its_block_is_read(
+    tmp_path, monkeypatch, name, place, damaged
+):
+    monkeypatch.setattr(token_cache, "BLOCK_BYTES", 16)  # 8 tokens, 16 marks
+    whole = open_or_build(Marked(), BYTES, tmp_path)
+    assert (whole.tokens[:].tolist(), whole.marks[:].tolist()) == (list(range(100)), [1] * 100)
+    flip(whole.folder / name, place)
+    cache = open_or_build(Marked(), BYTES, tmp_path)
+    read = cache.tokens if name == "tokens.bin" else cache.marks
+    block = damaged // (8 if name == "tokens.bin" else 16)
+    size = 8 if name == "tokens.bin" else 16
+    assert len(read[0 : block * size]) == block * size  # whole blocks are read on
+    for _ in range(2):
+        with pytest.raises(UserError, match=f"{whole.folder / name} has changed since it was written"):
+            read[damaged : damaged + 1]
+    with pytest.raises(UserError, match=name):
+        pickle.loads(pickle.dumps(read))[:]  # a worker's, too
+
+
+def test_changed_places_of_documents_are_refused_when_the_cache_is_opened(list_source, tmp_path):
+    folder = open_or_build(list_source(["ab", "c"]), BYTES, tmp_path).folder
+    flip(folder / "documents.npy", -8)
+    with pytest.raises(UserError, match=f"{folder / 'documents.npy'} has changed since it was written"):
+        open_or_build(list_source(["ab", "c"]), BYTES, tmp_path)
+
+
+def test_a_cache_without_checksums_is_read_on_with_a_line(list_source, tmp_path, caplog):
+    folder = open_or_build(list_source(["ab", "c"]), BYTES, tmp_path).folder
+    meta = json.loads((folder / "meta.json").read_text())
+    del meta["crc32"]
+    (folder / "meta.json").write_text(json.dumps(meta))
+    with caplog.at_level(logging.INFO):
+        assert open_or_build(list_source(["ab", "c"]), BYTES, tmp_path).tokens[:].tolist() == [97, 98, 256, 99, 256]
+    assert f"{folder} has no checksums" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", ["O", "|O", "f2", "int64", "S8", ["O"], None])
+def test_the_tokens_of_a_cache_are_of_two_types_whatever_its_meta_json_says(list_source, tmp_path, dtype):
+    """numpy takes the numbers of a file of objects for addresses."""
+    folder = open_or_build(list_source(["abcdefgh"]), BYTES, tmp_path).folder
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps({**meta, "tokens": 1, "dtype": dtype}))
+    with pytest.raises(UserError, match=rf"dtype in {folder}/meta\.json.*uint16, uint32"):
+        open_or_build(list_source(["abcdefgh"]), BYTES, tmp_path)
+
+
+def test_tokens_stay_on_disk_until_they_are_read(list_source, tmp_path):
+    found = open_or_build(list_source(["text"]), BYTES, tmp_path).tokens[0:2]
+    while isinstance(found, np.ndarray) and found.base is not None:
+        found = found.base
+    assert isinstance(found, mmap.mmap)

@@ -68,3 +68,10 @@ def test_ranks_agree_on_where_to_stop(two_ranks, tmp_path):
     assert mean_of(ranks, "losses") == pytest.approx(expected, rel=1e-4)
     # A loss that became NaN on the second rank ends both with the same line.
     assert [rank["message"].split(";")[0] for rank in ranks] == ["loss became nan at step 3"] * 2
+
+
+def test_sharded_experts_are_muons_as_whole_ones_are(two_ranks):
+    for found in of_ranks(two_ranks / "experts", 2):
+        for whole, sharded in found.values():
+            for ours, exact in zip(sharded, whole, strict=True):
+                assert ours == pytest.approx(exact, abs=4e-3)  # three updates of about 0.01, rounded to bfloat16

@@ -2,7 +2,8 @@
 
     python two_ranks.py FOLDER
 
-Each rank writes FOLDER/NAME/RANK.json for the scenarios ddp, fsdp and stopping; their exit codes are in codes.json.
+Each rank writes FOLDER/NAME/RANK.json for the scenarios ddp, fsdp, stopping and experts. Their exit codes are in
+FOLDER/NAME/codes.json.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ import pytorch_lightning as pl
 import torch
 from ranks import end, fork, full_state_dict, report
 from tiny_training import TinyData, TinyTask, tiny_trainer
+from torch.distributed.checkpoint import state_dict as states
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from flashtrain.distributed.strategies import make_strategy
 from flashtrain.errors import UserError
@@ -25,6 +29,7 @@ from flashtrain.training import signals
 from flashtrain.training.checkpoint_callbacks import SaveLast, checkpoint_callbacks
 from flashtrain.training.checkpoints import AtomicCheckpointIO
 from flashtrain.training.early_stopping import StopOnNonFinite
+from flashtrain.training.optimizers import muon
 from flashtrain.training.signals import SaveOnSignal
 
 STEPS = 6
@@ -125,14 +130,54 @@ def stopping_scenario(folder: Path) -> dict[str, Any]:
     }
 
 
+class Experts(torch.nn.Module):
+    """A layer with so many experts; of one expert the second rank has none."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up = torch.nn.Parameter(torch.randn(count, 12, 8))
+        self.router = torch.nn.Parameter(torch.randn(count, 8))
+        self.inside = torch.nn.Linear(8, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inside((torch.einsum("ncd,bd->bnc", self.up, x).amax(-1) @ self.router).tanh()).square().mean()
+
+
+def trained_experts(count: int, mesh: Any = None) -> list[list[float]]:
+    """The weights after three steps of Muon, sharded over the mesh's ranks if there is one, and resumed before each."""
+    model = Experts(count)
+    if mesh is not None:
+        fully_shard(model, mesh=mesh)
+    optimizer = muon(model, lr=1e-2)
+    for number in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8, generator=torch.Generator().manual_seed(number))).backward()
+        optimizer.step()
+        if mesh is not None:
+            saved = states.get_optimizer_state_dict(model, optimizer)
+            optimizer = muon(model, lr=1e-2)
+            states.set_optimizer_state_dict(model, optimizer, saved)
+    return [getattr(one, "full_tensor", lambda one=one: one)().flatten().tolist() for one in model.parameters()]
+
+
+def experts_scenario() -> dict[str, Any]:
+    torch.distributed.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (2,))
+    return {str(count): [trained_experts(count), trained_experts(count, mesh)] for count in (1, 3, 4)}
+
+
 def scenario(folder: Path, name: str) -> None:
     warnings.filterwarnings("ignore")
-    report(folder, stopping_scenario(folder) if name == "stopping" else strategy_scenario(folder, name))
+    if name == "experts":
+        report(folder, experts_scenario())
+    else:
+        report(folder, stopping_scenario(folder) if name == "stopping" else strategy_scenario(folder, name))
     end()
 
 
 def main(folder: Path) -> None:
-    for name in ("ddp", "fsdp", "stopping"):
+    for name in ("ddp", "fsdp", "stopping", "experts"):
         fork(2, scenario, folder / name, name)
 
 

@@ -60,12 +60,19 @@ DECODERS = {
     "olmo2": _like_llama("olmo2"),
     "llama4_text": _like_llama("llama4_text", **_EXPERTS, intermediate_size_mlp=48, **_CHUNKS),
 }
+# These use the registered attention since transformers 5.24.
+_ROTARY = {**_GPT2, **_NO_DROPOUT, "n_head": 4, "n_ctx": 64, "rotary_dim": 4, "bos_token_id": 1, "eos_token_id": None}
+LATER = {
+    name: _config(name, **_ROTARY, pad_token_id=0)
+    for name, model in (("codegen", transformers.CodeGenForCausalLM), ("gptj", transformers.GPTJForCausalLM))
+    if model._supports_attention_backend
+}
 _ENDS = dict.fromkeys(("eos_token_id", "cls_token_id", "sep_token_id"), 1)
 BIDIRECTIONAL = {
     "bert": _of_two_heads("bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
     "modernbert": _of_two_heads("modernbert", **{**_LOCAL, **_ENDS}),
 }
-KINDS = {**DECODERS, **BIDIRECTIONAL}
+KINDS = {**DECODERS, **LATER, **BIDIRECTIONAL}
 
 
 def build(
@@ -73,7 +80,7 @@ def build(
 ) -> transformers.PreTrainedModel:
     """The same model each time but for its attention; parameters with ordinary values, so that attention matters."""
     torch.manual_seed(0)
-    auto = transformers.AutoModelForCausalLM if kind in DECODERS else transformers.AutoModelForMaskedLM
+    auto = transformers.AutoModelForMaskedLM if kind in BIDIRECTIONAL else transformers.AutoModelForCausalLM
     model = auto.from_config(KINDS[kind](**changes), attn_implementation=implementation).to(torch.float64)
     for parameter in model.parameters():
         parameter.data = 0.3 * torch.randn_like(parameter) + (1.0 if parameter.dim() == 1 else 0.0)

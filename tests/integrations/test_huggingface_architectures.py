@@ -12,6 +12,7 @@ from flashtrain.errors import UserError
 from flashtrain.integrations import register_with_transformers
 from flashtrain.integrations.huggingface_architectures import attention_calls
 from flashtrain.integrations.huggingface_masks import AttentionMask
+from flashtrain.integrations.huggingface_model import transformers_decoder
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -64,7 +65,7 @@ def test_other_implementations_are_chosen_as_before():
 @pytest.mark.parametrize(
     ("name", "calls"),
     [
-        *((name, 0) for name in ("Bloom", "CodeGen", "Falcon", "GPTJ", "Git", "Mpt", "RoFormer")),
+        *((name, 0) for name in ("Bloom", "Falcon", "Git", "Mpt", "RoFormer")),
         *((name, 2) for name in ("BioGpt", "GPTNeoX", "GptOss", "Llama", "OPT", "Phi", "Qwen3", "StableLm")),
         ("Starcoder2", 2),
         ("Mixtral", 2),
@@ -77,6 +78,14 @@ def test_a_forward_of_a_model_without_weights_counts_its_calls(name, calls):
     register_with_transformers()
     kind = getattr(transformers, f"{name}ForCausalLM")
     assert attention_calls(kind, kind.config_class(num_hidden_layers=2)) == calls
+
+
+@pytest.mark.parametrize("kind", [transformers.CodeGenForCausalLM, transformers.GPTJForCausalLM])
+def test_a_model_is_served_from_the_release_on_in_which_it_uses_the_registered_attention(kind):
+    """transformers 5.24 for these two."""
+    register_with_transformers()
+    expected = 2 if kind._supports_attention_backend else 0
+    assert attention_calls(kind, kind.config_class(num_hidden_layers=2)) == expected
 
 
 @pytest.mark.parametrize(
@@ -93,6 +102,42 @@ def test_of_a_model_that_cannot_be_counted_transformers_says_whether_it_takes_a_
     kind = getattr(transformers, name)
     layers = {"encoder_layers": 2, "decoder_layers": 2} if name.startswith("Bart") else {"num_hidden_layers": 2}
     assert attention_calls(kind, kind.config_class(**layers)) == calls
+
+
+LATENT = {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "q_lora_rank": 16, "kv_lora_rank": 16}
+INDEXED = {**LATENT, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 4}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "reason"),
+    [
+        *((kind, INDEXED, "computes with its attention masks") for kind in ("deepseek_v32", "glm_moe_dsa", "axk2")),
+        ("hy_v4", {**INDEXED, "head_dim": 8}, "computes with its attention masks"),
+        ("doge", {}, "computes with its attention masks"),
+        ("gemma4_text", {}, "has heads of 512"),
+        ("llama", {"head_dim": 264}, "has heads of 264"),
+    ],
+)
+def test_what_our_attention_does_not_compute_is_refused_before_weights_and_trained_with_transformers_own(
+    kind, changes, reason
+):
+    config = {**huggingface_models.LLAMA_LIKE, **changes}
+    with pytest.raises(UserError, match=rf"{kind}: \w+ForCausalLM {reason}.* attention=standard"):
+        transformers_decoder(config=kind, changes=config)
+    transformers_decoder(config=kind, changes=config, attention="standard")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        *((kind, "takes no position_ids") for kind in ("bart", "marian", "pegasus", "plbart", "whisper")),
+        ("xmod", "fails in a forward: Input language unknown"),
+    ],
+)
+@pytest.mark.parametrize("attention", ["flash", "standard"])
+def test_a_decoder_whose_packed_documents_would_be_read_as_one_or_that_fails_is_refused(kind, reason, attention):
+    with pytest.raises(UserError, match=reason):
+        transformers_decoder(config=kind, attention=attention)
 
 
 class Judge(transformers.PreTrainedModel):

@@ -104,6 +104,46 @@ def test_a_bidirectional_model_that_hands_on_its_positions_needs_no_lengths():
     torch.testing.assert_close(packed, torch.cat(single), atol=1e-4, rtol=1e-4)
 
 
+ROBERTA = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "pad_token_id": 1}
+ROBERTA |= {"num_attention_heads": 4, "max_position_embeddings": 40}
+
+
+@pytest.mark.parametrize("kind", ["roberta", "xlm-roberta", "camembert", "data2vec-text"])
+def test_documents_of_robertas_family_begin_at_the_position_after_the_padding_index(kind):
+    config = transformers.AutoConfig.for_model(kind, **ROBERTA)
+    model = transformers.AutoModelForMaskedLM.from_config(config, attn_implementation=register_with_transformers())
+    ids, lengths = tokens(1, S), [7, 1, 9]
+    alone = torch.cat([model.eval()(document[None]).logits[0] for document in ids[0].split(lengths)])
+    where = positions(lengths) + 2
+    for options in ({}, document_lengths(where)):
+        packed = model(ids, position_ids=where, **options).logits[0]
+        torch.testing.assert_close(packed, alone, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "gpt2", "bert", "modernbert"])
+@pytest.mark.parametrize("side", ["right", "left", "between"])
+def test_packed_documents_beside_padding_do_not_see_each_other(kind, side):
+    """As axolotl's pad_to_sequence_len gives them; and by numbers in the mask alone, as LlamaFactory's neat_packing."""
+    model, lengths, empty = build(kind, register_with_transformers()), [7, 1, 6], torch.zeros(1, 3, dtype=torch.long)
+    ids = tokens(1, 14)
+    alone = torch.cat([model(document[None]).logits[0] for document in ids[0].split(lengths)])
+
+    def padded(x, fill=empty):
+        before, after = x.split([8, 6], 1)
+        return torch.cat({"right": (x, fill), "left": (fill, x), "between": (before, fill, after)}[side], 1)
+
+    real, where, numbers = padded(torch.ones_like(ids)), padded(positions(lengths)), [1] * 7 + [2] + [3] * 6
+    for mask in (real, real.bool(), padded(torch.tensor([numbers]))):
+        logits = model(padded(ids), attention_mask=mask, position_ids=where).logits[real.bool()]
+        torch.testing.assert_close(logits, alone, atol=1e-4, rtol=1e-4)
+    where = padded(positions([14]))
+    by_numbers = model(padded(ids), attention_mask=padded(torch.tensor([numbers])), position_ids=where).logits
+    changed = ids.clone()
+    changed[0, 0] = (ids[0, 0] + 1) % 61
+    again = model(padded(changed), attention_mask=padded(torch.tensor([numbers])), position_ids=where).logits
+    assert torch.equal(again[real.bool()][7:], by_numbers[real.bool()][7:])
+
+
 def test_positions_that_are_no_documents_separate_nothing():
     ours, eager = pair("bert")
     for where in (torch.full((1, S), 3), torch.zeros(1, S, dtype=torch.long), torch.arange(S).flip(0)[None]):

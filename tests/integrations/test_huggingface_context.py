@@ -92,6 +92,7 @@ MIDDLE = torch.tensor([[1, 1, 0, 1] * 4] * ROWS)
         ({"attention_mask": MIDDLE[:, HELD:]}, "padding between tokens"),
         ({"position_ids": torch.zeros(3, ROWS, HELD)}, "position_ids of the shape (3, 2, 8)"),
         ({"past_key_values": a_cache()}, "past_key_values with tokens"),
+        ({"cache": a_cache()}, "past_key_values with tokens"),
         ({"labels": tokens(), "num_items_in_batch": 5}, "num_items_in_batch"),
         ({"cu_seq_lens_q": torch.tensor([0, 9, 16]), "cu_seq_lens_k": torch.tensor([0, 9, 16])}, "end at 16"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -118,7 +119,7 @@ def test_the_loss_in_pieces_knows_what_the_model_does_to_its_logits(kind, change
     assert gradients(ours).keys() == dict(ours.named_parameters()).keys()
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_oss", "gemma3"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_oss", "gemma3", *tiny.LATER])
 def test_weights_of_a_folder_are_read_onto_a_model_without_any(kind: str, tmp_path: Path) -> None:
     eager = tiny.build(kind, "eager", torch.float32)
     eager.save_pretrained(tmp_path, max_shard_size="20KB")
@@ -267,11 +268,39 @@ def test_adapters_of_experts_are_pefts_and_are_written_merged_and_apart(kind: st
         torch.testing.assert_close(back(ids).logits, expected.logits, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["phimoe", "llama4_text"])
+def test_routers_that_return_several_tensors_get_no_adapter(kind: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.undo()
+    base, run, ids = tmp_path / "base", tmp_path / "run", tiny.tokens(1, 13)
+    config = transformers.AutoConfig.for_model(kind, **{**tiny.LLAMA_LIKE, "num_local_experts": 4, "head_dim": 8})
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(base)
+    ours = transformers_decoder(str(base), lora=LORA)
+    ours.materialise(CPU)
+    assert not [name for name, _ in ours.adapters if "router" in name]
+    draw_adapters(ours).train().loss(ids, labels_of(ids)).backward()
+    assert all(one.grad is not None for one in ours.parameters() if one.requires_grad)
+    ours.eval().save(run)
+    back = transformers.AutoModelForCausalLM.from_pretrained(run, attn_implementation="eager")
+    torch.testing.assert_close(back(ids).logits, ours(ids), rtol=0, atol=1e-5)
+    with pytest.raises(UserError, match=r"unknown layer in model\.adapter_targets 'router'"):
+        transformers_decoder(str(base), lora={**LORA, "target_modules": ["q_proj", "router"]})
+
+
 @pytest.mark.parametrize("targets", [["q_proj", "v_prj"], ["v_prj"]])
 def test_a_target_that_no_layer_has_is_refused_with_the_near_name(targets: list[str]) -> None:
     pytest.importorskip("peft")
     with pytest.raises(UserError, match=r"model.adapter_targets 'v_prj'. Did you mean 'v_proj'"):
         transformers_decoder(config="llama", changes=tiny.LLAMA_LIKE, lora={**LORA, "target_modules": targets})
+
+
+def test_a_peft_that_transformers_does_not_accept_is_named_with_the_remedy(monkeypatch) -> None:
+    """As transformers 5.24 does not accept peft 0.21: this is said of the packages, whatever the targets are."""
+    peft = pytest.importorskip("peft")
+    monkeypatch.setattr(transformers.integrations.peft, "MIN_PEFT_VERSION", "99.0")
+    both = rf"model.adapter=lora: transformers {transformers.__version__} does not accept peft {peft.__version__}"
+    for target in ("q_proj", "v_prj"):
+        with pytest.raises(UserError, match=rf"{both} .*99.0.* pip install 'flashtrain\[hub\]'"):
+            transformers_decoder(config="llama", changes=tiny.LLAMA_LIKE, lora={**LORA, "target_modules": [target]})
 
 
 def test_targets_may_name_experts_as_peft_does(tmp_path: Path) -> None:
@@ -316,7 +345,7 @@ def test_matrices_in_4_bits_are_trained_beside_and_merged_as_they_were(tmp_path:
     ours.save(tmp_path)
     back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     torch.testing.assert_close(back(ids).logits, trained, rtol=0, atol=1e-4)
-    with pytest.raises(UserError, match=r"Set model\.adapter=lora"):
+    with pytest.raises(UserError, match=r"add model\.adapter=lora"):
         transformers_decoder(config="llama", changes=sizes, quantize="nf4")
 
 
@@ -555,6 +584,44 @@ def test_a_change_of_what_the_configuration_has_not_is_refused(changes, said, tm
     transformers_decoder(config=given, changes={"attention_dropout": 0.1, "of_its_own": 2})
     with pytest.raises(UserError, match=said):
         transformers_decoder(config=given, changes=changes)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "glm4_moe"])
+def test_an_entry_that_the_model_reads_by_getattr_is_changed_as_in_its_config_json(kind, tmp_path: Path) -> None:
+    experts = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1} if kind == "glm4_moe" else {"num_experts": 4}
+    content = {**tiny.LLAMA_LIKE, **experts, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 12}
+    written = transformers_decoder(config=save_config(tmp_path, model_type=kind, **content))
+    ours = transformers_decoder(config=kind, changes=content)
+    shapes = [{name: one.shape for name, one in model.named_parameters()} for model in (ours, written)]
+    assert shapes[0] == shapes[1]
+    assert ours.module.model.layers[0].self_attn.q_proj.out_features == 4 * 12
+    with pytest.raises(UserError, match=r"'head_dimm'. Did you mean 'head_dim'"):
+        transformers_decoder(config=kind, changes={**content, "head_dimm": 12})
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_packed_documents_of_robertas_family_are_read_as_alone_and_in_older_runs_from_position_0(older) -> None:
+    changes = {**tiny.LLAMA_LIKE, "pad_token_id": 1, "bos_token_id": 0, "is_decoder": True}
+    del changes["num_key_value_heads"]
+    ours = transformers_decoder(config="roberta", changes=changes, context=62, older_positions=older)
+    ours.materialise(CPU)
+    ours.double().eval()
+    assert ours.shape.context == (64 if older else 62)
+    ids = tiny.tokens(1, sum(DOCUMENTS))
+    labels = labels_of(ids)
+    config = copy.deepcopy(ours.config)  # transformers writes the implementation into it
+    eager = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").double().eval()
+    eager.load_state_dict(ours.module.state_dict())
+    if older:
+        read = [eager(one, position_ids=tiny.positions([one.shape[1]])).logits for one in ids.split(DOCUMENTS, 1)]
+        logits = torch.cat(read, 1)
+        expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    else:
+        expected = eager_loss(eager, ids, labels)
+        with pytest.raises(UserError, match="context=63 is longer than the 62 learned positions"):
+            transformers_decoder(config="roberta", changes=changes, context=63)
+    loss = ours.loss(ids, labels, positions=tiny.positions(DOCUMENTS))
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-10)
 
 
 def test_older_and_other_names_of_entries_are_changed(tmp_path: Path) -> None:

@@ -73,10 +73,13 @@ def test_a_weight_that_is_frozen_costs_no_gradient():
 
 
 @pytest.mark.parametrize("label", [17, 20, -3])
-def test_a_label_that_is_no_token_gives_an_infinite_loss(label):
+def test_a_label_that_is_no_token_is_refused_as_by_torchs_own(label):
     hidden, weight, labels = inputs()
     labels[3] = label
-    assert linear_cross_entropy(hidden, weight, labels, vocab_size=17).item() == torch.inf
+    with pytest.raises(IndexError, match="out of bounds"):
+        F.cross_entropy(F.linear(hidden, weight)[..., :17].flatten(0, -2), labels.flatten())
+    with pytest.raises(RuntimeError, match="labels must be 0 to 16, or -100"):
+        linear_cross_entropy(hidden, weight, labels, vocab_size=17)
 
 
 def test_without_gradients_none_are_computed():

@@ -29,7 +29,7 @@ SMALLEST = {"gpt2-long": ("lengths.contexts=[64]", "lengths.windows=2"), "gpt2-s
 def run(words: list[str], folder: Path) -> int:
     """The run of these words, in this process: tests/command/test_command.py starts the command as a user does."""
     folder.mkdir(parents=True, exist_ok=True)
-    return run_job(compose_settings(words), folder, overrides=words, started=time.time())
+    return run_job(compose_settings(words), folder, overrides=words, started=time.monotonic())
 
 
 def run_training(words: list[str]) -> int:
@@ -50,7 +50,7 @@ def test_it_trains_or_measures_a_step_on_a_cpu(recipe: str, tmp_path) -> None:
     elif settings.mode == "benchmark":
         words += ["benchmark.rounds=1", "benchmark.steps=1", "benchmark.contexts=[32,64]", "benchmark.max_seconds=null"]
     if settings.mode == "lengths":
-        assert run_study(compose_settings(words), words, started=time.time(), start=run_training) == 0
+        assert run_study(compose_settings(words), words, started=time.monotonic(), start=run_training) == 0
     else:
         assert run(words, tmp_path / recipe / "run") == 0
     (summary,) = tmp_path.glob(f"{recipe}/*/summary.json")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from flashtrain.report.sweep import override_values, report_sweep, sweep_table, varied_keys, with_overrides
+from flashtrain.report.sweep import override_values, ranked, report_sweep, sweep_table, varied_keys, with_overrides
 
 
 def job(number: int, **changes: object) -> dict:
@@ -115,3 +115,10 @@ def test_a_sweep_in_which_nothing_ran_is_a_table_without_a_figure(tmp_path: Path
     report_sweep(tmp_path, Console(file=out))
     assert [path.name for path in sorted(tmp_path.glob("sweep.*"))] == ["sweep.md"]
     assert "no summary" in out.getvalue()
+
+
+def test_a_job_that_failed_comes_last_and_is_not_the_best_whatever_its_score(tmp_path: Path):
+    failed = job(3, status="failed", error="loss is not finite", validation_loss=0.1, overrides="context=8192")
+    rows = ranked([failed, job(1), job(2, validation_loss=3.4)], "validation_loss")
+    assert [(row["run"], "best" in row) for row in rows] == [("2", True), ("1", False), ("3", False)]
+    assert "best" not in ranked([failed], "validation_loss")[0]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from flashtrain.command.compose import compose_settings
+from flashtrain.errors import UserError
 from flashtrain.tasks.batching import Batching, choose_batching
 from flashtrain.tasks.decoders import make_model
 from flashtrain.tasks.language.plan import plan_language
@@ -84,3 +85,29 @@ def test_a_plan_says_what_would_be_trained_and_reads_no_weights(config: Path) ->
     assert "nothing was started" in text
     lora = plan_language(settings_of(config, "model.adapter=lora"), H200)
     assert "M parameters (43.65M of them trained), context" in lora
+
+
+HYBRIDS = {
+    "lfm2": ({"layer_types": ["conv", "full_attention"]}, "1 times in 2 layers|Lfm2ShortConv"),
+    "qwen3_next": (
+        {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8},
+        "1 times in 2 layers|DeltaNet",
+    ),
+    "falcon_h1": ({"head_dim": 8}, "FalconH1Mixer|recurrent states|Conv1d"),
+}
+
+
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_a_hybrid_is_refused_by_its_configuration_alone(kind: str, tmp_path: Path) -> None:
+    more, said = HYBRIDS[kind]
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 61,
+    }
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **sizes, "num_key_value_heads": 2, **more}))
+    settings = settings_of(tmp_path, "trainer.devices=2", "trainer.strategy=context_parallel")
+    with pytest.raises(UserError, match=said):
+        plan_language(settings, H200)

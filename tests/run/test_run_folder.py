@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import re
+import signal
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,11 +16,13 @@ from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.overrides import plain_words
 from flashtrain.errors import UserError
-from flashtrain.folders.new_folder import make_unique
+from flashtrain.folders.new_folder import make_unique, new_folder
 from flashtrain.folders.run_folder import (
     BEST,
     CHECKPOINTS,
     LAST,
+    SETTINGS,
+    check_config,
     find_checkpoint,
     note_failure,
     read_settings,
@@ -25,6 +32,7 @@ from flashtrain.folders.run_folder import (
 )
 from flashtrain.folders.run_lock import let_go
 from flashtrain.folders.same_training import find_same, find_unfinished
+from flashtrain.settings.aliases import NEWER
 from flashtrain.settings.schema import schema_of
 from flashtrain.settings.settings import Settings
 
@@ -56,6 +64,29 @@ def test_groups_of_other_tasks_in_an_older_config_yaml_are_left_out(tmp_path) ->
 
 def test_two_folders_of_the_same_name_are_two_folders(tmp_path) -> None:
     assert [make_unique(tmp_path, "a").name for _ in range(3)] == ["a", "a-2", "a-3"]
+
+
+def test_a_folder_appears_when_it_is_whole_and_a_kill_leaves_none(tmp_path) -> None:
+    process = multiprocessing.get_context("fork").Process(target=killed_in_new_folder, args=(tmp_path,))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert not [one for one in tmp_path.iterdir() if not one.name.startswith(".")]
+    with new_folder(tmp_path, "export") as (made, folder):
+        assert not any(made.iterdir())  # what was left is gone
+        (made / "config.json").write_text("{}")
+        assert not folder.exists()
+    assert [one.name for one in folder.iterdir()] == ["config.json"]
+    with new_folder(tmp_path, "export") as (_, another):
+        pass
+    assert (folder.name, another.name) == ("export", "export-2")
+    assert not list(tmp_path.glob(".*.unfinished"))
+
+
+def killed_in_new_folder(parent: Path) -> None:
+    with new_folder(parent, "export") as (made, _):
+        (made / "old.safetensors").write_text("half")
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_run_folder_gives_its_last_checkpoint_to_go_on_and_its_best_to_use(tmp_path) -> None:
@@ -162,3 +193,113 @@ def test_a_run_of_other_settings_is_named_in_one_line_and_passed_over(tmp_path, 
         assert find_same([other, wanted], settings) == wanted
     lines = [record.message for record in caplog.records]
     assert [line.startswith(f"skipping {other}: ") for line in lines] == [True, True]
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "summary.json"])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "7", "a\0b", b"\x80\xff\0\n", "data: {path: ~no-such-user/here}", "trainer:"]
+)
+def test_whatever_is_in_another_runs_file_that_folder_is_skipped_with_a_line(tmp_path, caplog, name, content) -> None:
+    wanted = leave_run(tmp_path, "2026-01-01_00-00-00", [], status="stopped")
+    other = leave_run(tmp_path, "2026-01-02_00-00-00", [], status="stopped")
+    (other / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    settings = compose_settings(["recipe=gpt2"])
+    with caplog.at_level("INFO"):
+        assert find_unfinished(tmp_path, settings) == wanted
+        let_go(wanted)
+        if name == "config.yaml":
+            assert find_same([other, wanted], settings) == wanted
+    assert caplog.messages
+    assert all(line.startswith(f"skipping {other}: ") for line in caplog.messages)
+
+
+def test_an_empty_config_yaml_is_named(tmp_path) -> None:
+    folder = leave_run(tmp_path, "a", [])
+    (folder / "config.yaml").write_text("")
+    with pytest.raises(UserError, match=rf"{folder}/config\.yaml holds no settings"):
+        read_settings(folder)
+
+
+@pytest.fixture
+def saved(tmp_path) -> tuple[Path, dict[str, Any]]:
+    """A run's last.ckpt, and what it holds of the settings."""
+    folder = leave_run(tmp_path, "run", [])
+    stored = write_config(asdict(compose_settings(["recipe=gpt2", "seed=3"])), folder)
+    return folder / CHECKPOINTS / LAST, {SETTINGS: stored}
+
+
+def edit(checkpoint: Path, before: str, after: str) -> None:
+    config = checkpoint.parent.parent / "config.yaml"
+    assert config.read_text().count(before) == 1
+    config.write_text(config.read_text().replace(before, after))
+
+
+def test_a_config_yaml_as_the_checkpoint_has_it_resumes_without_a_line(saved, caplog) -> None:
+    with caplog.at_level("INFO"):
+        check_config(*saved, compose_settings(["recipe=gpt2", "seed=5", "trainer.steps=9"]), ["seed=5"])
+    assert caplog.messages == []
+
+
+def test_what_differs_between_config_yaml_and_the_checkpoint_is_said(saved, caplog) -> None:
+    checkpoint, content = saved
+    edit(checkpoint, "\nseed: 3\n", "\nseed: 4\n")
+    edit(checkpoint, "  learning_rate: 0.0006\n", "  learning_rate: 0.0005\n")
+    with caplog.at_level("INFO"):
+        check_config(checkpoint, content, read_settings(checkpoint.parent.parent), [])
+    line = r"config\.yaml has changed since last\.ckpt was saved: .*learning_rate 0\.0006 -> 0\.0005"
+    assert re.search(line, caplog.messages[-1])
+    assert "seed 3 -> 4" in caplog.messages[-1]
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "name"), [("seed: 3\n", "seed=3"), ("  learning_rate: 0.0006\n", "optimizer.learning_rate=0.0006")]
+)
+def test_a_setting_that_config_yaml_has_lost_is_refused(saved, line, name) -> None:
+    checkpoint, content = saved
+    edit(checkpoint, line, "")
+    with pytest.raises(UserError, match=rf"config\.yaml lacks {name}.* last\.ckpt was saved with"):
+        check_config(checkpoint, content, read_settings(checkpoint.parent.parent), [])
+
+
+def test_a_checkpoint_of_before_that_stores_no_settings_resumes_with_a_line(saved, caplog) -> None:
+    with caplog.at_level("INFO"):
+        check_config(saved[0], {}, compose_settings(["recipe=gpt2"]), [])
+    assert caplog.messages[-1].startswith(f"{saved[0]} stores no settings")
+
+
+def test_a_renamed_setting_is_no_difference(saved, caplog) -> None:
+    checkpoint, content = saved
+    trainer = dict(content[SETTINGS]["trainer"])
+    trainer["checkpoint"] = trainer.pop("checkpoint_format")  # its older name
+    with caplog.at_level("INFO"):
+        check_config(
+            checkpoint, {SETTINGS: {**content[SETTINGS], "trainer": trainer}}, compose_settings(["recipe=gpt2"]), []
+        )
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("stores", [True, False])
+def test_a_setting_newer_than_the_run_repeats_what_the_run_did(saved, caplog, monkeypatch, stores) -> None:
+    """As if data.text_column were newer than the run, which did as with "content", and "text" is today's default."""
+    checkpoint, content = saved
+    monkeypatch.setitem(NEWER, "data.text_column", "content")
+    edit(checkpoint, "  text_column: text\n", "")
+    del content[SETTINGS]["data"]["text_column"]
+    content = content if stores else {}
+    own = read_settings(checkpoint.parent.parent)
+    assert own.data.text_column == "content"
+    with caplog.at_level("INFO"):
+        check_config(checkpoint, content, own, [])
+    assert [line for line in caplog.messages if "has changed" in line or "text_column" in line] == []
+    # The command's own settings would do otherwise, unless it says so.
+    settings = compose_settings(["recipe=gpt2"])
+    with pytest.raises(UserError, match=r"add data\.text_column=content"):
+        check_config(checkpoint, content, settings, [])
+    check_config(checkpoint, content, settings, ["data.text_column=text"])
+    # The run goes on, and its config.yaml has the setting, but no checkpoint has been written since.
+    caplog.clear()
+    write_config(asdict(own), checkpoint.parent.parent)
+    with caplog.at_level("INFO"):
+        check_config(checkpoint, content, own, [])
+    assert [line for line in caplog.messages if "has changed" in line] == []

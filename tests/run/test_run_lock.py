@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +17,10 @@ from tiny_runs import checkout_environment
 
 from flashtrain.__main__ import _command
 from flashtrain.command.compose import compose_settings
+from flashtrain.command.job import run_folder
+from flashtrain.errors import UserError
 from flashtrain.folders.new_folder import new_run_folder, remove_unused, unfinished_or_new
-from flashtrain.folders.run_folder import read_summary, write_config, write_summary
+from flashtrain.folders.run_folder import read_settings, read_summary, write_config, write_summary
 from flashtrain.folders.run_lock import HOLDER, LOCK, Busy, hold, is_first_of_job, let_go
 from flashtrain.folders.same_training import find_same, find_unfinished
 
@@ -168,3 +171,23 @@ def test_links_within_a_folder_and_those_of_wandb_are_no_matter(tmp_path: Path) 
     (folder / "latest").symlink_to(folder / "wandb")
     hold(folder)
     let_go(folder)
+
+
+def test_hydra_run_dir_of_another_or_a_finished_run_is_refused_and_its_own_goes_on(
+    trained: Path, tmp_path: Path
+) -> None:
+    trained = shutil.copytree(trained, tmp_path / "run")
+    own = ["recipe=gpt2", "hardware=cpu", f"hydra.run.dir='{trained}'"]
+    with pytest.raises(UserError, match=r"hydra.run.dir=.* has a run that differs in .*context \(32 there, 256 here"):
+        run_folder(compose_settings(own[:2]), own)
+    settings = read_settings(trained)
+    settings.hardware.demo = "never"
+    words = [f"hydra.run.dir='{trained}'", "trainer.steps=6"]
+    with pytest.raises(UserError, match="has a finished run"):
+        run_folder(settings, words)
+    for resume in ("auto", str(trained)):
+        settings.resume = resume
+        assert run_folder(settings, words) == trained
+    settings.resume = None
+    write_summary(trained, {"status": "failed"})  # as a sweep's job that is started again
+    assert run_folder(settings, words) == trained

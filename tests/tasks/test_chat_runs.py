@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -11,8 +13,9 @@ from chat_folders import CHATML, save_tokenizer_folder, write_sums
 from forked_commands import run
 from tiny_runs import TINY, TinyRuns, made_once, run_mode
 
+from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.job import settle
+from flashtrain.command.job import run_job, settle
 from flashtrain.errors import UserError
 from flashtrain.spec import task_of
 from flashtrain.tasks.language.prepare import make_data
@@ -74,6 +77,25 @@ def test_what_would_be_trained_is_planned(runs):
     words = runs.settings_words("mode=plan")
     settings, hardware = settle(compose_settings(words), words)
     assert "chats.jsonl, about " in task_of(settings).plan(settings, hardware)
+
+
+@pytest.mark.integration
+def test_a_run_begun_before_answers_were_checked_resumes_on_its_own_labels(runs, tmp_path):
+    """Its config.yaml lacks the setting; of 00a7c4ca's runs the losses are repeated bit for bit."""
+    talk = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "5", "weight": 0},
+            {"role": "user", "content": "no"}, {"role": "assistant", "content": "4", "thinking": "hm"}]  # fmt: skip
+    (tmp_path / "chats.jsonl").write_text(f"{json.dumps({'messages': talk})}\n" * 24)
+    words = [f"data.path={tmp_path / 'chats.jsonl'}", "context=192", "schedule=constant", f"output={tmp_path}"]
+    older = replace(runs, folder=tmp_path, words=runs.settings_words(*words, "data.check_answers=false"))
+    (_, whole), (_, halved) = older.run("whole", "trainer.steps=6"), older.run("halved", "trainer.steps=3")
+    config = (halved / "config.yaml").read_text()
+    (halved / "config.yaml").write_text(config.replace("  check_answers: false\n", ""))
+    settings = settings_from_checkpoint([f"resume={halved}", "trainer.steps=6", f"data.cache_dir={tmp_path / 'new'}"])
+    assert run_job(settings, halved, overrides=[], started=time.time()) == 0
+    assert "check_answers" in config
+    assert logged_losses(halved)[-4:] == logged_losses(whole)[-4:]
+    _, anew = older.run("anew", "trainer.steps=1", "data.check_answers=true")
+    assert logged_losses(anew)[0] != logged_losses(whole)[0]  # "5" is not learned
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_a_training_goes_on_from_a_run_of_adapters(base: Path, words: list[str],
     (exported,) = lora.glob("export*")  # made once
     torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(exported), ids), trained, rtol=0, atol=1e-4)
     (lora / "checkpoints" / "best.ckpt").touch()  # as one that was written since
-    assert settings_of(["mode=generate", f"model.path={lora}"]).model.path == str(lora / "export-2")
+    assert settings_of(["mode=generate", f"model.path={lora}"]).model.path == str(lora / "export-exact-2")
 
 
 def test_a_plan_from_a_run_writes_nothing(words: list[str], lora: Path) -> None:

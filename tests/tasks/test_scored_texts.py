@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ import flashtrain
 from flashtrain.command import modes
 from flashtrain.command.request import settings_of
 from flashtrain.data.tokenizers import huggingface_tokenizer
+from flashtrain.folders.run_folder import write_config
+from flashtrain.tasks.held_out import why_not_held_out
 
 TEXTS = ["The river runs to the sea.", "Nothing else happens here, and nobody minds it.", "An end."]
 
@@ -85,3 +88,18 @@ def test_a_folder_with_named_splits_is_scored_on_its_validation(base: Path, lora
     write_sums(tmp_path / "validation.jsonl", product([9], range(200, 207)))
     found, _ = evaluated(caplog, f"checkpoint={lora}", f"data.path={tmp_path}")
     assert (found["conversations"], found["held_out"]) == (7, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "held_out"),
+    [(["context=32"], True), (["context=64"], False), (["context=16", "data.split_context=32"], True)],
+)
+def test_texts_are_held_out_where_the_longer_of_context_and_split_context_is_the_runs(
+    tmp_path: Path, words: list[str], held_out: bool
+) -> None:
+    """Documents are drawn for samples of that length, whichever of the two settings gives it."""
+    (tmp_path / "t.txt").write_text("a text. " * 200)
+    common = ["recipe=gpt2", "data=files", f"data.path={tmp_path / 't.txt'}", "data.tokenizer=bytes"]
+    write_config(asdict(settings_of([*common, "context=16", "data.split_context=32"])), tmp_path)
+    reason = why_not_held_out(settings_of([*common, *words]), tmp_path)
+    assert (reason is None) == held_out, reason

@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import sys
+import zipfile
 
 import numpy as np
 import pytest
@@ -79,11 +80,12 @@ def test_last_is_written_every_n_optimiser_steps(tmp_path):
     assert written == [3, 6, 7]
 
 
-def test_a_checkpoint_that_could_run_code_is_refused(tmp_path):
-    class Evil:
-        def __reduce__(self):
-            return os.system, ("echo run",)
+class Evil:
+    def __reduce__(self):
+        return os.system, ("echo run",)
 
+
+def test_a_checkpoint_that_could_run_code_is_refused(tmp_path):
     torch.save({"state_dict": {}, "callbacks": Evil()}, tmp_path / "evil.ckpt")
     with pytest.raises(pickle.UnpicklingError):
         read_checkpoint(tmp_path / "evil.ckpt")
@@ -172,3 +174,55 @@ def test_the_models_weights_are_read_under_their_own_names():
     assert list(weights_in({"state_dict": state}, "a.ckpt")) == ["w"]
     with pytest.raises(UserError, match=r"no weights whose names begin with 'model\.', only bert\.w"):
         weights_in({"state_dict": {"bert.w": torch.ones(2)}}, "a.ckpt")
+
+
+def flip(path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 64
+    path.write_bytes(content)
+
+
+def test_a_changed_byte_of_a_checkpoint_is_refused_with_the_files_name(tmp_path):
+    path = tmp_path / "last.ckpt"
+    saved = {"step": 7, "weights": torch.arange(1000.0)}
+    save_atomically(saved, path)
+    with zipfile.ZipFile(path) as file:
+        for part in file.infolist():
+            save_atomically(saved, path)
+            assert read_checkpoint(path, mmap=True, checked=True)["step"] == 7
+            name = path.read_bytes().index(part.filename.encode())
+            begin = name + len(part.filename) + int.from_bytes(path.read_bytes()[name - 2 : name], "little")
+            flip(path, begin + part.file_size // 2)
+            for options in ({}, {"mmap": True, "checked": True}):
+                with pytest.raises(UserError, match=f"{path} is damaged"):
+                    read_checkpoint(path, **options)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"not a checkpoint", b"\x00" * 5000, "cut"])
+def test_a_file_that_is_cut_or_no_checkpoint_is_named(tmp_path, content):
+    path = tmp_path / "last.ckpt"
+    save_atomically({"step": 7}, path)
+    path.write_bytes(path.read_bytes()[:-100] if content == "cut" else content)
+    for mmap in (False, True):
+        with pytest.raises((UserError, pickle.UnpicklingError), match=f"{path}"):
+            read_checkpoint(path, mmap=mmap)
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "of another program", "could run code"])
+def test_a_damaged_best_checkpoint_is_named_and_a_whole_last_one_resumes(tmp_path, caplog, damage):
+    options = {"limit_val_batches": 1, "val_check_interval": 3, "plugins": [AtomicCheckpointIO()]}
+    tiny_fit(tmp_path, *checkpoint_callbacks(tmp_path, 4), task=Told(0.9), max_steps=4, **options)
+    best, last = tmp_path / "best.ckpt", tmp_path / "last.ckpt"
+    if damage == "cut":
+        best.write_bytes(best.read_bytes()[:1000])
+    elif damage == "empty":
+        best.write_bytes(b"")
+    elif damage == "of another program":
+        torch.save({"weights": torch.ones(2)}, best)
+    else:
+        torch.save({"callbacks": Evil()}, best)
+    with caplog.at_level("INFO"):
+        tiny_fit(tmp_path, *checkpoint_callbacks(tmp_path, 4), task=Told(1.5), resume=str(last), max_steps=7, **options)
+    assert [line for line in caplog.messages if line.startswith(f"{best} cannot be read")]
+    assert read_checkpoint(best)["global_step"] == 6  # a validation makes it anew
+    assert read_checkpoint(last)["global_step"] == 7

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing.context import ForkProcess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
+from tiny_runs import TinyRuns, checkout_environment
 from torch.distributed import DistNetworkError, TCPStore
 
 from flashtrain.announce import quieten
+from flashtrain.distributed.context.watchdog import EXIT_CODE
 from flashtrain.errors import RunFailed
+from flashtrain.folders.run_folder import read_summary
 from flashtrain.run.fitting import naming_killed_ranks
 from flashtrain.training.killed_ranks import LAUNCHER, killed_rank, lost_connection, name_killed_ranks
 
@@ -26,9 +32,10 @@ class Observer(_ChildProcessObserver):
 
 
 @pytest.fixture(autouse=True)
-def untold() -> Iterator[None]:
+def untold(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     logger = logging.getLogger(LAUNCHER)
     before = logger.level, logger.propagate, list(logger.handlers)
+    monkeypatch.setattr(_ChildProcessObserver, "_terminate_all", _ChildProcessObserver._terminate_all)  # to put back
     yield
     logger.level, logger.propagate, logger.handlers = before
 
@@ -49,6 +56,60 @@ def test_a_killed_rank_is_named_and_noted(capsys) -> None:
     line = "rank 2 was killed by SIGKILL (often: out of host memory)"
     assert capsys.readouterr().err == f"flashtrain: {line}. The job ends.\n"
     assert noted == [line]
+
+
+@pytest.mark.parametrize("code", ["os.kill(os.getpid(), signal.SIGKILL)", "raise SystemExit(2)"])
+def test_the_first_rank_ends_with_one_status_and_takes_the_others_along(code: str) -> None:
+    """However a rank has ended, and whatever the first one waits for."""
+    read, write = os.pipe()  # open at its other end as long as a rank lives
+
+    def first() -> None:
+        codes = ("time.sleep(600)", code)
+        words = [[sys.executable, "-c", f"import os, signal, time; {one}"] for one in codes]
+        ranks = [subprocess.Popen(one, pass_fds=[write]) for one in words]
+        ranks[1].wait()
+        name_killed_ranks(print)
+        _ChildProcessObserver(os.getpid(), ranks)._run()
+
+    process = ForkProcess(target=first)
+    process.start()
+    os.close(write)
+    process.join(300)
+    assert process.exitcode == RunFailed.status == EXIT_CODE
+    assert os.read(read, 1) == b""
+
+
+SCRIPT = """
+import os, signal
+import pytorch_lightning as pl
+import flashtrain
+
+
+class Kill(pl.Callback):
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        if trainer.global_rank == 1 and batch_idx == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+flashtrain.register("callback", "kill")(lambda settings: Kill())
+if __name__ == "__main__":
+    flashtrain.main()
+"""
+
+
+@pytest.mark.integration  # starts ranks
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "context_parallel"])
+def test_a_killed_rank_ends_every_strategy_alike(strategy: str, tiny_runs: TinyRuns, tmp_path: Path) -> None:
+    script = tmp_path / "killing.py"
+    script.write_text(SCRIPT)
+    own = ("trainer.devices=2", f"trainer.strategy={strategy}", "trainer.callbacks=[kill]", f"output={tmp_path}")
+    command = [sys.executable, str(script), *tiny_runs.settings_words(*own)]
+    environment = {**checkout_environment(), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == RunFailed.status, done.stdout + done.stderr
+    assert "rank 1 was killed by SIGKILL (often: out of host memory). The job ends." in done.stderr
+    (folder,) = (tmp_path / "gpt2").iterdir()
+    assert read_summary(folder)["error"].startswith("rank 1 was killed by SIGKILL")
 
 
 def test_a_rank_that_ended_by_itself_has_said_why(capsys) -> None:

@@ -6,7 +6,9 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import torch
 
+from flashtrain import GPT2, GPT2Config
 from flashtrain.models.activation_checkpointing import MemorySavings
 from flashtrain.models.layer_spec import layers_alike
 from flashtrain.training.memory import GIB, Blocks, MemoryEstimate, estimate_memory
@@ -236,3 +238,37 @@ def test_what_devices_exchange_in_attention_is_not_there_beside_a_piece_of_the_f
     assert few.block == pieces.block
     assert many.block == full(ffn_chunk=1, exchange=10 * GIB).block
     assert full(exchange=10 * GIB).block > whole.block
+
+
+def test_each_byte_of_an_exchange_counts_where_the_exchange_is_the_peak_of_a_block():
+    large = 2**30
+    peaks = [GPT2_124M(micro_batch=1, exchange=large * times).block for times in (1, 2)]
+    assert peaks[1] - peaks[0] == large
+
+
+def saved_by_autograd(layers: int) -> int:
+    """Bytes that autograd saves for the backward of a GPT2 in eager mode under autocast, its weights apart."""
+    config = GPT2Config(
+        vocab_size=128, vocab_rows=128, context=64, layers=layers, heads=4, kv_heads=4, embed=64, ffn=256
+    )
+    model, sizes, alive = GPT2(config, attention="sdpa"), {}, []
+    own = {weight.untyped_storage()._cdata for weight in model.parameters()}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            sizes[storage._cdata] = storage.nbytes()
+            alive.append(tensor)
+        return tensor
+
+    tokens = torch.zeros(4, 65, dtype=torch.int64)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x), torch.autocast("cpu", torch.bfloat16):
+        model.loss(tokens[:, :-1], tokens[:, 1:])
+    return sum(sizes.values())
+
+
+def test_what_autograd_saves_in_eager_mode_is_within_the_estimate():
+    shape = {"embed": 64, "heads": 4, "ffn": 256, "vocab_rows": 128, "context": 64, "micro_batch": 4}
+    few, many = (estimate(10**6, layers=n, compiled=False, attention="sdpa", **shape).activations for n in (2, 6))
+    measured = saved_by_autograd(6) - saved_by_autograd(2)
+    assert 0.7 * (many - few) < measured < many - few

@@ -93,3 +93,45 @@ def test_a_half_line_that_a_kill_left_is_passed_over_and_cut(path):
     logger.log_metrics({"loss": 1.5}, 1)
     logger.finalize("success")
     assert read_metrics(path) == [{"step": 0, "loss": 2.0}, {"step": 1, "loss": 1.5}]
+
+
+ROWS = [f'{{"step": {step}, "loss": {step}.5}}\n'.encode() for step in range(6)]
+
+
+@pytest.mark.parametrize(
+    "damaged", [b'{"step": 2, "lo\x00\xff": 2.5}\n', b"\xff\n", b"7\n", b"{}\n", b'{"step": "2"}\n']
+)
+def test_a_run_goes_on_over_a_damaged_line_and_says_so(path, caplog, damaged):
+    path.write_bytes(b"".join([*ROWS[:2], damaged, *ROWS[3:]]))
+    logger = MetricsFile(path)
+    with caplog.at_level("INFO"):
+        logger.continue_from(5, every=1)
+    assert f"{path} has 1 damaged lines" in caplog.text
+    logger.log_metrics({"loss": 0.5}, 5)
+    logger.finalize("success")
+    assert [(row["step"], row["loss"]) for row in read_metrics(path)] == [
+        (0, 0.5),
+        (1, 1.5),
+        (3, 3.5),
+        (4, 4.5),
+        (5, 0.5),
+    ]
+    assert path.read_bytes().startswith(b"".join([*ROWS[:2], damaged, *ROWS[3:5]]))  # what was there stays
+
+
+@pytest.mark.parametrize(("left", "gap"), [(0, "0 to 3"), (2, "2 to 3"), (4, None), (6, None)])
+def test_a_run_goes_on_where_lines_are_lost_and_says_so(path, caplog, left, gap):
+    path.write_bytes(b"".join(ROWS[:left]))
+    with caplog.at_level("INFO"):
+        MetricsFile(path).continue_from(4, every=1)
+    assert caplog.messages == (
+        [] if gap is None else [f"{path} has no rows of steps {gap}: its curves have a gap there."]
+    )
+
+
+def test_steps_that_are_not_logged_are_not_missed(path, caplog):
+    path.write_bytes(b"".join(f'{{"step": {step}}}\n'.encode() for step in (0, 9, 19)))
+    with caplog.at_level("INFO"):
+        for done in (29, 30):
+            MetricsFile(path).continue_from(done, every=10)
+    assert len(caplog.messages) == 1  # a row of step 29 is missing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 import pytorch_lightning as pl
@@ -65,3 +66,28 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
     assert stop.stopped_by == signal.SIGINT
     assert stop.exit_code == 130
     assert not (tmp_path / "last.ckpt").exists()
+
+
+def test_a_hangup_ends_a_step_as_sigterm_does_and_is_ignored_where_it_was_ignored(tmp_path):
+    stop = SaveOnSignal()
+    tiny_fit(tmp_path, stop, SaveLast(tmp_path), SendAt(2, signal.SIGHUP), max_steps=20)
+    assert read_checkpoint(tmp_path / "last.ckpt")["global_step"] == 3
+    assert (stop.stopped_by, stop.exit_code) == (signal.SIGHUP, 129)
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # by nohup
+    try:
+        stop = SaveOnSignal()
+        tiny_fit(tmp_path, stop, SendAt(2, signal.SIGHUP), max_steps=5)
+        assert stop.stopped_by is None
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_time_limit_does_not_follow_the_machines_clock(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 2e12)  # some day far ahead
+    stop = SaveOnSignal(until=time.monotonic() + 3600)
+    tiny_fit(tmp_path, stop, max_steps=3)
+    assert not stop.out_of_time
+    tiny_fit(tmp_path, late := SaveOnSignal(until=time.monotonic()), max_steps=3)
+    assert late.out_of_time

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -96,3 +98,11 @@ def test_the_summary_takes_the_median_after_warm_up():
 @pytest.mark.parametrize(("steps", "dropped"), [(500, 50), (60, 10), (12, 6), (2, 1), (1, 0)])
 def test_warm_up_is_ten_steps_or_a_tenth_but_at_most_half(steps, dropped):
     assert Throughput()._warmup(steps) == dropped
+
+
+def test_without_tokens_per_step_those_of_all_devices_count(passing):
+    throughput = Throughput()
+    two = SimpleNamespace(world_size=2, strategy=SimpleNamespace(root_device=torch.device("cpu")))
+    throughput.on_fit_start(two, None)
+    throughput.on_train_batch_start(two, None, {"tokens": torch.zeros(4, 8)}, 0)
+    assert throughput._tokens == 2 * 4 * 8

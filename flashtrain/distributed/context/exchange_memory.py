@@ -20,6 +20,7 @@ SUM_BYTES = 4  # the gradients of queries are summed in float32: a ring's, and t
 def exchange_bytes(choice: Choice) -> int:
     """Estimate the bytes that one layer's communication takes on one rank at its peak, which is in the backward pass.
 
+    The kernels' float32 sums of the gradients of queries are in it where they are live at the peak (not for ulysses).
     The memory is freed before the next layer. The forward pass needs less: it has no gradients, and a ring merges
     partial results in place.
 
@@ -32,7 +33,7 @@ def exchange_bytes(choice: Choice) -> int:
     whole = held * degree * MASK_BYTES
     queries = held * heads * head_dim
     if choice.method == ALL_GATHER:
-        return whole + _gathered(choice.sizes) + queries * bytes_each
+        return whole + _gathered(choice.sizes) + queries * (bytes_each + SUM_BYTES)
     numbers = 2 * held * math.lcm(kv_heads, choice.heads_degree) * head_dim  # of keys and values, heads repeated
     divided = choice.heads_degree > 1
     # Among the ranks that divide the heads: q, k, v, output and its gradient go there, three gradients come back.
@@ -46,14 +47,13 @@ def exchange_bytes(choice: Choice) -> int:
         peak = max(min(2 * pieces - 1, 4) * there + max(pieces, 3) * back, there + (2 * pieces + 1) * back) // pieces
         if not last.keys.stop:  # the first piece stays, whose keys and values all read; their gradients are summed
             peak += there // pieces + numbers * GRADIENT_BYTES
-        peak -= queries * SUM_BYTES  # the kernels' sums, which a layer is estimated with: freed before this moment
     else:
         # Keys and values at hand and coming, their gradients as computed; in float32 those leaving and those coming. Of
         # half of the heads the gradients over a rank's own keys.
         ring = 3 * numbers * bytes_each + 2 * numbers * GRADIENT_BYTES + queries * SUM_BYTES
         own = math.lcm(kv_heads, choice.heads_degree) // choice.heads_degree
         ring += (queries + numbers) * bytes_each * ((own + 1) // 2) // own
-        peak = max(2 * there + 3 * back, ring + 2 * there)
+        peak = max(2 * there + 3 * back, ring + 2 * there) + queries * SUM_BYTES
     return whole + peak
 
 

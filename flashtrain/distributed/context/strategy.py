@@ -18,7 +18,7 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 
-from flashtrain.distributed.context.attention_check import AttentionCheck
+from flashtrain.distributed.context.attention_check import AttentionCheck, StepEnded, other_mixing
 from flashtrain.distributed.context.batch import check_same_batch, shard_batch
 from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.layouts import LAYOUTS
@@ -30,11 +30,11 @@ from flashtrain.distributed.context.weighted_means import weighted_logs, weighte
 from flashtrain.distributed.sharded_checkpoints import ShardedCheckpoints
 from flashtrain.distributed.sharding import DATA_PARALLEL, blocks_of, shard
 from flashtrain.errors import UserError, first_line, one_of
-from flashtrain.models.sharded_sequence import use_sharded_sequence
+from flashtrain.models.sharded_sequence import sharded_sequence, use_sharded_sequence
 from flashtrain.training.killed_ranks import is_broken_connection
 
 DATA, CONTEXT = "data", "context"  # dimensions of the mesh
-BATCH = "batch"  # of what is checked once
+BATCH, MIXING = "batch", "mixing"  # of what is checked once
 
 
 class ContextParallelStrategy(ShardedCheckpoints):
@@ -67,8 +67,9 @@ class ContextParallelStrategy(ShardedCheckpoints):
         save_distributed_checkpoint: True: folders of shards; False: single files; None: by size. Both kinds can be
             resumed on another number of devices and at another context_parallel_size, and reading them runs no code.
         check_attention: in the first step of training, validation, test and prediction, reject a step without shared
-            attention, or with attention to one device's own part. False for a model whose tokens need not see tokens
-            on other devices.
+            attention, or with attention to one device's own part; in the first of them, reject a module whose tokens
+            see each other by anything else, unless it has shares_sequences = True. False for a model whose tokens
+            need not see tokens on other devices.
 
     Raises:
         UserError: a name is unknown; context_parallel_size does not divide the devices; in the first step, the method
@@ -107,6 +108,7 @@ class ContextParallelStrategy(ShardedCheckpoints):
         self.check_attention = check_attention
         self._checked: set[str] = set()  # BATCH and the kinds of step that were checked
         self._check: AttentionCheck | None = None
+        self._mixing: str | None = None
 
     @property
     def data_ranks(self) -> int:
@@ -201,6 +203,8 @@ class ContextParallelStrategy(ShardedCheckpoints):
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
         self.watchdog.mark(f"backward of step {self._module.global_step + 1}")
+        if sharded_sequence() not in (None, self.sequence):
+            raise StepEnded
         if self._check is not None:  # a step that steps the optimiser itself
             self._check.require_shared(self._degree)
         sequence = self.sequence
@@ -215,12 +219,17 @@ class ContextParallelStrategy(ShardedCheckpoints):
         with use_sharded_sequence(self.sequence), weighted_logs(self._module, self.sequence):
             if kind in self._checked or not self.check_attention or self._degree == 1:
                 return step(*args, **kwargs)
-            self._check = AttentionCheck(self.sequence, kind)
+            if self.sequence is not None and args and MIXING not in self._checked:
+                self._checked.add(MIXING)
+                module, precision = self._module, self.precision_plugin.forward_context
+                known = getattr(module, "shares_sequences", None)
+                self._mixing = None if known else other_mixing(module, step.__name__, precision, self.sequence, *args)
+            self._check = AttentionCheck(self.sequence, kind, self._mixing)
             try:
                 with self._check:
                     output = step(*args, **kwargs)
                 # A training step that returns nothing is passed over, or has called backward.
-                if kind != "training" or output is not None:
+                if kind != "training" or output is not None or self._mixing is not None:
                     self._check.require_shared(self._degree)
                 if self._check.shared:
                     self._checked.add(kind)

@@ -20,7 +20,9 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: trying again may work
+from flashtrain.errors import RunFailed
+
+EXIT_CODE = RunFailed.status  # as under strategies without a watchdog
 MAX_SILENCE = 60.0  # seconds without a sign after which a rank is dead, whatever the timeout
 BEATS = 10  # signs in that time
 GRACE = 10.0  # seconds that the others have to end by themselves once a rank has failed

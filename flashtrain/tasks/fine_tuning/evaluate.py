@@ -75,9 +75,9 @@ def _export(trained: TrainedModel) -> dict[str, Any]:
     """Write the weights in Hugging Face's layout. UserError: a model that it cannot hold."""
     tokenizer, config, words = trained.tokenizer, trained.model.encoder.config, "it has no tokenizer"
     special = special_tokens(tokenizer) if tokenizer else SpecialTokens.past(config.vocab_size - SPECIAL_COUNT)
-    with new_folder(trained.folder, "export") as folder:
-        name = save_bert_classifier(trained.model, folder, trained.labels, pad_token=special.pad)
+    with new_folder(trained.folder, "export") as (made, folder):
+        name = save_bert_classifier(trained.model, made, trained.labels, pad_token=special.pad)
         if tokenizer is not None:
-            words = save_encoder_tokenizer(tokenizer, folder, config)
+            words = save_encoder_tokenizer(tokenizer, made, config)
     say(f"exported step {trained.step} to {folder} (transformers.{name}.from_pretrained reads it; {words})")
     return {"folder": folder}

@@ -97,6 +97,7 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
     throughput = Throughput(config.flops([settings.context]) / settings.context, peak_flops=hardware.peak_flops)
 
     def row(trainer: pl.Trainer) -> dict[str, Any]:
+        task: Any = trainer.lightning_module  # a derived task's own, if it has replaced this one
         if task.tokens_done:
             throughput.flops_per_token = task.flops_done / task.tokens_done
         name = task.score_name

@@ -76,12 +76,13 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
     row_length = attended_context(settings.applied_mask, settings.context)
     throughput = Throughput(
         # Of packed documents only their own tokens' pairs are computed.
-        lambda: model.flops_per_token(task.mean_length or row_length),
+        lambda: model.flops_per_token(getattr(setup.task, "mean_length", None) or row_length),
         settings.trainer.tokens_per_step,
         peak_flops=hardware.peak_flops,
     )
 
     def row(trainer: pl.Trainer) -> dict[str, Any]:
+        task: Any = trainer.lightning_module  # a derived task's own, if it has replaced this one
         # Losses in nats a token, memory in GiB, time in seconds.
         found = {
             "parameters": model.parameter_count(),
@@ -98,7 +99,8 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
         _say_sample(settings, hardware, model, data, trainer)
         return found
 
-    return TrainingSetup(data, task, throughput, batching, description, said, row, tokenizer=data.tokenizer)
+    setup = TrainingSetup(data, task, throughput, batching, description, said, row, tokenizer=data.tokenizer)
+    return setup
 
 
 def make_data(settings: Settings, hardware: Hardware, own: Tokenizer | None = None) -> TextDataModule:
@@ -134,7 +136,8 @@ def _module(data: DataSettings) -> Callable[..., TextDataModule]:
     from flashtrain.data.chat_datamodule import ChatDataModule
     from flashtrain.data.chat_rendering import read_template
 
-    own = {name: getattr(data, name) for name in ("train_on", "text_column", "too_long", "skip_broken")}
+    names = ("train_on", "text_column", "check_answers", "too_long", "skip_broken")
+    own = {name: getattr(data, name) for name in names}
     return partial(ChatDataModule, template=read_template(data.chat_template), **own)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from flashtrain.errors import UserError, at_least, between
+from flashtrain.settings import options
 from flashtrain.settings.mask import MaskSettings
 from flashtrain.settings.model import ModelSettings
 from flashtrain.settings.settings import CONTEXT, divisors
@@ -26,6 +27,14 @@ class GenerateSettings:
 
 
 @dataclass
+class ExportSettings:
+    """What mode=export writes."""
+
+    # dtype of the weights; null: that of the Hugging Face folder from which the training began, else theirs in training
+    dtype: str | None = options.option(None, options.ExportDtype)
+
+
+@dataclass
 class LanguageSettings(TextSettings):
     """Settings of language models."""
 
@@ -35,6 +44,7 @@ class LanguageSettings(TextSettings):
     model: ModelSettings = field(default_factory=ModelSettings)
     mask: MaskSettings = field(default_factory=MaskSettings)
     generate: GenerateSettings = field(default_factory=GenerateSettings)
+    export: ExportSettings = field(default_factory=ExportSettings)
 
     @property
     def applied_mask(self) -> MaskSettings:

@@ -22,7 +22,7 @@ class LanguageTask(Task):
     modes: Mapping[str, str] = {
         "evaluate": "context data mask model",
         "generate": "context data mask model generate prompt",
-        "export": "context data mask model",
+        "export": "context data mask model export",
     }
     shape = "model.size model.layers model.width model.heads model.kv_heads model.ffn model.pattern model.positions"
     trained = "model.name model.dropout model.vocab_rows model.options"

@@ -59,8 +59,8 @@ def _export(settings: Settings) -> dict[str, Any]:
     """Write the weights as safetensors: in Hugging Face's layout where the model is a BERT of theirs, else in ours."""
     trained = read_bert(str(settings.checkpoint), settings)
     tokenizer = tokenizer_of(trained)
-    with new_folder(trained.folder, "export") as folder:
-        how = save_bert(trained.model, folder, pad_token=special_tokens(tokenizer).pad)
-        saved = save_encoder_tokenizer(tokenizer, folder, trained.model.config)
+    with new_folder(trained.folder, "export") as (made, folder):
+        how = save_bert(trained.model, made, pad_token=special_tokens(tokenizer).pad)
+        saved = save_encoder_tokenizer(tokenizer, made, trained.model.config)
     say(f"exported step {trained.step} to {folder} ({how}; {saved})")
     return {"folder": folder}

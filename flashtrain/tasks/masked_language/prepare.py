@@ -57,6 +57,7 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
     target = None if settings.target_accuracy is None else StopAtTarget(settings.target_accuracy)
 
     def row(trainer: pl.Trainer) -> dict[str, Any]:
+        task: Any = trainer.lightning_module  # a derived task's own, if it has replaced this one
         # Losses in nats a label; tokens are real ones, without padding.
         if task.tokens_done:
             throughput.flops_per_token = task.flops_done / task.tokens_done

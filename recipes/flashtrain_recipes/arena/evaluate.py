@@ -168,9 +168,9 @@ def _model(saved: SavedClassifier, settings: Settings, hardware: Hardware, sourc
 def _export(settings: Settings) -> dict[str, Any]:
     folder, path = find_checkpoint(str(settings.checkpoint), prefer=BEST)
     saved = read_classifier(path)
-    with new_folder(folder, "export") as made:
-        target = write_classifier(saved, made / f"classifier{SUFFIX}", precision=settings.export_precision)
-        size = target.stat().st_size / 1e6
+    with new_folder(folder, "export") as (made, exported):
+        written = write_classifier(saved, made / f"classifier{SUFFIX}", precision=settings.export_precision)
+        target, size = exported / written.name, written.stat().st_size / 1e6
     say(f"exported step {saved.notes['step']} to {target} ({size:.1f} MB, {settings.export_precision})")
     say(f"  test it: python -m flashtrain mode=evaluate weights={target}")
     return {"folder": target.parent}

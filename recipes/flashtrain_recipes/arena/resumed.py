@@ -61,7 +61,7 @@ def find_resumed(settings: Settings, folder: Path, stages: Sequence[Stage]) -> R
         raise UserError(
             f"resume: {checkpoint} is of another task, or of stage {stage + 1} where this run has {len(stages)} stages."
         )
-    whole = read_checkpoint(checkpoint, mmap=True)
+    whole = read_checkpoint(checkpoint, mmap=True, checked=True)
     check_resumable(whole, checkpoint)
     curve = whole.get("callbacks", {}).get(LearningCurve.__qualname__)
     return Resumed(checkpoint, stage, int(saved.notes["step"]), curve, saved)

@@ -124,7 +124,7 @@ class Benchmark(ABC):
 
         Args:
             overrides: the command line's settings, as ["benchmark.rounds=3"].
-            started: time.time() at the command's start, from which benchmark.max_seconds counts.
+            started: time.monotonic() at the command's start, from which benchmark.max_seconds counts.
 
         Raises:
             Stopped: after Ctrl-C or SIGTERM; result.json has the rows until then.
@@ -141,7 +141,7 @@ class Benchmark(ABC):
             self._show(run, measured)
             counts = {"rows": len(run.rows), "notes": len(run.notes)}
             cases = {"cases": len(self.cases), "cases_measured": measured}
-            seconds = {"seconds": round(time.time() - started, 1)}
+            seconds = {"seconds": round(time.monotonic() - started, 1)}
             row = {**planned, "status": FINISHED, **counts, **cases, **seconds}
             log_summary(run.loggers, row)
             return row

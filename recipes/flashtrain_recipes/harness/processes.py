@@ -27,7 +27,7 @@ _GRACE_SECONDS = 1.0  # in which the other ranks may send, too, why they failed
 class Failure(NamedTuple):
     """The time and the cause of a rank's failure, as the rank sends them."""
 
-    moment: float  # when, as time.time() gives it
+    moment: float  # when, as time.monotonic() gives it, which is one clock for all processes of a machine
     line: str
     trace: str = ""
     full: bool = False  # whether it ran out of memory
@@ -37,7 +37,7 @@ class Failure(NamedTuple):
     def of(cls, error: Exception, rank: int, size: int) -> Failure:
         line = f"rank {rank} of {size} failed: {first_line(error)}"
         full = any(is_out_of_memory(one) for one in causes(error))
-        return cls(time.time(), line, traceback.format_exc(), full, getattr(error, "title", ""))
+        return cls(time.monotonic(), line, traceback.format_exc(), full, getattr(error, "title", ""))
 
 
 class RankFailed(RunFailed):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import signal
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from pytorch_lightning.loggers import Logger
 from flashtrain.announce import say
 from flashtrain.files.disk import write_atomically
 from flashtrain.folders.run_folder import RUNNING, write_config, write_summary
+from flashtrain.interruption import Interrupted, handle, interrupt, restore
 from flashtrain.report.rows import RESULT, command_line, write_result
 from flashtrain.run.fitting import Stopped, run_loggers
 from flashtrain.settings.settings import Settings
@@ -76,25 +76,24 @@ def begun(
 
     Args:
         planned: the columns of summary.json that are known before measuring.
-        started: time.time() at the command's start, from which benchmark.max_seconds counts.
+        started: time.monotonic() at the command's start, from which benchmark.max_seconds counts.
 
     Raises:
-        Stopped: the process received Ctrl-C or SIGTERM.
+        Stopped: the process received Ctrl-C, SIGTERM or SIGHUP.
     """
     limit = settings.benchmark.max_seconds
-    until = math.inf if limit is None else time.monotonic() + limit - (time.time() - started)
+    until = math.inf if limit is None else started + limit
     write_config(asdict(settings), folder)
     write_summary(folder, {**planned, "status": RUNNING})
     run = Run(folder, settings.recipe, overrides, run_loggers(settings, folder), until)
-    # SystemExit, as KeyboardInterrupt, passes what guards a baseline
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    before = handle(interrupt)  # which, as Ctrl-C does, passes what guards a baseline
     try:
         yield run
-    except (KeyboardInterrupt, SystemExit) as end:
-        status = end.code if isinstance(end, SystemExit) else 128 + signal.SIGINT
-        raise Stopped(f"stopped: {len(run.rows)} rows are in {folder / RESULT}.", int(status or 0)) from end
+    except KeyboardInterrupt as end:
+        status = end.status if isinstance(end, Interrupted) else 128 + signal.SIGINT
+        raise Stopped(f"stopped: {len(run.rows)} rows are in {folder / RESULT}.", status) from end
     finally:
-        signal.signal(signal.SIGTERM, before)
+        restore(before)
         run.save()
         for logger in run.loggers:
             logger.finalize("success")

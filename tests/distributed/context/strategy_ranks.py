@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import random
 import sys
 import time
 import warnings
@@ -23,6 +24,7 @@ from ranks import end, fork, report, start
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
+from torchmetrics import MeanMetric
 from unshared_models import UNSHARED
 
 import flashtrain
@@ -32,6 +34,7 @@ from flashtrain.errors import UserError
 from flashtrain.models import GPT2, GPT2Config, MemorySavings, RotaryPositions
 from flashtrain.models.layer_spec import layers_alike
 from flashtrain.models.sharded_sequence import mean_over_context, whole
+from flashtrain.models.trainable import Trainable
 from flashtrain.tasks import LanguageModel
 from flashtrain_kernels import masks
 
@@ -291,6 +294,79 @@ def of(model: nn.Module, task: PlainTask) -> PlainTask:
     return task
 
 
+class WatchfulTask(PlainTask):
+    """Counts its steps, measures by a metric and in a list, and adds noise: what another run of a step would change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps_begun, self.seen, self.mean, self.dropout = 0, [], MeanMetric(), nn.Dropout(0.5)
+        self.decoder.embedding.eval()  # as what is frozen
+
+    def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
+        self.steps_begun += 1
+        loss = self.loss(batch) + self.dropout(torch.rand(8)).sum() + torch.rand(()) + random.random()
+        self.seen.append(float(loss))
+        self.mean(loss.detach())
+        self.log("train", loss)
+        return loss
+
+
+class DeclaredTask(WatchfulTask):
+    shares_sequences = True
+
+
+def watched(folder: Path, task: WatchfulTask, **options: Any) -> list[Any]:
+    """Two steps, and all that they leave in the module."""
+    pl.seed_everything(4)
+    fit = trainer(folder, max_steps=2, devices=2, strategy=strategy(), **options)
+    fit.fit(task, Loaders(8))
+    modes = sorted(name for name, one in task.named_modules() if not one.training)
+    logged = float(fit.callback_metrics["train"])
+    return [task.losses, task.steps_begun, task.seen, float(task.mean.compute()), logged, modes]
+
+
+class Hybrid(Trainable):
+    """A registered model: an embedding, a recurrence h_t = a h_(t-1) + x_t or none, and one flashtrain.Attention."""
+
+    def __init__(self, decay: float | None) -> None:
+        super().__init__()
+        self.embedding, self.decay = nn.Embedding(VOCABULARY, 32), decay
+        self.blocks = nn.ModuleList([flashtrain.Attention(32, heads=4)])
+
+    def scan(self, x: Tensor) -> Tensor:
+        states = [torch.zeros_like(x[:, 0])]
+        for t in range(x.shape[1]):
+            states.append(self.decay * states[-1] + x[:, t])
+        return torch.stack(states[1:], 1)
+
+    def loss(self, tokens: Tensor, labels: Tensor, *, positions: Any = None, mask: Any = None) -> Tensor:
+        x = self.embedding(tokens)
+        x = x if self.decay is None else x + self.scan(x)
+        x = x + self.blocks[0](x, mask=mask)
+        return nn.functional.cross_entropy((x @ self.embedding.weight.T).flatten(0, 1), labels.flatten())
+
+    def flops_per_token(self, context: int | None = None) -> float:
+        return 1.0
+
+
+def mixing(folder: Path) -> dict[str, Any]:
+    """What becomes of models that mix tokens by more than attention, and of those that only might."""
+
+    class Known(Hybrid):
+        shares_sequences = True
+
+    tasks = {"recurrence": LanguageModel(Hybrid(0.9)), "without": LanguageModel(Hybrid(None))}
+    found: dict[str, Any] = {name: refused(task, folder) for name, task in tasks.items()}
+    found["declared"] = refused(LanguageModel(Known(0.9)), folder)
+    averaged = UNSHARED["a mean of earlier tokens beside shared attention"]
+    manual = of(averaged(), ManualTask())
+    found["by hand"] = [refused(manual, folder), manual.steps_taken]
+    validating = {"limit_val_batches": 1, "num_sanity_val_steps": 1}
+    found["validated"] = refused(of(averaged(), PlainTask()), folder, **validating)
+    found["watched"] = [watched(folder, task) for task in (WatchfulTask(), DeclaredTask())]
+    return found
+
+
 def unshared(folder: Path) -> tuple[dict[str, Any], list[Any]]:
     """What becomes of models whose attention knows nothing of other devices, in training; of the last one in validation
     before it, and its losses where the strategy is told not to look. And of a step that steps its optimiser itself:
@@ -336,6 +412,7 @@ def two(folder: Path, checkpoint: Path) -> None:
     found["left"] = sorted(type(x).__name__ for x in gc.get_objects() if isinstance(x, (ContextSequence, FSDPModule)))
     found["by hand"] = [by_hand(folder, how, devices=2, strategy=strategy()) for how in HOW]
     found["unshared"], found["unshared_by_hand"] = unshared(folder)
+    found["mixing"] = mixing(folder)
     report(folder, found)
     end()
 

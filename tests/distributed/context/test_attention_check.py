@@ -49,6 +49,33 @@ def test_a_step_that_steps_its_optimiser_itself_is_refused_before_it_does(two):
         assert shared == "2 steps"
 
 
+MORE = "tokens see each other by more than shared attention"
+
+
+def test_a_registered_model_with_a_recurrence_is_refused_and_says_how_to_declare_it(two):
+    for rank in two["mixing"]:
+        assert rank["recurrence"].startswith(f"0 steps: a training step in which {MORE} (stack in the step itself)")
+        assert "declare shares_sequences = True in the class of the model" in rank["recurrence"]
+        assert rank["without"] == rank["declared"] == "2 steps"
+
+
+def test_more_than_attention_is_refused_before_an_optimiser_steps_and_in_validation(two):
+    for rank in two["mixing"]:
+        refused, steps = rank["by hand"]
+        assert f"0 steps: a training step in which {MORE}" in refused
+        assert steps == 0
+        assert f"a validation step in which {MORE} (cumsum in FSDPMixing.mixer)" in rank["validated"]
+
+
+def test_the_probe_leaves_no_trace(two):
+    """Losses with dropout and noise, counts, lists, metrics, logs and frozen parts: as where nothing is probed."""
+    for rank in two["mixing"]:
+        probed, known = rank["watched"]
+        assert probed == known
+        assert probed[1] == len(probed[2]) == 2
+        assert probed[5] == ["decoder.embedding"]
+
+
 def sequence(degree: int = 2) -> ContextSequence:
     group: Any = SimpleNamespace(size=degree, rank=0, data_group=None)
     return ContextSequence(contiguous(masks.causal(SEQUENCE), degree), group, tokens=ROWS * SEQUENCE)

@@ -89,5 +89,6 @@ UNSHARED: dict[str, Callable[[], nn.Module]] = {
     "a Llama on torch's": partial(OfTransformers, "sdpa"),
     "softmax beside shared attention": lambda: Mixing(ByHand(), shared=True),
     "our kernels beside shared attention": lambda: Mixing(Flash(), shared=True),
+    "a mean of earlier tokens beside shared attention": lambda: Mixing(Averaged(), shared=True),
     "no attention": lambda: Mixing(Averaged()),
 }

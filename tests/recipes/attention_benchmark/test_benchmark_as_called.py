@@ -47,7 +47,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(cases_module._PRESETS, "as-called", lambda _: [tiny(case) for case in PUBLISHED])
         folder = tmp_path_factory.mktemp("as-called")
-        assert run_job(compose_settings(WORDS), folder, overrides=[*WORDS], started=time.time()) == 0
+        assert run_job(compose_settings(WORDS), folder, overrides=[*WORDS], started=time.monotonic()) == 0
         return folder
 
 

@@ -90,7 +90,7 @@ def in_process(folder: Path, name: str, words: tuple[str, ...]) -> None:
     keys = {word.split("=")[0] for word in words}
     words = (*(word for word in WORDS if word.split("=")[0] not in keys), *words)
     with ring_of_rank_1(HAPPENINGS.get(name, lambda: None)) if name in HAPPENINGS else patch.dict(os.environ):
-        status = run_job(compose_settings(words), own, overrides=list(words), started=time.time())
+        status = run_job(compose_settings(words), own, overrides=list(words), started=time.monotonic())
     assert not dist.is_initialized()
     sys.stdout.flush()
     os._exit(status)

@@ -37,7 +37,7 @@ WORDS = (
 def run(folder, *words: str) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     all_words = [*WORDS, *words]
-    return run_job(compose_settings(all_words), folder, overrides=all_words, started=time.time())
+    return run_job(compose_settings(all_words), folder, overrides=all_words, started=time.monotonic())
 
 
 def before_length(monkeypatch: pytest.MonkeyPatch, length: int, do: Callable[[], object]) -> None:

@@ -33,7 +33,7 @@ H200 = Hardware("cuda", "NVIDIA H200", 2, (9, 0), 150 * 10**9, 149 * 10**9, 989e
 
 def rows_of(folder: Path, *words: str) -> list[dict]:
     told = [*WORDS, *words]
-    assert run_job(compose_settings(told), folder, overrides=told, started=time.time()) == 0
+    assert run_job(compose_settings(told), folder, overrides=told, started=time.monotonic()) == 0
     return [row for row in read_result(folder / "result.json").rows if row["implementation"] == "flashtrain"]
 
 

@@ -41,7 +41,7 @@ class InThisProcess:
         told = dict(word.split("=", 1) for word in words)
         folder = Path(told["hydra.run.dir"].strip("'"))
         plain = [word for word in words if not word.startswith("hydra.")]
-        return run_job(compose_settings(plain), folder, overrides=plain, started=time.time())
+        return run_job(compose_settings(plain), folder, overrides=plain, started=time.monotonic())
 
     @property
     def contexts(self) -> list[str]:
@@ -53,7 +53,7 @@ def compare(tiny_runs: TinyRuns, folder, *extra: str, start=None) -> tuple[int, 
     words = TinyRuns(tiny_runs.folder, without).settings_words(*LENGTHS, f"output={folder}", *extra)
     words = list({word.split("=", 1)[0]: word for word in words}.values())
     runner = start or InThisProcess()
-    return run_study(compose_settings(words), words, started=time.time(), start=runner), runner
+    return run_study(compose_settings(words), words, started=time.monotonic(), start=runner), runner
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ CONTEXT = ("recipe=context-speed", *TINY, "benchmark.contexts=[16,32,64]", "benc
 
 def run(folder, *words: str) -> int:
     folder.mkdir(parents=True, exist_ok=True)
-    return run_job(compose_settings(list(words)), folder, overrides=list(words), started=time.time())
+    return run_job(compose_settings(list(words)), folder, overrides=list(words), started=time.monotonic())
 
 
 def settled(*words: str) -> Settings:

@@ -47,7 +47,7 @@ def text(text_folder) -> list[str]:
 def test_it_trains_or_measures_a_step_on_a_cpu(recipe: str, words, text, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(speed_case, "VOCAB_SIZE", 320)  # of 30,528 tokens the embedding is most of a tiny BERT's time
     words = [f"recipe={recipe}", *words, *(() if recipe == "bert-finetune" else text), *SMALLEST[recipe]]
-    status = run_job(compose_settings(words), tmp_path, overrides=words, started=time.time())
+    status = run_job(compose_settings(words), tmp_path, overrides=words, started=time.monotonic())
     row = json.loads((tmp_path / "summary.json").read_text())
     assert (status, row["status"]) == (0, "finished"), row
     if recipe == "bert-speed":
@@ -73,7 +73,7 @@ def test_long_document_looks_at_its_texts_before_it_trains(words, tmp_path) -> N
     words = ["recipe=long-document", *words, *DOCUMENTS, "lengths.contexts=[16,32]"]
     given = [*words, "finetune.data=files", f"finetune.path={tmp_path / 'nowhere'}"]
     with pytest.raises(UserError, match="no labelled texts at"):
-        run_study(compose_settings(given), given, started=time.time(), start=lambda _: pytest.fail("trained"))
+        run_study(compose_settings(given), given, started=time.monotonic(), start=lambda _: pytest.fail("trained"))
 
 
 @pytest.mark.integration
@@ -85,9 +85,9 @@ def test_long_document_trains_each_context_and_draws_the_scores(words, tmp_path)
         folder = next(word for word in given if word.startswith("hydra.run.dir=")).split("=", 1)[1].strip("'")
         started.append(folder)
         settings = compose_settings([word for word in given if not word.startswith("hydra.run.dir=")])
-        return run_job(settings, tmp_path / folder, overrides=given, started=time.time())
+        return run_job(settings, tmp_path / folder, overrides=given, started=time.monotonic())
 
-    assert run_study(compose_settings(words), words, started=time.time(), start=start) == 0
+    assert run_study(compose_settings(words), words, started=time.monotonic(), start=start) == 0
     assert len(started) == 2
     (folder,) = tmp_path.glob("long-document/*/")
     rows = json.loads((folder / "result.json").read_text())["rows"]
@@ -96,7 +96,7 @@ def test_long_document_trains_each_context_and_draws_the_scores(words, tmp_path)
     assert rows[0]["best_micro_f1"] < rows[1]["best_micro_f1"] <= 1
     assert (folder / "score.png").stat().st_size > 10_000
     # A second command finds both trained.
-    assert run_study(compose_settings(words), words, started=time.time(), start=start) == 0
+    assert run_study(compose_settings(words), words, started=time.monotonic(), start=start) == 0
     assert len(started) == 2
 
 

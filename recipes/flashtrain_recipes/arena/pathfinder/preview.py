@@ -35,7 +35,7 @@ def preview(
 
     Args:
         overrides: the command line's settings.
-        started: time.time() at the command's start.
+        started: time.monotonic() at the command's start.
     """
     given = settings.pathfinder
     say(_describe(settings))
@@ -66,7 +66,7 @@ def preview(
     log_image(loggers, "samples", path)
     close_loggers(loggers)
     columns = {"side": given.side, "contour": given.contour, "images": len(labels), "label_1": sum(labels)}
-    return {**planned, "status": FINISHED, **columns, "seconds": round(time.time() - started, 1)}
+    return {**planned, "status": FINISHED, **columns, "seconds": round(time.monotonic() - started, 1)}
 
 
 def preview_plan(settings: Settings, hardware: Hardware) -> str:

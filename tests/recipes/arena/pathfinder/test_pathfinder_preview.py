@@ -25,7 +25,7 @@ def preview(folder: Path, *words: str) -> int:
         f"output={folder}",
         *words,
     )
-    return run_job(compose_settings(words), folder / "run", overrides=list(words), started=time.time())
+    return run_job(compose_settings(words), folder / "run", overrides=list(words), started=time.monotonic())
 
 
 @pytest.mark.slow  # numba compiles the walks

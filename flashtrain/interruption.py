@@ -1,0 +1,63 @@
+"""The signals that end a command: SIGTERM, SIGHUP (its terminal is closed) and SIGINT (Ctrl-C)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+
+ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGINT") if hasattr(signal, name)]
+_SECONDS = 2.0  # a closed terminal and its shell send several signals: in this time they are one
+_raised = -_SECONDS  # when, as time.monotonic()
+
+
+class Interrupted(KeyboardInterrupt):
+    """The end of a command by the signal `number`. What cleans up after Ctrl-C does so after each of them."""
+
+    def __init__(self, number: int, line: str = "") -> None:
+        self.number, self.status = signal.Signals(number), 128 + number
+        super().__init__(line or f"stopped by {'Ctrl-C' if number == signal.SIGINT else self.number.name}")
+
+
+def handle(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
+    """Set the handler of the signals that are not ignored, as by nohup. Return theirs before, for `restore`."""
+    before = {number: signal.getsignal(number) for number in ENDING}
+    heard = {number: earlier for number, earlier in before.items() if earlier != signal.SIG_IGN}
+    for number in heard:
+        signal.signal(number, handler)
+    return heard
+
+
+def restore(before: Mapping[int, Any]) -> None:
+    """Set the handlers that `handle` returned."""
+    for number, handler in before.items():
+        # None: not set by Python, so it cannot be restored, and the default replaces it.
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def end_at_once(number: int, _: FrameType | None) -> None:
+    """The handler of a command that has nothing to clean up. No exception, which an import may swallow."""
+    leave_closed_terminal()
+    os.write(2, f"flashtrain: {Interrupted(number)}\n".encode())
+    os._exit(128 + number)
+
+
+def interrupt(number: int, _: FrameType | None) -> None:
+    """The handler of a command that has something to clean up: raise Interrupted."""
+    global _raised
+    leave_closed_terminal()
+    if number == signal.SIGINT or time.monotonic() > _raised + _SECONDS:
+        _raised = time.monotonic()
+        raise Interrupted(number)
+
+
+def leave_closed_terminal() -> None:
+    """Send standard output and error nowhere if their terminal is closed: each line would raise an OSError."""
+    for output in (1, 2):
+        try:
+            os.write(output, b"")
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), output)

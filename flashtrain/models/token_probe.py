@@ -1,0 +1,82 @@
+"""Finding whether a model's tokens see each other by anything but the attention that devices share.
+
+The model runs twice where that attention shows each token itself alone, the second time with some tokens changed. If a
+state of another token moves, something else reached it: a recurrence, a convolution, an attention of the model's own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.module_tracker import ModuleTracker
+
+from flashtrain.models.sharded_sequence import use_sharded_sequence
+
+ROUNDING = 0.02  # of a tensor's largest number, some units of bfloat16: what mixes tokens moves its own output by more
+
+
+@torch.no_grad()
+def first_moved(run: Callable[[bool], Any], tokens: int, others: slice) -> str | None:
+    """Return where a state of an unchanged token moves first, such as "convolution in Model.mixer"; None: nowhere.
+
+    Args:
+        run: Computes one row of tokens (1, S) without random numbers; run(True) with some of the tokens changed.
+        tokens: S, which should be no other dimension of the model.
+        others: The tokens that run(True) does not change.
+    """
+    before: dict[Any, Tensor] = {}
+    for again in (False, True):
+        states = _States(before, tokens, others)
+        with use_sharded_sequence(_Alone(tokens)), torch.compiler.set_stance("force_eager"), states.modules, states:
+            run(again)
+    return states.moved
+
+
+class _Alone:
+    """A sharded sequence (ShardedSequence) of which each token sees itself alone."""
+
+    def __init__(self, tokens: int) -> None:
+        self.length = self.held = tokens
+        self.whole: Any = lambda *_: None  # what a batch has is whole
+        self.refuse_own_part: Any = self.whole
+        self.gathered = self.shard = self.summed = self.next_labels = self.weighted = lambda x: x
+        self.positions: Any = lambda tokens, device: torch.arange(tokens, device=device)[None]
+        self.attention: Any = lambda q, k, v, **_: v.repeat_interleave(q.shape[2] // v.shape[2], 2).to(q.dtype)
+
+
+class _States(TorchDispatchMode):
+    """Adds every computed tensor with a row of S tokens to `before` by its place, or compares it with that there."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, before: dict[Any, Tensor], tokens: int, others: slice) -> None:
+        super().__init__()
+        self.before, self.tokens, self.others = before, tokens, others
+        self.modules, self.count = ModuleTracker(), Counter[Any]()
+        self.moved: str | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = str(func).removeprefix("aten.").partition(".")[0]
+        # What `empty` makes holds nothing yet, and neither does a view of it.
+        if "empty" not in name and not getattr(func, "is_view", False):
+            for x in tree_leaves(result):
+                if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 2 and x.shape[0] == 1:
+                    module = max(self.modules.parents - {"Global"}, key=len, default="the step itself")
+                    self._look_at(f"{name} in {module}", x)
+        return result
+
+    def _look_at(self, where: str, x: Tensor) -> None:
+        if list(x.shape).count(self.tokens) != 1:
+            return
+        self.count[where, x.shape] += 1
+        now = x.movedim(x.shape.index(self.tokens), 0)[self.others].to("cpu", torch.float64, copy=True)
+        before = self.before.setdefault((where, x.shape, self.count[where, x.shape]), now)
+        if (now - before).abs().max() > ROUNDING * before.abs().max():
+            self.moved = self.moved or where

@@ -1,0 +1,164 @@
+"""What lets tokens see each other beside shared attention is found; what computes token by token is not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+import flashtrain
+from flashtrain.integrations import huggingface_context, register_with_transformers
+from flashtrain.models import GPT2, GPT2Config
+from flashtrain.models.token_probe import first_moved
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "integrations"))
+import huggingface_models as tiny
+
+TOKENS, VOCABULARY, WIDTH = 13, 61, 32
+
+
+def found(states: Callable[[Tensor], object]) -> str | None:
+    """Where another token moves if the first and the last of a row change."""
+    torch.manual_seed(0)
+    row = torch.randint(1, VOCABULARY, (1, TOKENS))
+    other = row.clone()
+    other[:, [0, -1]] -= 1
+    return first_moved(lambda changed: states(other if changed else row), TOKENS, slice(1, -1))
+
+
+class Model(nn.Module):
+    """An embedding, (B, S, E) -> (B, S, E), one flashtrain.Attention and a head."""
+
+    def __init__(self, mixer: nn.Module) -> None:
+        super().__init__()
+        self.embedding, self.mixer = nn.Embedding(VOCABULARY, WIDTH), mixer
+        self.attention, self.head = flashtrain.Attention(WIDTH, 4, 2), nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        x = x + self.attention(x)
+        return self.head(x + self.mixer(x))
+
+
+class Mixer(nn.Module):
+    def __init__(self, mix: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.mix = mix
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(x)
+
+
+class Recurrent(nn.Module):
+    """A library's layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.GRU(WIDTH, WIDTH, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)[0]
+
+
+class Convolution(nn.Module):
+    """Over three tokens, with weights as small as transformers begins with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Conv1d(WIDTH, WIDTH, 3, padding=1)
+        nn.init.normal_(self.inner.weight, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.transpose(1, 2)).transpose(1, 2)
+
+
+def scan(x: Tensor) -> Tensor:
+    """h_t = 0.9 h_(t-1) + x_t, written into a tensor that `empty` made."""
+    states, h = torch.empty_like(x), torch.zeros_like(x[:, 0])
+    for t in range(x.shape[1]):
+        h = 0.9 * h + x[:, t]
+        states[:, t] = h
+    return states
+
+
+def experts(x: Tensor) -> Tensor:
+    """Tokens sorted by their expert, computed, and put back."""
+    rows = x.flatten(0, 1)
+    order = rows[:, :4].argmax(1).argsort(stable=True)
+    return torch.empty_like(rows).index_copy(0, order, rows[order].tanh()).view_as(x)
+
+
+MIXING = {
+    "a recurrence": lambda: Mixer(scan),
+    "the layer of a library": Recurrent,
+    "a convolution": Convolution,
+    "the token behind": lambda: Mixer(lambda x: x.roll(-1, 1)),
+    "a mean of all": lambda: Mixer(lambda x: x - x.mean(1, keepdim=True)),
+    "attention of its own": lambda: Mixer(lambda x: nn.functional.scaled_dot_product_attention(x, x, x)),
+}
+BY_TOKEN = {"nothing": nn.Identity, "a norm": lambda: nn.LayerNorm(WIDTH), "experts": lambda: Mixer(experts)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", [*MIXING, *BY_TOKEN])
+def test_what_mixes_tokens_is_found(name: str, dtype: torch.dtype) -> None:
+    model = Model((MIXING | BY_TOKEN)[name]()).to(dtype).eval()
+    where = found(model)
+    assert (where is not None) == (name in MIXING), where
+    assert where is None or " in Model" in where
+
+
+def test_a_convolution_is_named() -> None:
+    assert found(Model(Convolution()).eval()) == "convolution in Model.mixer.inner"
+
+
+def test_our_own_decoders_mix_by_attention_alone() -> None:
+    for family in ("gpt2", "llama"):
+        config = GPT2Config.of_size("demo", family, vocab_size=VOCABULARY, context=64)
+        model = GPT2(config).eval()
+        assert found(lambda tokens, model=model: model.loss(tokens, tokens)) is None
+        assert model.shares_sequences is True
+
+
+def test_a_model_made_from_one_of_ours_is_not_known() -> None:
+    class Changed(GPT2):
+        pass
+
+    assert Changed(GPT2Config.of_size("demo", vocab_size=VOCABULARY, context=64)).shares_sequences is None
+
+
+def of_transformers(kind: str, **sizes: object) -> nn.Module:
+    config = tiny.DECODERS[kind]() if kind in tiny.DECODERS else tiny._like_llama(kind, **sizes)()
+    name = register_with_transformers()
+    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=name).eval()
+
+
+@pytest.mark.parametrize("kind", [*tiny.DECODERS, "mixtral"])
+def test_transformers_decoders_pass_with_and_without_experts(kind: str) -> None:
+    model = of_transformers(kind)
+    assert found(lambda tokens: model(input_ids=tokens, labels=tokens, use_cache=False)) is None
+
+
+HYBRIDS = {
+    "lfm2": ({"layer_types": ["conv", "full_attention"]}, "layers.0.conv"),
+    "qwen3_next": (
+        {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8, "num_experts": 4,
+         "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
+        "layers.0.linear_attn",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_hybrids_are_found_without_their_names(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_context, "other_mixers", lambda model: "")
+    more, layer = HYBRIDS[name]
+    model = of_transformers(name, **more)
+    where = found(lambda tokens: model(input_ids=tokens, use_cache=False))
+    assert where is not None
+    assert layer in where

@@ -1,0 +1,143 @@
+"""mode=export: in which dtype, what it says of rounding, and what a following training takes in its place."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from tiny_runs import TinyRuns, made_once
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import flashtrain
+from flashtrain.command.request import settings_of
+from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
+from flashtrain.tasks.language import exports
+from flashtrain.training.checkpoints import read_checkpoint
+
+
+@pytest.fixture(scope="session")
+def half(base: Path) -> Path:
+    """The tiny Llama in bfloat16."""
+    folder = base.parent / "half"
+    shutil.copytree(base, folder)
+    AutoModelForCausalLM.from_pretrained(base).to(torch.bfloat16).save_pretrained(folder)
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
+    return folder
+
+
+@pytest.fixture
+def of_half(half: Path, words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has changed all weights of the bfloat16 model."""
+    runs = TinyRuns(half.parent, [*words, f"model.path={half}"])
+    return made_once(tmp_path_factory, "of-half", runs.finished)
+
+
+def best(run: Path) -> dict[str, torch.Tensor]:
+    state = read_checkpoint(run / "checkpoints" / "best.ckpt")["state_dict"]
+    return {name.removeprefix("model."): one for name, one in state.items()}
+
+
+def written(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def test_an_export_has_the_origins_dtype_and_says_by_how_much_it_rounds(of_half: Path, caplog) -> None:
+    exact = best(of_half)
+    assert {one.dtype for one in exact.values()} == {torch.float32}
+    with caplog.at_level("INFO", "flashtrain"):
+        folder = flashtrain.export(of_half, quiet=False)
+    assert folder == of_half / "export"
+    assert all(torch.equal(one, exact[name].bfloat16()) for name, one in written(folder).items())
+    assert AutoModelForCausalLM.from_pretrained(folder).dtype == torch.bfloat16
+    largest = max((one - one.bfloat16().float()).abs().max().item() for one in exact.values())
+    change = torch.cat([(one - one.bfloat16().float()).flatten() for one in exact.values()]).norm()
+    relative = change / torch.cat([one.flatten() for one in exact.values()]).norm()
+    assert f"rounds weights by at most {largest:.1e} ({relative:.1e} relative)" in caplog.messages[-1]
+    assert "export.dtype=float32" in caplog.messages[-1]
+
+
+def test_float32_is_exact_and_says_nothing_of_rounding(of_half: Path, caplog) -> None:
+    exact = best(of_half)
+    with caplog.at_level("INFO", "flashtrain"):
+        folder = flashtrain.export(of_half, quiet=False, export={"dtype": "float32"})
+    assert all(torch.equal(one, exact[name]) for name, one in written(folder).items())
+    assert "rounds" not in caplog.text
+
+
+@pytest.mark.integration
+def test_a_following_training_never_takes_what_was_rounded_and_an_export_keeps_the_first_origins_dtype(
+    of_half: Path, words: list[str]
+) -> None:
+    rounded = flashtrain.export(of_half)
+    taken = Path(settings_of(["mode=generate", f"model.path={of_half}"]).model.path)
+    assert taken not in (rounded, of_half)
+    exact = best(of_half)
+    assert all(torch.equal(one, exact[name]) for name, one in written(taken).items())
+    assert flashtrain.export(of_half).name == "export-2"  # which is not the exact one
+    assert settings_of(["mode=generate", f"model.path={of_half}"]).model.path == str(taken)
+    status, following = TinyRuns(of_half.parent, [*words, f"model.path={of_half}"]).run("following", "trainer.steps=1")
+    assert status == 0
+    assert AutoModelForCausalLM.from_pretrained(flashtrain.export(following)).dtype == torch.bfloat16
+
+
+@pytest.mark.integration
+def test_adapters_are_merged_in_float32_and_then_rounded(half: Path, words: list[str], tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    run = TinyRuns(half.parent, [*words, f"model.path={half}"]).finished(tmp_path, "model.adapter=lora")
+    folder = flashtrain.export(run)
+    theirs = peft.PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(half, dtype=torch.float32), folder / "adapter"
+    ).merge_and_unload()
+    exact = flashtrain.export(run, export={"dtype": "float32"})
+    merged = written(exact)
+    for name, one in theirs.state_dict().items():
+        torch.testing.assert_close(merged[name], one, rtol=0, atol=1e-7)
+    assert all(torch.equal(one, merged[name].bfloat16()) for name, one in written(folder).items())
+
+
+def test_a_run_that_is_older_than_the_setting_is_exported_as_it_was(of_half: Path) -> None:
+    content = yaml.safe_load((of_half / "config.yaml").read_text())
+    del content["export"]
+    (of_half / "config.yaml").write_text(yaml.safe_dump(content))
+    exact = best(of_half)
+    folder = flashtrain.export(of_half)
+    assert all(torch.equal(one, exact[name]) for name, one in written(folder).items())
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_an_export_that_is_interrupted_leaves_none(name: str, of_half: Path, monkeypatch) -> None:
+    before = {one.name for one in of_half.iterdir()}
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(exports, "_round" if name == "model.safetensors" else "save_tokenizer", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        flashtrain.export(of_half)
+    assert {one.name for one in of_half.iterdir()} == {*before, ".export.lock"}
+    monkeypatch.undo()
+    assert flashtrain.export(of_half) == of_half / "export"
+
+
+def test_our_own_models_have_the_dtype_that_is_asked_for(trained: Path) -> None:
+    exact, half = (flashtrain.export(trained, export={"dtype": dtype}) for dtype in (None, "bfloat16"))
+    assert AutoModelForCausalLM.from_pretrained(half).dtype == torch.bfloat16
+    rounded = written(half)
+    assert all(torch.equal(one.bfloat16(), rounded[name]) for name, one in written(exact).items())
+
+
+def test_what_transformers_computes_in_float32_is_not_rounded(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    sizes |= {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 61}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("ernie4_5_moe", **sizes))
+    model.save_pretrained(tmp_path)
+    half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    theirs = {name: one.dtype for name, one in half.named_parameters()}
+    exports._round(HuggingFaceDecoder(model), "bfloat16")
+    assert {name: one.dtype for name, one in model.named_parameters()} == theirs
+    assert torch.float32 in theirs.values()
