@@ -248,9 +248,7 @@ def test_each_byte_of_an_exchange_counts_where_the_exchange_is_the_peak_of_a_blo
 
 def saved_by_autograd(layers: int) -> int:
     """Bytes that autograd saves for the backward of a GPT2 in eager mode under autocast, its weights apart."""
-    config = GPT2Config(
-        vocab_size=128, vocab_rows=128, context=64, layers=layers, heads=4, kv_heads=4, embed=64, ffn=256
-    )
+    config = GPT2Config(128, 128, 64, 64, layers_alike(layers, 64, 4, 4, 256))
     model, sizes, alive = GPT2(config, attention="sdpa"), {}, []
     own = {weight.untyped_storage()._cdata for weight in model.parameters()}
 
