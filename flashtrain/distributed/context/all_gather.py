@@ -156,9 +156,9 @@ class AllGatherNeeded(AllGather):
         given = [torch.from_numpy(own if other == rank else needed[other][rank]) for other in range(group.size)]
         self.gives, self.gets = ([len(places) for places in of_ranks] for of_ranks in (given, fetched))
         self.given = torch.cat(given).to(device)
-        # What is sent of this rank's tokens, each once, and where in that the gradients of each rank belong.
+        # What is sent of this rank's tokens, each once, and where among what comes back its gradients are.
         wanted, which = torch.cat(given).unique(return_inverse=True)
-        self.wanted, self.which = wanted[None].to(device), which.to(device).split(self.gives)
+        self.wanted, self.parts = wanted[None].to(device), _parts_of(which, len(wanted)).to(device)
         tokens = [layout.tokens[:, other, torch.from_numpy(places)] for other, places in enumerate(fetched)]
         keys = torch.cat(tokens, 1).to(device)
         order = ascending(keys)
@@ -193,8 +193,7 @@ class AllGatherNeeded(AllGather):
             some, sums = self._gradients(dout, q, out, lse, arriving, self.outward, scores)
             put(dq, self.rows, some)
         for piece, transfer in zip(self._pieces(q, k), sums, strict=True):
-            for own, came in zip((dk, dv), transfer.result().movedim(0, 1).unbind(2), strict=True):
-                self._add(own[:, :, piece.keys], came)
+            self._add((dk[:, :, piece.keys], dv[:, :, piece.keys]), transfer.result())
         return dq, dk, dv
 
     def _pieces(self, q: Tensor, k: Tensor) -> list[Piece]:
@@ -224,22 +223,40 @@ class AllGatherNeeded(AllGather):
         for index, x in enumerate((keys, values)):
             for row in range(batch if count else 0):  # without outward queries there is nothing, in float32
                 take_into(sent[:, row, index], x[row], self.places[row % len(self.places)])
-        return self._exchange(sent, self.gets, self.gives)
+        return self._exchange(sent, self.gets, self.gives, spare=1)
 
-    def _add(self, own: Tensor, came: Tensor) -> None:
-        """Add gradients that came, (B, w, heads, D) in the order of ranks, to this rank's (B, n, heads, D)."""
-        total = take(own, self.wanted).to(summing_dtype(own.dtype))
-        for places, part in zip(self.which, came.split(self.gives, 1), strict=True):
-            total.index_add_(1, places, part.to(total.dtype))
-        put(own, self.wanted, total.to(own.dtype))
+    def _add(self, owns: Sequence[Tensor], came: Tensor) -> None:
+        """Add gradients that came, (w + 1, B, 2, heads, D) in the order of ranks, to this rank's (B, n, heads, D)."""
+        came[-1].zero_()  # for tokens that fewer ranks fetched
+        total = torch.stack([take(own, self.wanted).movedim(1, 0) for own in owns], 2).to(summing_dtype(came.dtype))
+        for part in self.parts:  # gathered, since adding at indices takes four times as long on a GPU
+            total += came.index_select(0, part)
+        for own, summed in zip(owns, total.to(came.dtype).movedim(0, 1).unbind(2), strict=True):
+            put(own, self.wanted, summed)
 
     def _exchange(
-        self, sent: Tensor, gives: list[int], gets: list[int], finish: Callable[[Tensor], object] | None = None
+        self,
+        sent: Tensor,
+        gives: list[int],
+        gets: list[int],
+        finish: Callable[[Tensor], object] | None = None,
+        spare: int = 0,
     ) -> Transfer:
-        """Start sending the first gives[0] of `sent` to rank 0 and so on; what comes is in the ranks' order."""
-        received = sent.new_empty((sum(gets), *sent.shape[1:]))
-        work = dist.all_to_all_single(received, sent, gets, gives, group=self.group, async_op=True)
+        """Start sending the first gives[0] of `sent` to rank 0 and so on; what comes is in the ranks' order, then
+        `spare` that are left empty."""
+        received = sent.new_empty((sum(gets) + spare, *sent.shape[1:]))
+        work = dist.all_to_all_single(received[: sum(gets)], sent, gets, gives, group=self.group, async_op=True)
         return Transfer(received, sent, [work], finish)
+
+
+def _parts_of(which: Tensor, count: int) -> Tensor:
+    """The places (c, count) in `which` of each number below `count`, in order; len(which) where there are fewer."""
+    order = which.argsort(stable=True)
+    numbers = which.bincount(minlength=count)
+    nth = torch.arange(len(which)) - (numbers.cumsum(0) - numbers)[which[order]]
+    places = torch.full((int(numbers.max()) if len(which) else 0, count), len(which))
+    places[nth, which[order]] = order
+    return places
 
 
 def _whole(pieces: Sequence[Tensor]) -> Tensor:
