@@ -20,15 +20,20 @@ from published_commands import GUIDE, ROOT, python_blocks, shell_blocks
 from flashtrain import registry
 from flashtrain.command.overrides import plain_words
 from flashtrain.command.request import settings_of
+from flashtrain.errors import UserError
+from flashtrain.models import GPT2, GPT2Config
 from flashtrain.registry import registered
 from flashtrain.report import __main__ as report
+from flashtrain.spec import task_of
+from flashtrain_kernels import masks
 
 RESULTS = ROOT / "recipes" / "results"
 # Programs that register something of their own, and the words that a page gives them.
-PROGRAMS = ("add a model", "add a task", "add a data source", "add an optimizer", "add a mask")
+PROGRAMS = ("add a model", "add a task", "add a data source", "add an optimizer", "add a mask", "add a layer")
 RUN_HERE = {
     *PROGRAMS,
     "add a mask, its test",
+    "add a layer, its test",
     "add a baseline",
     "add a backend",
     "kernel call",
@@ -54,7 +59,7 @@ def _forget_registrations() -> Iterator[None]:
 def run_block(marker: str, **given: Any) -> dict[str, Any]:
     """The variables that a block of the guide leaves behind; it is no program's main module."""
     variables: dict[str, Any] = {"__name__": "page", **given}
-    exec(python_blocks()[marker], variables)
+    exec(compile(python_blocks()[marker], marker, "exec", dont_inherit=True), variables)
     return variables
 
 
@@ -103,6 +108,31 @@ def test_the_mask_of_the_guide_is_the_rule_in_words_and_what_attention_sees() ->
     before, after = attention(x, mask=mask), attention(changed, mask=mask)
     torch.testing.assert_close(before[:, 36:], after[:, 36:], atol=1e-6, rtol=0)
     assert not torch.allclose(before[:, 20:36], after[:, 20:36])
+
+
+def test_the_layer_of_the_guide_is_its_definition_and_keeps_documents_apart() -> None:
+    made = run_block("add a layer")
+    run_block("add a layer, its test", **{name: made[name] for name in ("torch", "scan")})
+    config = GPT2Config.of_size("demo", vocab_size=61, context=64, pattern=["recurrence", "full"])
+    assert GPT2Config.of_plain(config.plain()) == config
+    model = GPT2(config, attention="sdpa", residual="weights").eval()
+    rows = torch.randint(0, 61, (1, 40), generator=torch.Generator().manual_seed(0))
+    cache = model.new_cache()
+    parts = [model(rows[:, :9], cache=cache), *(model(rows[:, t : t + 1], cache=cache) for t in range(9, 40))]
+    torch.testing.assert_close(torch.cat(parts, 1)[..., :61], model(rows)[..., :61], atol=1e-5, rtol=0)
+    positions = torch.cat((torch.arange(17), torch.arange(23)))[None]
+    mask = masks.document((torch.arange(40) >= 17).long()[None], causal=True)
+    packed = model(rows, positions=positions, mask=mask)[..., :61]
+    alone = model(rows[:, 17:], positions=positions[:, 17:])[..., :61]
+    torch.testing.assert_close(packed[:, 17:], alone, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("words", ["context_parallel=2", "mask=window mask.window=8"])
+def test_what_the_layer_of_the_guide_cannot_do_is_refused(words: str, tiny_runs) -> None:
+    run_block("add a layer")
+    settings = settings_of([*tiny_runs.words, "model.pattern=[recurrence]", "trainer.devices=2", *words.split()])
+    with pytest.raises(UserError, match="recurrence"):
+        task_of(settings).check_step(settings, ())
 
 
 def test_the_baseline_of_the_guide_gives_the_references_answer() -> None:
