@@ -8,7 +8,7 @@ Shapes: B batch, S sequence, E embedding width.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -47,22 +47,24 @@ class MixerMemory(NamedTuple):
 
 
 class MixerSpec(Protocol):
-    """A mixer as plain values: a frozen dataclass, stored with the weights and registered as `mixer`."""
+    """A mixer as plain values: a frozen dataclass, stored with the weights.
 
-    kind: ClassVar[str]  # its name in files, in `model.pattern` and among a block's submodules
-    # What devices that share a sequence exchange: "attention" (our methods pass keys and values), "state" (a run of
-    # tokens is an affine map of a state). None: they cannot share one.
-    crosses_devices: ClassVar[str | None]
-    any_mask: ClassVar[bool]  # whether it computes any mask; False: the causal one within documents alone
+    One that is registered as `mixer` also has the class method of_pattern(value, attention), which makes the spec that
+    `KIND` (value is None) or `KIND:value` names in model.pattern; `attention` has the sizes of the model's attention.
+    """
 
-    @classmethod
-    def of_pattern(cls, value: str | None, attention: Any) -> MixerSpec:
-        """Make the spec that `KIND` or `KIND:value` names in model.pattern.
+    @property
+    def kind(self) -> str:
+        """Its name in files, in model.pattern and among a block's submodules."""
 
-        Args:
-            value: What follows the colon; None: nothing.
-            attention: The AttentionSpec of the model's layers of attention, whose sizes may be taken.
-        """
+    @property
+    def crosses_devices(self) -> str | None:
+        """What devices that share a sequence exchange: "attention" (our methods pass keys and values), or "state" (a
+        run of tokens is an affine map of a state); None: they cannot share one."""
+
+    @property
+    def any_mask(self) -> bool:
+        """Whether it computes any mask; if not, the causal one within documents alone."""
 
     def make(self, embed: int, *, rotary: Rotary | None, **options: Any) -> Any:
         """Make the Mixer of width `embed`; options: causal, bias, dropout, attention (see Attention)."""

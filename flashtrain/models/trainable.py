@@ -41,7 +41,7 @@ class DecoderShape:
 
     def plain(self) -> dict[str, Any]:
         """Return plain values that a checkpoint stores, by which another model's is detected."""
-        own = asdict(self) if is_dataclass(self) else {}
+        own: dict[str, Any] = asdict(self) if is_dataclass(self) else {}
         return {**own, "layers": [layer.plain() for layer in self.layers]}
 
 

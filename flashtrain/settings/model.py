@@ -58,7 +58,7 @@ class ModelSettings:
         given = self.path or self.config
         if given is not None:
             return Path(given.removesuffix("/config.json")).name
-        size, sizes = self.size, ("layers", "width", "heads", "kv_heads", "ffn")
+        size, sizes = self.size, ["layers", "width", "heads", "kv_heads", "ffn"]
         if self.layers is not None and self.width is not None:
             size, sizes = f"{self.layers}x{self.width}", sizes[2:]
         own = [f"{name}{value}" for name in sizes if (value := getattr(self, name)) is not None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from flashtrain.errors import UserError
 from flashtrain.models.activation_checkpointing import MemorySavings
@@ -109,7 +109,7 @@ def estimator(settings: Settings, hardware: Hardware, model: Trainable, shape: D
     attention = "masked" if dense else hardware.attention
     largest = 0
     if len(set(shape.layers)) > 1:
-        largest = max(sum(one.numel() for one in block.parameters()) for block in model.blocks)
+        largest = max(sum(one.numel() for one in block.parameters()) for block in cast(Any, model).blocks)
     blocks = Blocks(shape.embed, shape.layers, residual=model.residual, largest=largest)
 
     def estimate(micro_batch: int, savings: MemorySavings) -> MemoryEstimate:

@@ -25,15 +25,16 @@ MIB = 2**20
 
 def check_shape(sharding: SequenceSharding | None, shape: DecoderShape) -> None:
     """Raise UserError if devices cannot share a layer of this shape, or trainer.context_parallel_method its heads."""
-    for mixer in dict.fromkeys(layer.mixer for layer in shape.layers) if sharding is not None else ():
+    if sharding is None:
+        return
+    for mixer in dict.fromkeys(layer.mixer for layer in shape.layers):
         if mixer.crosses_devices is None:
             raise UserError(
                 f"layers of {mixer.kind} with context_parallel={sharding.degree}: devices cannot share a sequence of "
                 "theirs. Use trainer.strategy=fsdp or ddp."
             )
-    if sharding is not None:
-        for attention in dict.fromkeys(mixers(shape.layers, AttentionSpec)):
-            _choice(sharding, attention, 1)
+    for attention in dict.fromkeys(mixers(shape.layers, AttentionSpec)):
+        _choice(sharding, attention, 1)
 
 
 def check_model(sharding: SequenceSharding | None, model: Trainable, name: str) -> None:

@@ -118,8 +118,8 @@ class Mask(NamedTuple):
                 rows[low] = torch.maximum(rows[low], own - left)
             if right >= 0:
                 rows[high] = torch.minimum(rows[high], own + right + 1)
-        narrow = (_closer(one, bound) for one, bound in zip(self.band or (), (left, right), strict=False))
-        found, packed = Mask(rows, self.keys, self.seqlen_k, band=tuple(narrow) or None), self.sequences
+        band = None if self.band is None else (_closer(self.band[0], left), _closer(self.band[1], right))
+        found, packed = Mask(rows, self.keys, self.seqlen_k, band=band), self.sequences
         if packed is None:
             return found
         window = (_closer(packed.window[0], left), _closer(packed.window[1], right))

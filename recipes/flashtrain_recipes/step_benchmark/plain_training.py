@@ -10,6 +10,7 @@ B batch, S sequence, H heads, D head dimension, E embedding width, V rows of the
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +37,8 @@ class PlainGPT(Trainable):
         self.config = shape
         self.token_embedding = nn.Embedding(shape.vocab_rows, shape.embed)
         self.position_embedding = nn.Embedding(shape.context, shape.embed)
-        self.blocks = nn.ModuleList(PlainBlock(shape.embed, layer.mixer.heads, attention) for layer in shape.layers)
+        heads: Any = [layer.mixer for layer in shape.layers]
+        self.blocks = nn.ModuleList(PlainBlock(shape.embed, one.heads, attention) for one in heads)
         self.final_norm = nn.LayerNorm(shape.embed)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
