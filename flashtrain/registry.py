@@ -33,7 +33,7 @@ EXPERIMENTS = "flashtrain_recipes"  # the package next to the recipes: recipes/ 
 GROUPS: dict[str, str] = {
     "model": "build(settings, *, vocab_size, context, attention) -> nn.Module with .loss, .flops_per_token, "
     ".parameter_count",
-    "mixer": "a flashtrain.models.mixer.MixerSpec with of_pattern(value, attention): what model.pattern=[NAME:value] names",
+    "mixer": "a flashtrain.models.mixer.MixerSpec with of_pattern(value, attention): model.pattern=[NAME:value]",
     "source": "build(settings) -> flashtrain.data.sources.TextSource",
     "documents": "build(settings, context) -> flashtrain.tasks.fine_tuning.splits.LabelledSource: finetune.data=NAME",
     "mask": "build(settings, *, documents, positions, seqlen, device) -> flashtrain_kernels.Mask: once a batch",
