@@ -54,6 +54,7 @@ REMOVED: dict[str, Any] = {
     "lengths.resamples": None,
     "masked.shortest": 16,
     "passkey.digits": None,
+    "pathfinder.workers": None,
 }
 
 _TEXTS = ("txt", "md", "jsonl")
