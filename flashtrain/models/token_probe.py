@@ -18,7 +18,6 @@ from torch.utils.module_tracker import ModuleTracker
 
 from flashtrain.models.sharded_sequence import use_sharded_sequence
 
-TORCH_ATTENTION = ("_scaled_dot_product", "_native_multi_head_attention")
 ROUNDING = 0.02  # of a tensor's largest number, some units of bfloat16: what mixes tokens moves its own output by more
 
 
@@ -72,7 +71,8 @@ class _States(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         name = str(func).removeprefix("aten.").partition(".")[0]
         module = max(self.modules.parents - {"Global"}, key=len, default="the step itself")
-        if _attends(name, args, self.tokens):
+        # Of a pooling, whose query is no token, no state moves.
+        if name.startswith("_scaled_dot_product") and args[1].shape[-2] == self.tokens:
             self.moved = self.moved or f"{name} in {module}"
         # What `empty` makes holds nothing yet, and neither does a view of it.
         if "empty" not in name and not getattr(func, "is_view", False):
@@ -89,10 +89,3 @@ class _States(TorchDispatchMode):
         before = self.before.setdefault((where, x.shape, self.count[where, x.shape]), now)
         if (now - before).abs().max() > ROUNDING * before.abs().max():
             self.moved = self.moved or where
-
-
-def _attends(name: str, args: tuple, tokens: int) -> bool:
-    """Whether an operator is an attention to all tokens: of a single query no state moves, nor by little weights."""
-    if name in ("_softmax", "_safe_softmax"):
-        return args[0].dim() > 2 and args[0].shape[args[1]] == tokens
-    return name.startswith(TORCH_ATTENTION) and args[1].shape[-2] == tokens

@@ -114,7 +114,7 @@ def image(x: Tensor) -> Tensor:
 
 def by_hand(x: Tensor, keys: Tensor | None = None) -> Tensor:
     keys = x if keys is None else keys
-    return (x @ keys.transpose(1, 2)).softmax(-1) @ keys
+    return (x @ keys.transpose(1, 2) / 8).softmax(-1) @ keys
 
 
 def heads(x: Tensor, *more: int) -> Tensor:

@@ -15,7 +15,6 @@ from tiny_runs import TinyRuns, checkout_environment
 from torch.distributed import DistNetworkError, TCPStore
 
 from flashtrain.announce import quieten
-from flashtrain.distributed.context.watchdog import EXIT_CODE
 from flashtrain.errors import RunFailed
 from flashtrain.folders.run_folder import read_summary
 from flashtrain.run.fitting import naming_killed_ranks
@@ -35,7 +34,7 @@ def observe(monkeypatch: pytest.MonkeyPatch, *codes: str) -> None:
     statuses: list[int] = []
     monkeypatch.setattr(os, "_exit", statuses.append)
     assert _ChildProcessObserver(main_pid=0, child_processes=ranks)._run()
-    assert statuses == [RunFailed.status]
+    assert set(statuses) == {RunFailed.status}
 
 
 def test_a_killed_rank_is_named_and_noted(capsys, monkeypatch) -> None:
@@ -66,7 +65,7 @@ def test_the_first_rank_ends_with_one_status_and_takes_the_others_along(code: st
     process.start()
     os.close(write)
     process.join(300)
-    assert process.exitcode == RunFailed.status == EXIT_CODE
+    assert process.exitcode == RunFailed.status
     assert os.read(read, 1) == b""
 
 

@@ -164,8 +164,7 @@ class ContextSequence(ShardedSequence):
         return self._unweighted is not None and self._unweighted() is not loss
 
     def refuse_own_part(self, keys: int, what: str) -> None:
-        held, rows = self.layout.held, max(1, self.tokens // self.layout.seqlen)
-        own = abs(keys - held) <= 1 or keys == rows * held  # of one row (give or take 1), or of all rows together
+        own = abs(keys - self.layout.held) <= 1  # also without a row's last token, or with one before it
         if own and self.refuses_own_part and self.layout.degree > 1:
             raise UserError(
                 f"{what} of {keys} keys under context parallelism, where {self.layout.degree} devices hold "
