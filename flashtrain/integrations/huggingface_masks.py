@@ -236,7 +236,7 @@ def _ends(padding: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _look_at(padding: Tensor, documents: Tensor | None) -> tuple[bool, bool, bool]:
-    """(every key is real, no row has padding between real keys, a row has several documents); False for meta tensors."""
+    """(every key is real, no row has padding between real keys, a row has documents); all False for meta tensors."""
     if padding.is_meta:
         return False, False, False
     first, last = _ends(padding)
