@@ -89,9 +89,7 @@ def check_architecture(model: Any, layers: Sequence[nn.Module], path: str, *, ou
         raise UserError(f"{path}: {type(model).__name__} {unserved}.")
 
 
-def _counted(
-    model_class: Any, config: Any, mask: Callable[..., Any] = AttentionMask
-) -> tuple[int | None, str | None]:
+def _counted(model_class: Any, config: Any, mask: Callable[..., Any] = AttentionMask) -> tuple[int | None, str | None]:
     """What attention_calls returns. mask: Makes a mask from its batch, queries and keys; by default one like ours."""
     from transformers import AttentionInterface, AttentionMaskInterface
 

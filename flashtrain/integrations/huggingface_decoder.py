@@ -207,7 +207,8 @@ class HuggingFaceDecoder(Trainable):
 
     def _positions(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
         """The model's numbers of positions (B, S) that count from 0, by default those of the tokens in their rows."""
-        positions = _counted(tokens) if positions is None else positions
+        if positions is None:  # also in rows that are sharded over devices
+            positions = next_positions(tokens.shape[1], None, tokens.device).expand(tokens.shape[0], -1)
         return positions + self.first if self.first else positions
 
     def loss(
@@ -304,11 +305,6 @@ class HuggingFaceDecoder(Trainable):
         self.load_state_dict(weights, assign=True)
         self.module.tie_weights(recompute_mapping=False)
         folders.fill_buffers(self.module, cpu)
-
-
-def _counted(tokens: Tensor) -> Tensor:
-    """The positions (B, S) of tokens in their rows, also in rows that are sharded over devices."""
-    return next_positions(tokens.shape[1], None, tokens.device).expand(tokens.shape[0], -1)
 
 
 def _size_in_4_bits(adapted: tuple[str, Any]) -> int:

@@ -114,11 +114,9 @@ def _add_adapters(module: Any, lora: Mapping[str, Any], name: str) -> None:
     module.name_or_path = name  # the base model that saved adapters name
     # Phi-MoE's and Llama 4's routers are nn.Linear, but return tuples, which peft's layers do not.
     routers = [n for n, one in module.named_modules() if isinstance(one, nn.Linear) and "Router" in type(one).__name__]
-    if routers and lora.get("target_modules") == "all-linear":
-        lora = {**lora, "exclude_modules": routers}
     known = [(name, getattr(one, "weight", None)) for name, one in module.named_modules() if name not in routers]
     matrices = [name for name, weight in known if weight is not None and weight.dim() > 1]
-    config, refusal = LoraConfig(task_type="CAUSAL_LM", **lora), None
+    config, refusal = LoraConfig(task_type="CAUSAL_LM", exclude_modules=routers or None, **lora), None
     try:
         module.add_adapter(config)
     except ValueError as error:
