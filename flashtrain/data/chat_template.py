@@ -102,18 +102,18 @@ class ChatTemplate:
         """The documents of a conversation. first: index of the first message that may get labels."""
         messages, unwritten = self._rendering.accepted(messages, tools)
         whole = self._rendering.text(messages, tools)
-        if self.train_on == "all":
-            self._check(messages, tools, [], [Piece(whole, ())], unwritten)
-            return [Piece(whole, ())]
-        answers = [at for at, one in enumerate(messages) if one["role"] == "assistant" and at >= first]
-        answers = [at for at in answers if not self.check_answers or _weight(at, messages[at])]
-        if not answers:
-            raise UserError("no message to learn has the role assistant. Add one, or set data.train_on=all.")
-        found = self._answers.pieces(messages, tools, answers, whole, first)
-        if not any(piece.learnt for piece in found):
-            raise UserError("the chat template leaves out all answers. Set another one, data.chat_template=FILE.")
-        self._check(messages, tools, answers, found, unwritten)
-        self.endless += self._answers.endless
+        answers, found = [], [Piece(whole, ())]
+        if self.train_on != "all":
+            answers = [at for at, one in enumerate(messages) if one["role"] == "assistant" and at >= first]
+            answers = [at for at in answers if not self.check_answers or _weight(at, messages[at])]
+            if not answers:
+                raise UserError("no message to learn has the role assistant. Add one, or set data.train_on=all.")
+            found = self._answers.pieces(messages, tools, answers, whole, first)
+            if not any(piece.learnt for piece in found):
+                raise UserError("the chat template leaves out all answers. Set another one, data.chat_template=FILE.")
+        if self.check_answers:
+            self._check(messages, tools, answers, found, unwritten)
+        self.endless += self.train_on != "all" and self._answers.endless
         self.rewritten += len(found) > 1
         return found
 
@@ -121,8 +121,6 @@ class ChatTemplate:
         self, messages: Messages, tools: Tools, answers: Sequence[int], pieces: Sequence[Piece], unwritten: set[Place]
     ) -> None:
         """Count what the template leaves out. Raises UserError if that is what an answer says."""
-        if not self.check_answers:
-            return
         text = _bare("".join(piece.text for piece in pieces))
         learnt = _bare("".join(piece.text[begin:end] for piece in pieces for begin, end in piece.learnt))
         lost = {f"content of {messages[at]['role']}" for at, _ in unwritten if at not in answers}

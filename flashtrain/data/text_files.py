@@ -263,7 +263,7 @@ class FilesSource(SplitFiles):
             log.warning("replaced %s invalid bytes by U+FFFD: %.500s", f"{sum(new.values()):,}", listed)
 
     def chosen(self, found: dict[PurePath, Any]) -> dict[PurePath, Any]:
-        from pathspec import GitIgnoreSpec  # a plan needs neither
+        from pathspec import GitIgnoreSpec  # help needs neither
 
         from flashtrain.data.ignored_files import ignored_files
 

@@ -228,15 +228,11 @@ def open_or_build(
         return source.open_tokens(tokenizer, cache_dir)
     read = " with special tokens" if getattr(source, "special_tokens", False) else ""
     folder = folder_of(source.fingerprint() + read, tokenizer, cache_dir)
-    found = _open(folder)
-    if found is None:
+    if not folder.is_dir():
         with only_writer(folder, "data.cache_dir"):
-            found = _open(folder)
-            if found is None:
+            if not folder.is_dir():  # another process may have built it
                 _build(source, tokenizer, folder)
-                found = _open(folder)
-    assert found is not None
-    return found
+    return _open(folder)
 
 
 def cache_root(cache_dir: str | os.PathLike[str] | None) -> Path:
@@ -255,9 +251,7 @@ def folder_of(fingerprint: str, tokenizer: TokenizerSpec | Tokenizer, cache_dir:
     return cache_root(cache_dir) / f"{kind}-{digest}"  # the text's own path is only in meta.json
 
 
-def _open(folder: Path) -> OpenTokens | None:
-    if not folder.is_dir():
-        return None
+def _open(folder: Path) -> OpenTokens:
     meta = read_json(folder / META)
     one_of(f"dtype in {folder / META}:", str(meta["dtype"]), DTYPES)  # numpy takes tokens of "O" for pointers
     if CHECKSUMS not in meta:
