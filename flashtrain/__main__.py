@@ -88,7 +88,7 @@ def _command(words: list[str]) -> int:
         return run_sweep(arguments.overrides)
     settings = settings_of(arguments.overrides)
     from flashtrain.command import modes
-    from flashtrain.command.job import held, plan, run_folder, run_job
+    from flashtrain.command.job import plan, run_folder, run_job
     from flashtrain.mode import is_of_checkpoint, mode_of
 
     if settings.mode == "plan":
@@ -105,8 +105,7 @@ def _command(words: list[str]) -> int:
     if FOLDER not in overrides_by_name(arguments.overrides):  # for the ranks that Lightning starts with the same words
         sys.argv.append(f"{FOLDER}={quoted(str(folder))}")
     own = [word for word in arguments.overrides if not word.startswith(FOLDER)]
-    with held(folder):
-        return run_job(settings, folder, overrides=own, started=STARTED)
+    return run_job(settings, folder, overrides=own, started=STARTED)
 
 
 def _refuse(message: str) -> NoReturn:

@@ -113,23 +113,20 @@ def train(recipe: str, *, quiet: bool = True, **settings: Any) -> Run:
     """
     began = time.monotonic()
     words = plain_words([f"recipe={recipe}", *words_of({"logger": "none", **settings})])
-    stop: Stopped | None = None
-    with preserve_process_state(quiet=quiet):
-        requested = settings_of(words)
-        _refuse_other_work(requested)
-        folder = job.run_folder(requested, words)
-        if requested.trainer.ranks > 1 and "TORCHELASTIC_RUN_ID" not in os.environ and slurm_job() is None:
-            stop = _in_a_process(words, folder, quiet=quiet)
-        else:
-            try:
-                with job.held(folder):
-                    job.run(requested, folder, overrides=words, started=began)
-            except Stopped as stopped:
-                stop = stopped
-    if stop is not None and stop.status == 128 + signal.SIGINT:
-        raise KeyboardInterrupt(str(stop))
-    if stop is not None and stop.status:  # the checkpoint is written: the program ends, or does as it has decided
-        signal.raise_signal(signal.Signals(stop.status - 128))
+    try:
+        with preserve_process_state(quiet=quiet):
+            requested = settings_of(words)
+            _refuse_other_work(requested)
+            folder = job.run_folder(requested, words)
+            if requested.trainer.ranks > 1 and "TORCHELASTIC_RUN_ID" not in os.environ and slurm_job() is None:
+                _in_a_process(words, folder, quiet=quiet)
+            else:
+                job.run(requested, folder, overrides=words, started=began)
+    except Stopped as stop:
+        if stop.status == 128 + signal.SIGINT:
+            raise KeyboardInterrupt(str(stop)) from None
+        if stop.status:  # the checkpoint is written: the program ends, or does as it has decided
+            signal.raise_signal(signal.Signals(stop.status - 128))
     return Run(folder, read_summary(folder))
 
 
@@ -287,8 +284,8 @@ def _continued(loaded: TrainedModel, prompt: str, options: Mapping[str, Any]) ->
     return continue_text(loaded.model, loaded.tokenizer, settings)
 
 
-def _in_a_process(words: list[str], folder: Path, *, quiet: bool) -> Stopped | None:
-    """The run as a process of the command's, whose ranks Lightning starts; how it was stopped. Raises as `train`."""
+def _in_a_process(words: list[str], folder: Path, *, quiet: bool) -> None:
+    """The run as a process of the command's, whose ranks Lightning starts. Raises as `job.run`."""
     output = subprocess.DEVNULL if quiet else None
     words = [*words, f"{FOLDER}={quoted(str(folder))}"]
     let_go(folder)  # it is the other process's to hold
@@ -299,7 +296,6 @@ def _in_a_process(words: list[str], folder: Path, *, quiet: bool) -> Stopped | N
     reported = str(row.get("error") or f"the run in {folder} ended with exit status {status}")
     stopped = processes.stopped_by
     if stopped is not None or row.get("status") == job.STOPPED:
-        return Stopped(reported, 0 if stopped is None else 128 + stopped)
+        raise Stopped(reported, 0 if stopped is None else 128 + stopped)
     if status:
         raise {2: UserError, 3: OutOfMemory}.get(status, RunFailed)(reported)
-    return None

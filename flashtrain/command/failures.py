@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 
 from flashtrain.errors import RunFailed, UserError, causes
-from flashtrain.files.caches import CANNOT_WRITE, default_cache_dir
+from flashtrain.files.caches import default_cache_dir
 from flashtrain.files.disk import write_atomically
 from flashtrain.interruption import Interrupted
 
@@ -36,8 +36,6 @@ def say_failure(error: BaseException) -> int:
         raise error
     if isinstance(error, UserError | RunFailed):
         return _say(str(error), error.status)
-    if isinstance(error, OSError) and error.filename and error.errno in CANNOT_WRITE:
-        return _say(f"cannot use {error.filename}: {error.strerror}.", UserError.status)
     said = " ".join(str(error).split())[:_MAX_MESSAGE]
     return _say(f"{type(error).__name__}: {said}; details in {getattr(error, _NOTED, None) or _log(error)}", CRASHED)
 

@@ -22,27 +22,26 @@ from flashtrain.command.failures import note_log, say_failure
 from flashtrain.errors import RunFailed, UserError, causes, first_line
 from flashtrain.folders.new_folder import new_run_folder, remove_unused, unfinished_or_new
 from flashtrain.folders.run_folder import (
-    CHECKPOINTS,
     CONFIG_FILE,
     FAILED,
+    FINISHED,
     LAST,
     OUT_OF_MEMORY,
     RUNNING,
     STOPPED,
+    as_begun,
     find_checkpoint,
     note_failure,
     read_summary,
     write_summary,
 )
 from flashtrain.folders.run_lock import hold, is_first_of_job, let_go, slurm_job
-from flashtrain.folders.same_training import refuse_other_run
 from flashtrain.interruption import Interrupted
 from flashtrain.mode import mode_of, modes, work_of, working_mode
 from flashtrain.run.fitting import Stopped
-from flashtrain.run.train import failed_row, train
+from flashtrain.run.train import planned_row, train
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import task_of
-from flashtrain.training.checkpoints import checkpoint_exists
 from flashtrain.training.hardware import Hardware, detect_hardware, planned_hardware
 from flashtrain.training.killed_ranks import name_killed_ranks
 from flashtrain.training.out_of_memory import OutOfMemory
@@ -151,9 +150,8 @@ def _wants_demo(settings: Settings, hardware: Hardware, given: Collection[str]) 
     if settings.hardware.demo == "always":
         return True
     mode = working_mode(settings)
-    if mode is not None and mode.measures:
-        return hardware.kind == "cpu"
-    return hardware.kind == "cpu" and not _OF_A_MODEL & set(given)
+    measures = mode is not None and mode.measures
+    return hardware.kind == "cpu" and (measures or not _OF_A_MODEL & set(given))
 
 
 def _demo_line(full: Settings, demo: Settings) -> str:
@@ -185,21 +183,29 @@ def plan(settings: Settings, overrides: Sequence[str]) -> str:
 def run_folder(settings: Settings, overrides: Sequence[str]) -> Path:
     """Return the run's folder: the one that the words name (hydra.run.dir), that of the run to resume, or a new one.
 
-    Raises UserError if the settings cannot be run here (no folder is made), there is no run to resume, or the folder is
-    that of another run.
+    Raises UserError if the settings cannot be run here (no folder is made), there is no run to resume, or the named
+    folder has a finished one.
     """
-    if named := overrides_by_name(overrides).get(FOLDER):
-        folder = Path(str(named.value())).absolute()
-        if is_first_of_job() and (folder / CONFIG_FILE).is_file():
-            with held(folder):
-                refuse_other_run(folder, settle(settings, overrides, quiet=True)[0], FOLDER)
+    given = overrides_by_name(overrides)
+    if FOLDER in given:
+        folder = Path(str(given[FOLDER].value())).absolute()
+        if read_summary(folder).get("status") == FINISHED and _resumed(settings, folder) != folder:
+            raise UserError(f"{FOLDER}={folder} has a finished run. Use another folder, or resume=auto to continue it.")
         return folder
     settings, _ = settle(settings, overrides, quiet=True)
-    carried = task_of(settings).is_carried(str(settings.resume))
-    if settings.resume not in (None, "auto") and not carried:
-        return find_checkpoint(str(settings.resume), prefer=LAST, setting="resume")[0].absolute()
     parent = (Path(settings.output) / settings.recipe).absolute()
-    return unfinished_or_new(parent, settings) if settings.resume == "auto" else new_run_folder(parent)
+    if settings.resume == "auto":
+        return unfinished_or_new(parent, settings, given)
+    return _resumed(settings, parent) or new_run_folder(parent)
+
+
+def _resumed(settings: Settings, folder: Path) -> Path | None:
+    """The folder of the run to resume, which resume=auto has found in `folder`; None: there is none."""
+    if settings.resume is None or task_of(settings).is_carried(settings.resume):
+        return None
+    if settings.resume == "auto":
+        return folder
+    return find_checkpoint(settings.resume, prefer=LAST, setting="resume")[0].absolute()
 
 
 @contextlib.contextmanager
@@ -229,12 +235,8 @@ def run(settings: Settings, folder: Path, *, overrides: list[str], started: floa
         Interrupted: a signal came outside of training steps, or a second Ctrl-C.
     """
     quieten()
-    hold(folder)
-    try:
-        with _logged(folder):
-            return _run_held(settings, folder, overrides=overrides, started=started)
-    finally:
-        let_go(folder)
+    with held(folder), _logged(folder):
+        return _run_held(settings, folder, overrides=overrides, started=started)
 
 
 def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: float) -> int:
@@ -255,6 +257,9 @@ def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: 
 
 def _run_held(settings: Settings, folder: Path, *, overrides: list[str], started: float) -> dict[str, Any]:
     name_killed_ranks(partial(note_failure, folder))
+    run = _resumed(settings, folder)
+    if run is not None and (run / CONFIG_FILE).is_file():
+        settings = as_begun(settings, run, overrides_by_name(overrides))
     settings, hardware = settle(settings, overrides)
 
     def note(status: str, error: str) -> None:
@@ -262,7 +267,7 @@ def _run_held(settings: Settings, folder: Path, *, overrides: list[str], started
         # Whichever rank fails says so: the first one may wait for it, and be ended by the launcher.
         if (status != STOPPED or is_first_rank()) and read_summary(folder).get("status", RUNNING) == RUNNING:
             with contextlib.suppress(OSError):  # a full disk takes no row either
-                row = failed_row(settings, hardware, overrides, status, error)
+                row = {**planned_row(settings, hardware, overrides), "status": status, "error": error}
                 write_report(folder, row)
                 write_summary(folder, row)
 
@@ -270,11 +275,8 @@ def _run_held(settings: Settings, folder: Path, *, overrides: list[str], started
         mode = mode_of(settings)
         do = partial(train, task_of(settings)) if mode is None else mode.run
         row = do(settings, hardware, folder, overrides=overrides, started=started)
-    except OutOfMemory as error:
-        note(OUT_OF_MEMORY, str(error))
-        raise
     except (UserError, RunFailed) as error:
-        note(FAILED, str(error))
+        note(OUT_OF_MEMORY if isinstance(error, OutOfMemory) else FAILED, str(error))
         raise
     except Stopped as stop:
         say(str(stop))
@@ -283,12 +285,9 @@ def _run_held(settings: Settings, folder: Path, *, overrides: list[str], started
         raise
     except (KeyboardInterrupt, SystemExit) as error:  # Lightning's Trainer makes the latter of the former
         ended = next((one for one in causes(error) if isinstance(one, Interrupted)), Interrupted(signal.SIGINT))
-        line = str(ended)
-        if checkpoint_exists(folder / CHECKPOINTS / LAST):
-            line += f". Continue from the last checkpoint with the same command plus resume={folder}"
         if (folder / CONFIG_FILE).exists():  # else the run has not begun, and its folder is removed
-            note(STOPPED, line)
-        raise Interrupted(ended.number, line) from None
+            note(STOPPED, str(ended))
+        raise ended from None
     except torch.OutOfMemoryError as error:
         line = (
             f"out of memory: {first_line(error)}. Try memory.activation_checkpointing=full, a smaller "

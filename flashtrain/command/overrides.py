@@ -30,7 +30,7 @@ _BETWEEN_COMMAS = re.compile(r"""'(\\.|[^'\\])*'(?=,|$)|"(\\.|[^"\\])*"(?=,|$)|[
 _SWEEP = re.compile(r"(choice|range|interval|glob|shuffle|sort|tag)\(")  # Hydra's own words for several values
 _GPUS = re.compile(r"^(hardware\.plan_for=)([1-9]\d*)x(?=\w)", re.IGNORECASE)  # of 8xh100
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
-_NO_NAME = re.compile(r"null|true|false|[-+.\d].*|", re.IGNORECASE)  # what YAML takes for something else than a text
+_NO_NAME = re.compile(r"null|true|false|nan|inf|[-+.\d\[].*|", re.IGNORECASE)  # what YAML takes for no text
 
 
 def plain_words(words: Sequence[str]) -> list[str]:
@@ -64,13 +64,13 @@ def _plain(word: str, sweep: bool) -> str:
     if key in ("logger", "logger.name") and re.fullmatch(r"\[[\w, ]+\]", value):
         several = ",".join(_as_written(one, get_args(Logger)).strip() for one in value[1:-1].split(","))
         return f"{sign}logger.name='{several}'"
-    choices = choices_of(key)
+    choices = _choices(key)
     if key in _REGISTERED and value not in (choices or ()) and value in registered(_REGISTERED[key]):
         return f"{sign}{key}.{CHOOSES.get(key, 'name')}={value}"  # of the user's own program: it has no file in conf/
     if key in PLACES and "/" in value:
         raise UserError(f"unknown {key} '{value}'. Use {PLACES[key].format(value)}.")
-    if choices is not None and sign != "~" and "," not in value:
-        if _NO_NAME.fullmatch(value) and value not in choices and not value.startswith("["):
+    if choices is not None and sign != "~" and ("," not in value or value.startswith("[")):
+        if _NO_NAME.fullmatch(value) and value not in choices:
             raise unknown(key, value, choices)
         value = _as_written(value, choices)
     elif _POWER_OF_TEN.search(value) and key in _of_type(int) | _of_type(list[int]):
@@ -108,7 +108,7 @@ def _whole(number: str) -> str:
     return str(int(float(number))) if float(number).is_integer() else number
 
 
-def choices_of(key: str) -> list[str] | None:
+def _choices(key: str) -> list[str] | None:
     """The names that a group of conf/, or `recipe`, may be given; None for anything else."""
     if key == "recipe":
         return sorted(recipe_files())

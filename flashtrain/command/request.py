@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from flashtrain.command.compose import check_given_once, compose_settings, given_values
 from flashtrain.command.mode_settings import check_used
-from flashtrain.command.overrides import choices_of
-from flashtrain.errors import UserError, one_of, unknown
+from flashtrain.errors import UserError, one_of
 from flashtrain.mode import is_of_checkpoint
 from flashtrain.settings.aliases import renamed
 from flashtrain.settings.settings import Settings, mode_names
@@ -21,9 +20,6 @@ def settings_of(words: Sequence[str]) -> Settings:
     check_given_once(words)
     given = given_values(words)
     mode = str(given.get("mode", "train"))
-    for name, value in given.items():
-        if (choices := choices_of(name)) is not None and not isinstance(value, str | dict | None):
-            raise unknown(name, str(value), choices)
     if line := renamed("mode", mode):
         raise UserError(line)
     one_of("mode", mode, mode_names())

@@ -12,6 +12,7 @@ runs/gpt2-sweep/2026-11-21_10-15-02/
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import time
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from flashtrain.announce import say
 from flashtrain.command.compose import parse_overrides, quoted
-from flashtrain.command.job import plan, settle, write_report
+from flashtrain.command.job import held, plan, settle, write_report
 from flashtrain.command.request import settings_of
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
@@ -214,18 +215,12 @@ def note_failure(folder: Path, job: list[str], status: int, *, stopped_by: str |
     row = read_summary(folder)
     if row.get("status", RUNNING) != RUNNING:
         return
-    try:
-        hold(folder)
-    except Busy:  # it still runs, and writes its row itself
-        return
     how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
     ended = {"status": FAILED, "error": how}
     if stopped_by is not None:
         ended = {"status": STOPPED, "error": f"stopped by {stopped_by}"}
-    try:
+    with contextlib.suppress(Busy), held(folder):  # else it still runs, and writes its row itself
         write_summary(folder, {"overrides": " ".join(job), **row, **ended})
-    finally:
-        let_go(folder)
 
 
 def _varying(words: Sequence[str], jobs: Jobs) -> list[str]:

@@ -111,7 +111,7 @@ class ChatAnswers:
     def _end(self) -> str:
         """The last added token with a label after an answer's own text; "" if the template writes none."""
         try:
-            talk = self.rendering.accepted([ASK, ANSWER, ASK], None)
+            talk, _ = self.rendering.accepted([ASK, ANSWER, ASK], None)
             found = self.pieces(talk, None, [1], self.rendering.text(talk, None), close=False)
         except UserError:  # no template, or one that does not accept this conversation
             return ""
@@ -126,7 +126,7 @@ class ChatAnswers:
             try:
                 if self.rendering.marks(None):  # the marks decide what gets labels
                     break
-                talk = self.rendering.accepted([ASK, ANSWER, {"role": role, "content": MORE}], None)
+                talk, _ = self.rendering.accepted([ASK, ANSWER, {"role": role, "content": MORE}], None)
                 text = self.rendering.text(talk, None)
             except UserError:
                 continue

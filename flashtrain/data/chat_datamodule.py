@@ -17,6 +17,7 @@ from flashtrain.data.chat_template import ChatTemplate
 from flashtrain.data.datamodule import TextDataModule
 from flashtrain.data.loader import ResumableLoader
 from flashtrain.data.packing import ChatBatch, Split
+from flashtrain.data.special_tokens import tokenizer_for
 from flashtrain.data.token_budget import rows_once
 from flashtrain.data.token_cache import GOES_ON
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, make_tokenizer
@@ -76,8 +77,7 @@ class ChatDataModule(TextDataModule):
         if isinstance(tokenizer, str | os.PathLike):
             tokenizer = TokenizerSpec(str(tokenizer))
         made = make_tokenizer(tokenizer) if isinstance(tokenizer, TokenizerSpec) else tokenizer
-        tokens = getattr(rows, "special_tokens", False)
-        self.template = ChatTemplate(made, template, train_on, text_column, check_answers, special_tokens=tokens)
+        self.template = ChatTemplate(tokenizer_for(rows, made), template, train_on, text_column, check_answers)
         self.too_long = too_long
         super().__init__(
             ChatSource(rows, self.template, skip_broken=skip_broken),

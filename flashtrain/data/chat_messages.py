@@ -17,6 +17,7 @@ EXPECTED = (
 )
 
 Messages = list[dict[str, Any]]
+Place = tuple[int, str]  # index of a message, and a key of it
 
 
 def messages_of(given: object, column: str) -> Messages:
@@ -71,10 +72,10 @@ def forms(messages: Messages) -> Iterator[Messages]:
     contents: tuple[dict[str, Any], ...] = ({}, {"content": ""}, {"content": None})
     for content, as_text in product(contents, (False, True)):
         found = deepcopy([{**content, **one} if one.get("tool_calls") else one for one in messages])
-        for number, _, called in _calls(found):
+        for at, called in _calls(found):
             arguments = called.get("arguments")
             if isinstance(arguments, str) and not as_text:
-                called["arguments"] = parse_json(arguments, f"message {number}: a call's arguments")
+                called["arguments"] = parse_json(arguments, f"message {at + 1}: a call's arguments")
             elif isinstance(arguments, dict) and as_text:
                 called["arguments"] = json.dumps(arguments, ensure_ascii=False)
         yield found
@@ -82,46 +83,42 @@ def forms(messages: Messages) -> Iterator[Messages]:
 
 def as_lists(messages: Messages) -> Messages:
     """Write each content that is a text as a list of this text."""
-    lists = [[{"type": "text", "text": one.get("content")}] for one in messages]
-    pairs = zip(messages, lists, strict=True)
-    return [{**one, "content": parts} if isinstance(one.get("content"), str) else one for one, parts in pairs]
+    found = deepcopy(messages)
+    for message in found:
+        if isinstance(text := message.get("content"), str):
+            message["content"] = [{"type": "text", "text": text}]
+    return found
 
 
-def with_placeholders(messages: Messages) -> tuple[Messages, dict[str, int]]:
-    """Replace each content, and each tool call's name and arguments, to find out whether a template writes them.
+def with_placeholders(messages: Messages, *, contents: bool = True) -> tuple[Messages, dict[str, Place]]:
+    """Replace the name and arguments of each tool call, and contents, to find out whether a template writes them.
 
     Returns:
-        The changed messages, and for each placeholder the number of its message, from 1.
+        The changed messages, and the place that each placeholder has in them.
     """
-    found, words = [deepcopy(message) for message in messages], {}
-    for number, message in enumerate(found, start=1):
-        if (content := message.get("content")) and isinstance(content, str | list):
-            word = f"content_{number}_word"
+    found, places = [deepcopy(message) for message in messages], {}
+    for at, message in enumerate(found):
+        content = message.get("content")
+        if contents and content and isinstance(content, str | list):
+            word = f"content_{at}_word"
             message["content"] = word if isinstance(content, str) else [{"type": "text", "text": word}]
-            words[word] = number
-    for place, (number, _, called) in enumerate(_calls(found)):
-        word = f"call_{place}_word"
+            places[word] = at, "content"
+    for number, (at, called) in enumerate(_calls(found)):
+        word = f"call_{number}_word"
         arguments = {word: word}
         called |= {
             "name": word,
             "arguments": json.dumps(arguments) if isinstance(called.get("arguments"), str) else arguments,
         }
-        words[word] = number
-    return found, words
+        places[word] = at, "tool_calls"
+    return found, places
 
 
-def shape_of(messages: Messages) -> int:
-    """Return a number that is the same for conversations of the same roles, and kinds of fields and calls."""
-    fields = tuple((one["role"], *((key, type(one[key]), bool(one[key])) for key in one)) for one in messages)
-    calls = ((number, *call, *called, type(called.get("arguments"))) for number, call, called in _calls(messages))
-    return hash((fields, *calls))
-
-
-def _calls(messages: Messages) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
-    """Each tool call and its function (name, arguments), with the number of its message."""
-    for number, message in enumerate(messages, start=1):
+def _calls(messages: Messages) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The function of each tool call (name, arguments), with the index of its message."""
+    for at, message in enumerate(messages):
         calls = message.get("tool_calls")
         for call in calls if isinstance(calls, list) else ():
             called = call.get("function", call) if isinstance(call, dict) else None
             if isinstance(called, dict):
-                yield number, call, called
+                yield at, called

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from flashtrain.data.chat_messages import Messages, as_lists, forms, joined, shape_of, with_placeholders
+from flashtrain.data.chat_messages import Messages, Place, as_lists, forms, joined, with_placeholders
 from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer
 from flashtrain.errors import UserError, first_line, needs_package
 
@@ -22,10 +21,9 @@ Tools = list[Any] | None
 class ChatRendering:
     """Renders conversations with a tokenizer's chat template, and encodes them. Raises UserError for invalid Jinja."""
 
-    def __init__(self, tokenizer: HuggingFaceTokenizer, *, lists: bool = True) -> None:
+    def __init__(self, tokenizer: HuggingFaceTokenizer, *, contents: bool = True) -> None:
         self.tokenizer = tokenizer
-        self.lists = lists  # whether contents become lists of texts where the template does not write them as texts
-        self._known: dict[tuple[Any, ...], Any] = {}  # what the template does to conversations of one shape
+        self.contents = contents  # whether contents are lists of texts where the template writes no texts
         given = tokenizer.config.get("chat_template")
         self.templates: dict[str, Any] = {} if given is None else {"default": given}
         if isinstance(given, list):  # tokenizer_config.json may hold several
@@ -50,77 +48,59 @@ class ChatRendering:
         """List what the template marks as said by the assistant, as (begin, end) in characters of the rendered text."""
         return list(self._rendered(messages, tools, return_assistant_tokens_mask=True)[1][0])
 
-    def accepted(self, messages: Messages, tools: Tools) -> Messages:
-        """Return the messages in the first of `forms` that the template writes, or else accepts.
-
-        Raises UserError if it accepts none.
-        """
-        refused, accepted, texts = [], [], joined(messages)
-        for form in chain(forms(texts), forms(as_lists(messages)) if self.lists else ()):
-            try:
-                written = not self.unwritten(form, tools)
-            except UserError as error:
-                refused.append(error)
-                continue
-            accepted.append(self._with_lists(form, messages, tools))
-            if written or not self.lists:
-                return accepted[-1]
-        if accepted:
-            return accepted[0]
-        if "tool_calls" not in self._template(tools):
-            raise UserError("the chat template knows no tool calls. Set data.chat_template=FILE, one that does.")
-        raise refused[0]
-
-    def unwritten(self, messages: Messages, tools: Tools) -> set[int]:
-        """Return the numbers, from 1, of messages whose content the template leaves out, or of an answer unmarked.
+    def accepted(self, messages: Messages, tools: Tools) -> tuple[Messages, set[Place]]:
+        """Return the messages in the form of which the template writes most, and what it leaves out (see `unwritten`).
 
         Raises UserError if it leaves out a tool call.
         """
-        key = ("unwritten", bool(tools), shape_of(messages))
-        if key not in self._known:
-            changed, words = with_placeholders(messages)
-            try:
-                text = self.text(changed, tools)
-                spans = self.marked(changed, tools) if self.marks(tools) else [(0, len(text))]
-            except UserError:
-                if any(word.startswith("call") for word in words):
-                    raise
-                text, spans = "", []
-            said = {"assistant": "".join(text[begin:end] for begin, end in spans)}
-            lost = set()
-            for word, number in words.items():
-                if word.startswith("content") and word not in said.get(messages[number - 1]["role"], text):
-                    lost.add(number)
-                elif word not in text:
-                    line = f"message {number}: the chat template does not write its tool calls"
-                    raise UserError(f"{line}. Set data.chat_template=FILE, one that does.")
-            self._known[key] = lost
-        return self._known[key]
+        found: list[tuple[set[Place], Messages]] = []
+        ways = (joined, as_lists) if self.contents else (joined,)
+        for form in (form for way in ways for form in forms(way(messages))):
+            found.append((self.unwritten(form, tools), form))
+            if not found[-1][0]:
+                break
+        lost, chosen = min(found, key=lambda one: len(one[0]))
+        if calls := [at for at, key in lost if key == "tool_calls"]:
+            line = "knows no tool calls"
+            if "tool_calls" in self._template(tools):
+                self.text(with_placeholders(chosen)[0], tools)  # which it may refuse
+                line = "does not write its tool calls"
+            raise UserError(
+                f"message {min(calls) + 1}: the chat template {line}. Set data.chat_template=FILE, one that does."
+            )
+        return self._with_lists(chosen, messages, tools), lost
+
+    def unwritten(self, messages: Messages, tools: Tools) -> set[Place]:
+        """Return which contents and tool calls the template does not write, or does not mark as the assistant's."""
+        changed, places = with_placeholders(messages, contents=self.contents)
+        marks = self.marks(tools)
+        try:
+            (text,), spans = self._rendered(changed, tools, return_assistant_tokens_mask=marks)
+        except UserError:
+            return set(places.values())
+        marked = "".join(text[begin:end] for begin, end in spans[0]) if marks else text
+        answers = {(at, "content") for at, one in enumerate(messages) if one["role"] == "assistant"}
+        return {place for word, place in places.items() if word not in (marked if place in answers else text)}
 
     def ignores(self, name: str, role: str, messages: Messages, tools: Tools) -> bool:
-        """Return whether another value of this field, in a role's messages, gives the same text."""
-        key = (name, role, bool(tools), shape_of(messages))
-        if key not in self._known:
-            last = max(at for at, one in enumerate(messages, start=1) if one["role"] == role and one.get(name))
-            others = [dict(one) for one in messages[:last]]  # it may be written in the last message alone
-            for one in others:
-                if one["role"] == role and isinstance(one.get(name), str):
-                    one[name] += "x"
-                elif one["role"] == role:
-                    one.pop(name, None)
-            try:
-                self._known[key] = self.text(others, tools) == self.text(messages[:last], tools)
-            except UserError:  # the template reads the field
-                self._known[key] = False
-        return self._known[key]
+        """Return whether the text is the same without this field in the messages of a role."""
+        last = max(at for at, one in enumerate(messages, start=1) if one["role"] == role and one.get(name))
+        shown = messages[:last]  # it may be written in the last message alone
+        others = [{key: one[key] for key in one if key != name or one["role"] != role} for one in shown]
+        try:
+            return self.text(others, tools) == self.text(shown, tools)
+        except UserError:  # the template reads the field
+            return False
 
     def _with_lists(self, texts: Messages, given: Messages, tools: Tools) -> Messages:
         """The messages with the given lists of texts, if the template writes a list of one text like the text."""
-        lists, single, one_list = list(texts), list(texts), as_lists(texts)
-        for at in [at for at, one in enumerate(given) if isinstance(one.get("content"), list)]:
-            lists[at], single[at] = {**texts[at], "content": given[at]["content"]}, one_list[at]
+        at = [place for place, one in enumerate(given) if isinstance(one.get("content"), list)]
+        single, lists = list(texts), list(texts)
+        for place in at:
+            (single[place],) = as_lists([texts[place]])
+            lists[place] = {**texts[place], "content": given[place]["content"]}
         try:
-            return lists if lists != texts and self.text(single, tools) == self.text(texts, tools) else texts
+            return lists if at and self.text(single, tools) == self.text(texts, tools) else texts
         except UserError:
             return texts
 

@@ -19,7 +19,6 @@ from flashtrain.data.token_cache import LABELLED, OpenTokens
 
 # All tokens of a row are computed, padding too: rows differ only in the pairs that attention computes.
 COST = Cost(per_token=0.0, per_pair=1.0)
-MARKS_CHUNK = 2**22  # marks that are counted at once
 
 
 class MicroBatch(NamedTuple):
@@ -134,7 +133,7 @@ class ChatSamples(Dataset[ChatBatch]):
 
 
 def label_counts(marks: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Count the labelled tokens of each document after its first token, reading some MiB at a time.
+    """Count the labelled tokens of each document after its first token.
 
     Args:
         marks: The marks of all tokens (token_cache).
@@ -144,13 +143,6 @@ def label_counts(marks: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> 
     Returns:
         (n,) int64, the number of each document's labels.
     """
-    counts = np.zeros(len(begins), dtype=np.int64)
-    ends = begins + lengths
-    first = 0
-    while first < len(begins):
-        last = max(first + 1, int(np.searchsorted(ends, begins[first] + MARKS_CHUNK, side="right")))
-        base = begins[first]
-        sums = np.concatenate(([0], np.cumsum(marks[base : ends[last - 1]] & LABELLED, dtype=np.int64)))
-        counts[first:last] = sums[ends[first:last] - base] - sums[begins[first:last] + 1 - base]
-        first = last
-    return counts
+    edges = np.stack((begins + 1, begins + lengths), axis=1).ravel()  # of what is counted, and of what lies between
+    counts = np.add.reduceat(np.append(marks & LABELLED, np.uint8(0)), edges, dtype=np.int64)[::2]
+    return np.where(lengths > 1, counts, 0)

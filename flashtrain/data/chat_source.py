@@ -16,8 +16,8 @@ from flashtrain.data.chat_answers import Piece
 from flashtrain.data.chat_template import ChatTemplate
 from flashtrain.data.hub_source import HubSource
 from flashtrain.data.sources import TextSource, held_out
-from flashtrain.data.special_tokens import Spelled, tokenizer_for
-from flashtrain.data.text_files import COMPRESSIONS, FilesSource
+from flashtrain.data.special_tokens import counted
+from flashtrain.data.text_files import FilesSource, format_of
 from flashtrain.data.token_cache import Encoded, grouped
 from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.errors import UserError
@@ -42,14 +42,16 @@ class ChatFiles(FilesSource):
     """A FilesSource that yields the rows of its .jsonl (also compressed) and .parquet files."""
 
     expected = "conversations in .jsonl (also compressed) or .parquet files"
-    own_patterns = ("*.parquet", *(f"*.jsonl{compression}" for compression in ("", *COMPRESSIONS)))
 
     def rows(self, broken: Broken) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield rows as ChatRows does. Raises UserError if there is no such file, or one cannot be read."""
-        for file in (file for file in self.files() if {".parquet", ".jsonl"} & set(file.suffixes)):
+        for file in self.files():
             for where, row in self.reader.rows(file, broken=broken):
                 yield where, _without_nulls(row) if file.suffix == ".parquet" else row
         self._log_replaced()
+
+    def _reads(self, file: Any) -> bool:
+        return format_of(file) in (".jsonl", ".parquet")
 
 
 class ChatDataset(HubSource):
@@ -92,12 +94,10 @@ class ChatSource:
 
         Raises UserError, which names the first, if more rows are malformed than `skip_broken` allows.
         """
-        spelled = Spelled(tokenizer_for(self.template, tokenizer))
-        for group in grouped(self._pieces(), lambda piece: 2 * len(piece.text)):
-            spelled.count(piece.text for piece in group if piece.plain)
+        pieces = counted(self._pieces(), self.template.tokenizer, lambda piece: piece.text if piece.plain else "")
+        for group in grouped(pieces, lambda piece: 2 * len(piece.text)):
             tokens, marks = zip(*self.template.encode(group), strict=True)
             yield Encoded(tokens, marks, sum(len(piece.text.encode()) for piece in group))
-        spelled.report()
 
     def _pieces(self) -> Iterator[Piece]:
         """The documents of all rows; then a logged line of each kind of row that needs one."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from flashtrain.data.chat_answers import ChatAnswers, Piece
 from flashtrain.data.chat_formats import with_messages
-from flashtrain.data.chat_messages import EXPECTED, Messages, messages_of, tools_of
+from flashtrain.data.chat_messages import EXPECTED, Messages, Place, messages_of, tools_of
 from flashtrain.data.chat_rendering import ChatRendering, Tools, shared_tokens
 from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer
 from flashtrain.data.token_cache import GOES_ON, LABELLED
@@ -37,7 +37,6 @@ class ChatTemplate:
     train_on: str = "assistant"  # which tokens get labels, "assistant" or "all"
     text_column: str = "text"  # of rows of plain text
     check_answers: bool = True  # False: learn whatever the template writes, as runs begun before this check
-    special_tokens: bool = False  # whether plain text that spells a special token has that token, or letters
 
     def __post_init__(self) -> None:
         one_of("data.train_on", self.train_on, TRAIN_ON)
@@ -52,14 +51,14 @@ class ChatTemplate:
         self.formats: Counter[str] = Counter()  # rows of other formats, by the line that says how they are read
         if self.template is not None:
             self.tokenizer.config["chat_template"] = self.template  # it is saved with the tokenizer
-        self._rendering = ChatRendering(self.tokenizer, lists=self.check_answers)
+        self._rendering = ChatRendering(self.tokenizer, contents=self.check_answers)
         self._answers = ChatAnswers(self._rendering)
 
     def key(self) -> str:
         """Return a hash of everything that decides tokens and labels, except the tokenizer's vocabulary."""
         version = 4 if self.check_answers else 3
         parts: tuple[Any, ...] = (version, self._rendering.templates, self._rendering.special)
-        parts += (self.train_on, self.text_column, *(() if self.special_tokens else ("letters",)))
+        parts += (self.train_on, self.text_column, *(("letters",) if self.tokenizer.letters else ()))
         return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
     def pieces(self, row: Mapping[str, Any]) -> list[Piece]:
@@ -91,52 +90,50 @@ class ChatTemplate:
         return [self._marked(piece, [next(ids[piece.plain]) for _ in piece.ends]) for piece in pieces]
 
     def _ids(self, texts: list[str], plain: bool) -> list[np.ndarray]:
-        letters = plain and not self.special_tokens
-        return self.tokenizer.encode_batch(texts) if letters else self._rendering.ids(texts)
+        return self.tokenizer.encode_batch(texts) if plain else self._rendering.ids(texts)
 
     def prompt(self, row: Mapping[str, Any]) -> list[int]:
         """Return the token ids of a row's messages and the generation prompt. Raises UserError for a malformed row."""
         messages, tools = messages_of(row.get("messages"), "messages"), tools_of(row)
-        rendered = self._rendering.text(self._rendering.accepted(messages, tools), tools, prompt=True)
-        return self._rendering.ids([rendered])[0].tolist()
+        messages, _ = self._rendering.accepted(messages, tools)
+        return self._rendering.ids([self._rendering.text(messages, tools, prompt=True)])[0].tolist()
 
     def _conversation(self, messages: Messages, tools: Tools, first: int) -> list[Piece]:
         """The documents of a conversation. first: index of the first message that may get labels."""
-        messages = self._rendering.accepted(messages, tools)
+        messages, unwritten = self._rendering.accepted(messages, tools)
         whole = self._rendering.text(messages, tools)
-        if self.train_on == "all":
-            self._check(messages, tools, [], [Piece(whole, ())])
-            return [Piece(whole, ())]
-        answers = [at for at, one in enumerate(messages) if one["role"] == "assistant" and at >= first]
-        answers = [at for at in answers if not self.check_answers or _weight(at, messages[at])]
-        if not answers:
-            raise UserError("no message to learn has the role assistant. Add one, or set data.train_on=all.")
-        found = self._answers.pieces(messages, tools, answers, whole, first)
-        if not any(piece.learnt for piece in found):
-            raise UserError("the chat template leaves out all answers. Set another one, data.chat_template=FILE.")
-        self._check(messages, tools, answers, found)
-        self.endless += self._answers.endless
+        answers, found = [], [Piece(whole, ())]
+        if self.train_on != "all":
+            answers = [at for at, one in enumerate(messages) if one["role"] == "assistant" and at >= first]
+            answers = [at for at in answers if not self.check_answers or _weight(at, messages[at])]
+            if not answers:
+                raise UserError("no message to learn has the role assistant. Add one, or set data.train_on=all.")
+            found = self._answers.pieces(messages, tools, answers, whole, first)
+            if not any(piece.learnt for piece in found):
+                raise UserError("the chat template leaves out all answers. Set another one, data.chat_template=FILE.")
+        if self.check_answers:
+            self._check(messages, tools, answers, found, unwritten)
+        self.endless += self.train_on != "all" and self._answers.endless
         self.rewritten += len(found) > 1
         return found
 
-    def _check(self, messages: Messages, tools: Tools, answers: Sequence[int], pieces: Sequence[Piece]) -> None:
+    def _check(
+        self, messages: Messages, tools: Tools, answers: Sequence[int], pieces: Sequence[Piece], unwritten: set[Place]
+    ) -> None:
         """Count what the template leaves out. Raises UserError if that is what an answer says."""
-        if not self.check_answers:
-            return
         text = _bare("".join(piece.text for piece in pieces))
         learnt = _bare("".join(piece.text[begin:end] for piece in pieces for begin, end in piece.learnt))
-        unwritten = {number - 1 for number in self._rendering.unwritten(messages, tools)}
-        found = {f"content of {messages[at]['role']}" for at in unwritten.difference(answers)}
-        for at, content in [(at, _bare(messages[at].get("content"))) for at in answers]:
-            if at in unwritten and content not in learnt:
+        lost = {f"content of {messages[at]['role']}" for at, _ in unwritten if at not in answers}
+        for at in answers:
+            content = _bare(messages[at].get("content"))
+            if (at, "content") in unwritten and content not in learnt:
                 line = f"message {at + 1}: the chat template does not write its content where it is learned"
                 raise UserError(f"{line}. Set data.chat_template=FILE, one that does, or take the content out.")
             if content not in text:
-                found.add("words of answers")  # such as a thought
-        for name, role in {(name, one["role"]) for one in messages for name in one if one[name] and name not in READ}:
-            if self._rendering.ignores(name, role, messages, tools):
-                found.add(f"{name} of {role}")
-        self.left_out.update(found)
+                lost.add("words of answers")  # such as a thought
+        fields = {(name, one["role"]) for one in messages for name in one if one[name] and name not in READ}
+        lost |= {f"{name} of {role}" for name, role in fields if self._rendering.ignores(name, role, messages, tools)}
+        self.left_out.update(lost)
 
     @property
     def end_ids(self) -> list[int]:

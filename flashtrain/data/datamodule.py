@@ -130,9 +130,8 @@ class ResumableDataModule(pl.LightningDataModule):
 class TextDataModule(ResumableDataModule):
     """The LightningDataModule of a corpus for next-token training; its batches are flashtrain.data.packing.Batch.
 
-    A run is one Lightning epoch of total_steps * accumulate micro-batches: use Trainer(max_epochs=1), or max_steps. A
-    checkpoint resumes with exactly the next sample, on any number of devices. train_dataloader() also works without a
-    Trainer. batch_size, accumulate and total_steps may be changed until it is called.
+    train_dataloader() also works without a Trainer. batch_size, accumulate and total_steps may be changed until it is
+    called.
 
     Args:
         source: Path of a file or folder of text, "stdlib" (the Python standard library's source), or a TextSource or
@@ -142,17 +141,14 @@ class TextDataModule(ResumableDataModule):
         context: S, tokens of a row.
         batch_size: B, rows of a micro-batch on each device.
         validation: Source of the held-out text (None: files named for validation, else validation_fraction applies).
-        total_steps: Optimizer steps of the run.
-        accumulate: Micro-batches of a step, as Trainer(accumulate_grad_batches=).
-        seed: Seed of the order of samples.
         document_mask: Whether positions and labels respect document boundaries (see PackedSamples).
         validation_fraction: Share (0 to 1) of the documents to hold out, drawn independently of `seed`; 0: none.
         split_context: Tokens of a sample for which the split is made (None: `context`). The split depends a little on
             the context: to compare runs of several contexts, set the longest of them in every run.
         validation_samples: Maximum number of rows to read at each validation, over all devices.
         validation_batch: Rows of a micro-batch in validation (None: batch_size).
-        num_workers: Processes that build batches, on each device; 0: the training process builds them.
         cache_dir: Folder of token files (None: files.caches.default_cache_dir()).
+        **run: total_steps, accumulate, seed and num_workers: see ResumableDataModule.
 
     Raises:
         UserError: Arguments out of range, or the source, tokenizer or cache folder cannot be used.
@@ -166,16 +162,13 @@ class TextDataModule(ResumableDataModule):
         batch_size: int = 8,
         *,
         validation: TextSource | None = None,
-        total_steps: int = 100,
-        accumulate: int = 1,
-        seed: int = 0,
         document_mask: bool = False,
         validation_fraction: float = 0.01,
         split_context: int | None = None,
         validation_samples: int = 256,
         validation_batch: int | None = None,
-        num_workers: int = 0,
         cache_dir: str | os.PathLike[str] | None = None,
+        **run: int,
     ) -> None:
         if isinstance(source, str | os.PathLike):
             source = StandardLibrarySource() if source == "stdlib" else FilesSource(source)
@@ -190,7 +183,7 @@ class TextDataModule(ResumableDataModule):
         self.validation_batch = validation_batch
         self.cache_dir = cache_dir
         self._splits: dict[tuple[float, int], Split] = {}
-        super().__init__(batch_size, total_steps=total_steps, accumulate=accumulate, seed=seed, num_workers=num_workers)
+        super().__init__(batch_size, **run)
 
     def prepare_data(self) -> None:
         """Build the token file if it is missing. Lightning calls this in one process per machine."""

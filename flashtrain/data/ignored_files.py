@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path, PurePath
-from typing import Any
+
+from pathspec import GitIgnoreSpec
 
 # What is in the folder of a virtual environment, of one of conda's, of a run, or of the cache.
 MARKS = ("pyvenv.cfg", "conda-meta", "flashtrain.log", "content-hashes")
@@ -21,7 +22,7 @@ def ignored_files(found: Collection[PurePath], folder: Path | None) -> set[PureP
     parents = {parent for name in found for parent in name.parents}
     files = {parent: folder / parent / ".gitignore" for parent in parents} if folder is not None else {}
     texts = {parent: file.read_text("utf-8-sig", "surrogateescape") for parent, file in files.items() if file.is_file()}
-    rules = {parent: patterns(text.split("\n")) for parent, text in texts.items()}
+    rules = {parent: GitIgnoreSpec.from_lines(text.split("\n")) for parent, text in texts.items()}
     made = {name.parent for name in (*found, *parents) if name.name in MARKS}
     made |= {parent for parent in parents if parent.name == "node_modules"}
 
@@ -41,10 +42,3 @@ def ignored_files(found: Collection[PurePath], folder: Path | None) -> set[PureP
         return False
 
     return {name for name in found if ignored(name)}
-
-
-def patterns(lines: Iterable[str]) -> Any:
-    """Return a pathspec.GitIgnoreSpec, which matches paths as a .gitignore of these lines does."""
-    from pathspec import GitIgnoreSpec  # when a folder of text is read
-
-    return GitIgnoreSpec.from_lines(lines)

@@ -34,7 +34,6 @@ class LibraryTokenizer:
     kind: str
     name: str
     begin_of_text: Sequence[int] = ()  # ids that stand before a text
-    letters = True  # whether the spelling of a special token is text
     config: dict[str, Any] = TAKEN_AS_IT_IS  # what transformers reads in tokenizer_config.json
 
     def __init__(self, library: Tokenizer, end_of_text: int) -> None:
@@ -46,6 +45,11 @@ class LibraryTokenizer:
         self.vocab_size: int = max(library.get_vocab(with_added_tokens=True).values()) + 1
 
     @property
+    def letters(self) -> bool:
+        """Whether the spelling of a special token is text."""
+        return self._library.encode_special_tokens
+
+    @property
     def spellings(self) -> list[str]:
         """How the special tokens are spelled."""
         return [one.content for one in self._library.get_added_tokens_decoder().values() if one.special]
@@ -53,7 +57,7 @@ class LibraryTokenizer:
     def with_special_tokens(self) -> LibraryTokenizer:
         """Return a copy that reads the spelling of a special token as that token. If it is saved, that is lost."""
         other = copy(self)
-        other._library, other.letters = self.library_form(), False
+        other._library = self.library_form()
         return other
 
     def encode(self, text: str) -> list[int]:

@@ -17,9 +17,8 @@ from dataclasses import InitVar, dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path, PurePath
-from typing import Any, BinaryIO, ClassVar, cast
+from typing import Any, BinaryIO, cast
 
-from flashtrain.data.ignored_files import ignored_files, patterns
 from flashtrain.data.sources import text_in
 from flashtrain.data.split_names import SplitFiles
 from flashtrain.errors import UserError, first_line, unknown
@@ -207,7 +206,6 @@ class FilesSource(SplitFiles):
     include_ignored: bool = False  # whether ignored_files are read too
 
     expected = f"{', '.join(FORMATS)} (all but .parquet also with {', '.join(COMPRESSIONS)}) or other text"
-    own_patterns: ClassVar[Sequence[str]] = ("*",)  # where none are given
 
     def __post_init__(self, source: str | os.PathLike[str]) -> None:
         self.address = source if isinstance(source, str) and "://" in source else None
@@ -247,7 +245,7 @@ class FilesSource(SplitFiles):
 
     def _texts(self, files: list[Any]) -> Iterator[str]:
         for file in files:
-            if _format(file) not in (".jsonl", ".parquet"):
+            if format_of(file) not in (".jsonl", ".parquet"):
                 yield self.reader.text(file)
                 continue
             for where, row in self.reader.rows(file, self.text_column):
@@ -265,10 +263,14 @@ class FilesSource(SplitFiles):
             log.warning("replaced %s invalid bytes by U+FFFD: %.500s", f"{sum(new.values()):,}", listed)
 
     def chosen(self, found: dict[PurePath, Any]) -> dict[PurePath, Any]:
+        from pathspec import GitIgnoreSpec  # help needs neither
+
+        from flashtrain.data.ignored_files import ignored_files
+
         place, named = PurePath(self.address or self.path), set(found)
         if list(found) != [PurePath(place.name)]:  # not a file that is named itself
-            given = [self.patterns] if isinstance(self.patterns, str) else self.patterns or self.own_patterns
-            spec = patterns(pattern.lower() for pattern in given)
+            given = [self.patterns] if isinstance(self.patterns, str) else self.patterns or ["*"]
+            spec = GitIgnoreSpec.from_lines(pattern.lower() for pattern in given)
             named = {name for name in found if spec.match_file(name.as_posix().lower())}
             if not self.include_ignored:
                 named -= ignored_files(found, self.path if self.address is None else None)
@@ -280,7 +282,7 @@ class FilesSource(SplitFiles):
         return read
 
     def _reads(self, file: Any) -> bool:
-        if _format(file) is None and str(file) not in self._is_text:
+        if format_of(file) is None and str(file) not in self._is_text:
             self._is_text[str(file)] = self.reader.is_text(file)
         return self._is_text.get(str(file), True)
 
@@ -291,7 +293,7 @@ def _by_ending(files: Iterable[Any]) -> str:
     return f"{', '.join(f'{number:,} {ending}' for ending, number in counts.most_common()):.300}"
 
 
-def _format(file: Any) -> str | None:
+def format_of(file: Any) -> str | None:
     """The format (of FORMATS) in the file's name, before its compression; None if it has another name."""
     before, last = ("", "", *(suffix.lower() for suffix in file.suffixes))[-2:]
     if last in COMPRESSIONS:

@@ -20,7 +20,7 @@ from flashtrain.data.hub_source import datasets_library
 from flashtrain.data.loader import align_batch_counts, epoch_order
 from flashtrain.data.packing import Batch, packed_batch
 from flashtrain.data.sources import TextSource
-from flashtrain.data.special_tokens import Spelled
+from flashtrain.data.special_tokens import counted
 from flashtrain.data.tokenizers import Tokenizer, as_document
 from flashtrain.errors import UserError
 
@@ -68,14 +68,12 @@ class TextStream:
 
         Raises UserError if an epoch has no document for this device, or `datasets` is not installed.
         """
-        spelled = Spelled(self.tokenizer)  # by the first documents
         while True:
             found = place.state is not None
             for texts, start in self._groups(place):
                 order = epoch_order(len(texts), self.seed, start.epoch, start.group)
-                if start == Place():
-                    spelled.count(texts)
-                    spelled.report()
+                if start == Place():  # the first documents
+                    texts = list(counted(texts, self.tokenizer))
                 ids = self.tokenizer.encode_batch(texts)
                 for number in range(start.documents, len(texts)):
                     found = True

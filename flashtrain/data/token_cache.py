@@ -23,7 +23,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -32,7 +32,7 @@ import numpy as np
 
 from flashtrain.data.packing import Spans, Split, split_documents
 from flashtrain.data.sources import TextSource, TokenSource, held_out
-from flashtrain.data.special_tokens import Spelled, tokenizer_for
+from flashtrain.data.special_tokens import counted, tokenizer_for
 from flashtrain.data.tokenizers import KINDS, Tokenizer, TokenizerSpec, as_document, load_tokenizer, make_tokenizer
 from flashtrain.errors import UserError, one_of
 from flashtrain.files.caches import default_cache_dir, only_writer
@@ -80,14 +80,14 @@ class _Checked:
         self.unread = dict(enumerate(sums))  # number of a block -> its checksum
 
     def __getitem__(self, place: slice) -> np.ndarray:
-        if self.unread:
-            begin, end, _ = place.indices(len(self.tokens))
-            size = BLOCK_BYTES // self.tokens.itemsize
-            for block in range(begin // size, -(-end // size)):
-                if block in self.unread:
-                    if zlib.crc32(self.tokens[block * size : (block + 1) * size].data) != self.unread[block]:
-                        raise _damaged(self.path)
-                    self.unread.pop(block, None)  # another thread may have been here
+        begin, end, _ = place.indices(len(self.tokens))
+        size = BLOCK_BYTES // self.tokens.itemsize
+        for block in range(begin // size, -(-end // size)) if self.unread else ():
+            known = self.unread.get(block)
+            if known is not None and known != zlib.crc32(self.tokens[block * size : (block + 1) * size].data):
+                where = self.path.parent
+                raise UserError(f"{self.path} has changed since it was written. Remove {where}, to make it anew.")
+            self.unread.pop(block, None)
         return self.tokens[place]
 
 
@@ -203,9 +203,7 @@ def open_split(
     held = open_or_build(other, own.tokenizer if trained else tokenizer, cache_dir)
     offsets = np.concatenate([own.offsets, own.offsets[-1] + held.offsets[1:]])
     mask = np.arange(len(offsets) - 1) >= own.documents
-    return OpenTokens(
-        own.folder, (*own.files, *held.files), offsets, own.own_tokenizer, mask, own.has_documents, own.key
-    )
+    return replace(own, files=(*own.files, *held.files), offsets=offsets, held_out=mask)
 
 
 def open_or_build(
@@ -230,15 +228,11 @@ def open_or_build(
         return source.open_tokens(tokenizer, cache_dir)
     read = " with special tokens" if getattr(source, "special_tokens", False) else ""
     folder = folder_of(source.fingerprint() + read, tokenizer, cache_dir)
-    found = _open(folder)
-    if found is None:
+    if not folder.is_dir():
         with only_writer(folder, "data.cache_dir"):
-            found = _open(folder)
-            if found is None:
+            if not folder.is_dir():  # another process may have built it
                 _build(source, tokenizer, folder)
-                found = _open(folder)
-    assert found is not None
-    return found
+    return _open(folder)
 
 
 def cache_root(cache_dir: str | os.PathLike[str] | None) -> Path:
@@ -257,17 +251,15 @@ def folder_of(fingerprint: str, tokenizer: TokenizerSpec | Tokenizer, cache_dir:
     return cache_root(cache_dir) / f"{kind}-{digest}"  # the text's own path is only in meta.json
 
 
-def _open(folder: Path) -> OpenTokens | None:
-    if not folder.is_dir():
-        return None
+def _open(folder: Path) -> OpenTokens:
     meta = read_json(folder / META)
     one_of(f"dtype in {folder / META}:", str(meta["dtype"]), DTYPES)  # numpy takes tokens of "O" for pointers
     if CHECKSUMS not in meta:
         log.info("%s has no checksums, since an older version made it: damage in it is not noticed", folder)
-    elif checksums(folder / DOCUMENTS) != meta[CHECKSUMS][DOCUMENTS]:
-        raise _damaged(folder / DOCUMENTS)
-    offsets = np.load(folder / DOCUMENTS, mmap_mode="r", allow_pickle=False)
     tokens = TokenFile(folder / TOKENS, meta["dtype"], 0, meta["tokens"], CHECKSUMS in meta)
+    places = folder / DOCUMENTS
+    _Checked(TokenFile(places, "uint8", 0, places.stat().st_size, CHECKSUMS in meta))[:]
+    offsets = np.load(places, mmap_mode="r", allow_pickle=False)
     return OpenTokens(folder, (tokens,), offsets, key=folder.name)
 
 
@@ -275,10 +267,6 @@ def checksums(path: Path) -> list[int]:
     """Return the CRC-32 of each block of a file, BLOCK_BYTES long."""
     with path.open("rb") as file:
         return [zlib.crc32(block) for block in iter(lambda: file.read(BLOCK_BYTES), b"")]
-
-
-def _damaged(path: Path) -> UserError:
-    return UserError(f"{path} has changed since it was written: it is damaged. Remove {path.parent}, to make it anew.")
 
 
 def _build(source: TextSource, tokenizer: TokenizerSpec | Tokenizer, folder: Path) -> None:
@@ -312,16 +300,14 @@ def _build(source: TextSource, tokenizer: TokenizerSpec | Tokenizer, folder: Pat
 
 
 def _encoded(source: TextSource, tokenizer: Tokenizer) -> Iterator[Encoded]:
-    groups, spelled = grouped(filter(None, source.documents()), len), Spelled(tokenizer)
+    groups = grouped(counted(filter(None, source.documents()), tokenizer), len)
     with ThreadPoolExecutor(1, "flashtrain-reads") as reader:
         # The tokenizers library releases the GIL: the next group is read while this one is encoded on all cores.
         coming = reader.submit(next, groups, None)
         while (group := coming.result()) is not None:
-            reader.submit(spelled.count, group)
             coming = reader.submit(next, groups, None)
             ids = [as_document(tokenizer, ids) for ids in tokenizer.encode_batch(group)]
             yield Encoded(ids, (), sum(len(text.encode()) for text in group))
-    spelled.report()
 
 
 def grouped(documents: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:

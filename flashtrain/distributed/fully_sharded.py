@@ -16,9 +16,6 @@ class FullyShardedStrategy(ShardedCheckpoints):
         save_distributed_checkpoint: True: checkpoints are folders of shards; False: single files; None: by size.
     """
 
-    def __init__(self, save_distributed_checkpoint: bool | None = False) -> None:
-        super().__init__(save_distributed_checkpoint=save_distributed_checkpoint)
-
     def setup_environment(self) -> None:
         # Lightning's default is the number of machines; here every device of every machine has a shard.
         self._data_parallel_size, self._tensor_parallel_size = self.num_nodes * self.num_processes, 1

@@ -32,7 +32,7 @@ class ShardedCheckpoints(ModelParallelStrategy):
         options: ModelParallelStrategy's keyword arguments.
     """
 
-    def __init__(self, *, save_distributed_checkpoint: bool | None, **options: Any) -> None:
+    def __init__(self, save_distributed_checkpoint: bool | None = False, **options: Any) -> None:
         super().__init__(**options)
         self._save_distributed_checkpoint: Any = save_distributed_checkpoint  # Lightning's attribute
         self._writer = sharded.ShardWriter()

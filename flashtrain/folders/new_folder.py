@@ -7,7 +7,7 @@ import itertools
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import filelock
@@ -32,7 +32,7 @@ def new_run_folder(parent: Path) -> Path:
     return _agreed(lambda: _new(parent), parent)
 
 
-def unfinished_or_new(parent: Path, settings: Settings) -> Path:
+def unfinished_or_new(parent: Path, settings: Settings, given: Collection[str] = ()) -> Path:
     """Find or make the folder for resume=auto and lock it; the same on all ranks of a torchrun or SLURM job.
 
     Returns:
@@ -40,7 +40,7 @@ def unfinished_or_new(parent: Path, settings: Settings) -> Path:
     """
 
     def choose() -> Path:
-        if (folder := find_unfinished(parent, settings)) is None:
+        if (folder := find_unfinished(parent, settings, given)) is None:
             say("resume=auto: found no free unfinished run with these settings and a checkpoint, starting a new one.")
             folder = _new(parent)
             hold(folder)

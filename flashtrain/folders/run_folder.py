@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from flashtrain.files.json_files import read_json
 from flashtrain.files.yaml_files import literal, read_yaml
 from flashtrain.registry import registered
 from flashtrain.settings.aliases import NEWER, completed, updated
-from flashtrain.settings.schema import setting_names, typed_settings
+from flashtrain.settings.schema import setting_names, settings_config, typed_settings
 from flashtrain.settings.settings import Settings
 from flashtrain.training.checkpoints import BEST, LAST, checkpoint_exists
 
@@ -51,56 +51,60 @@ def read_settings(folder: Path) -> Settings:
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise UserError(f"{folder} is not a run folder: it has no {CONFIG_FILE}.")
-    content = _content(path)
+    return _settings(read_yaml(path), path)
+
+
+def _settings(content: Any, path: Path) -> Settings:
+    """The settings in the content of a config.yaml, without other tasks' groups, which older runs have."""
+    if not isinstance(content, dict):
+        raise UserError(f"{path} holds no settings: it is empty or damaged.")
+    content = updated(content)
+    task = content.get("task", Settings.task)
+    others = {name for other in registered("task") if other != task for name in setting_names(other)}
+    own = {name: value for name, value in content.items() if name in setting_names(task) or name not in others}
     try:
-        return typed_settings(OmegaConf.create(literal(_own(content))))
+        return typed_settings(OmegaConf.create(literal(completed(own, setting_names(task)))))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
 
 
-def _content(path: Path) -> dict[str, Any]:
-    """The settings in a config.yaml, by their present names."""
-    content = read_yaml(path)
-    if not isinstance(content, dict):
-        raise UserError(f"{path} holds no settings: it is empty or damaged.")
-    return updated(content)
-
-
-def _own(content: dict[str, Any]) -> dict[str, Any]:
-    """The content of a config.yaml for its task: without other tasks' groups, which older runs have, and completed."""
-    task = content.get("task", Settings.task)
-    others = {name for other in registered("task") if other != task for name in setting_names(other)}
-    own = {name: value for name, value in content.items() if name in setting_names(task) or name not in others}
-    return completed(own, setting_names(task))
-
-
-def check_config(checkpoint: Path, saved: Mapping[str, Any], settings: Settings, words: Iterable[str]) -> None:
+def check_config(checkpoint: Path, saved: Mapping[str, Any]) -> None:
     """Compare a run's config.yaml with the settings in its checkpoint (`saved`), and print what differs.
 
-    Raises UserError if config.yaml lacks a setting of the checkpoint, or if `settings` change what the run did in a
-    setting that is newer than it and not among the command line's words.
+    Raises UserError if config.yaml lacks a setting of the checkpoint.
     """
     path = checkpoint.parent.parent / CONFIG_FILE
     if not path.is_file():  # a checkpoint outside of any run
         return
-    names = setting_names(settings.task)
-    here, now = _flat(_content(path)), _flat(asdict(settings))
-    if stored := saved.get(SETTINGS):
-        there = _flat(updated(stored))
-        if missing := [f"{name}={value}" for name, value in there.items() if name not in here]:
-            raise UserError(f"{path} lacks {', '.join(missing)}, which {checkpoint.name} was saved with. Add it there.")
-        then = {**{name: here.get(name) for name in names}, **NEWER, **there}  # a newer setting repeats what was
-        if changed := [f"{name} {then.get(name)} -> {one}" for name, one in here.items() if then.get(name) != one]:
-            line = f"{path} has changed since {checkpoint.name} was saved: {', '.join(changed)}."
-            say(line, level=logging.WARNING)
-    else:
+    if (stored := saved.get(SETTINGS)) is None:
         say(f"{checkpoint} stores no settings, since an older version saved it: {path} is taken as it is.")
-    given = {word.lstrip("+").partition("=")[0] for word in words}
-    newer = {name: value for name, value in NEWER.items() if name in names and name not in {*here, *given}}
-    if other := [f"{name}={value}" for name, value in newer.items() if now[name] != value]:
-        raise UserError(
-            f"the run in {path.parent} is older than some settings, and did as with these: add {' '.join(other)}."
-        )
+        return
+    content = read_yaml(path)
+    here, there = _flat(asdict(_settings(content, path))), _flat(asdict(_settings(stored, checkpoint)))
+    written = _flat(updated(content))
+    if missing := [f"{name}={one}" for name, one in _flat(updated(stored)).items() if name not in written]:
+        raise UserError(f"{path} lacks {', '.join(missing)}, which {checkpoint.name} was saved with. Add it there.")
+    if changed := [f"{name} {there.get(name)} -> {one}" for name, one in here.items() if there.get(name) != one]:
+        line = f"{path} has changed since {checkpoint.name} was saved: {', '.join(changed)}."
+        say(line, level=logging.WARNING)
+
+
+def as_begun(settings: Settings, folder: Path, given: Collection[str]) -> Settings:
+    """Return the settings of a run that goes on with the one in `folder`, and print `older_values` that they take."""
+    older = older_values(settings, read_settings(folder), given)
+    config = settings_config(settings)
+    for name, value in older.items():
+        OmegaConf.update(config, name, value)
+    if older:
+        say(f"as in {folder}: {' '.join(f'{name}={value}' for name, value in older.items())}")
+    return typed_settings(config)
+
+
+def older_values(here: Settings, there: Settings, given: Collection[str]) -> dict[str, Any]:
+    """Return what a run of settings `there` does otherwise since it is older than a setting that is not `given`."""
+    ours, theirs = _flat(asdict(here)), _flat(asdict(there))
+    newer = {name: value for name, value in NEWER.items() if name in ours and name not in given}
+    return {name: value for name, value in newer.items() if theirs.get(name) == value != ours[name]}
 
 
 def _flat(content: Mapping[str, Any], group: str = "") -> dict[str, Any]:

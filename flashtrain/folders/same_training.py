@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from flashtrain.announce import say
-from flashtrain.errors import UserError, first_line
-from flashtrain.folders.run_folder import CHECKPOINTS, CONFIG_FILE, FINISHED, read_settings, read_summary
+from flashtrain.errors import first_line
+from flashtrain.folders.run_folder import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    FINISHED,
+    older_values,
+    read_settings,
+    read_summary,
+)
 from flashtrain.folders.run_lock import let_go, try_hold
 from flashtrain.registry import component
+from flashtrain.settings.aliases import NEWER
 from flashtrain.settings.settings import Settings
 from flashtrain.training.checkpoints import LAST, checkpoint_exists
 
@@ -21,14 +28,15 @@ _PATHS = ("weights", "model.path", "data.path", "data.validation_path", "finetun
 _LISTED = 4  # differing settings that are listed
 
 
-def find_unfinished(parent: Path, settings: Settings) -> Path | None:
+def find_unfinished(parent: Path, settings: Settings, given: Collection[str] = ()) -> Path | None:
     """Return the newest folder in `parent` of an unfinished run of the same training, with a last.ckpt; else None.
 
-    The folder is locked for this process. Folders that another process has locked are skipped. If there is none, a line
-    names the unfinished run that differs in the fewest settings, and these.
+    A run that is older than a setting may differ in it, unless the setting is `given`. The folder is locked for this
+    process. Folders that another process has locked are skipped. If there is none, a line names the unfinished run that
+    differs in the fewest settings, and these.
     """
     others: dict[int, str] = {}  # number of different settings -> the newest run that differs in so many
-    for folder, _, differing in _compared(newest_first(parent), settings, _is_unfinished):
+    for folder, _, differing in _compared(newest_first(parent), _is_unfinished, settings, given):
         if differing:
             listed = ", ".join([*differing[:_LISTED], *(["..."] if len(differing) > _LISTED else [])])
             others.setdefault(len(differing), f"{folder}, differs in {listed}")
@@ -50,22 +58,11 @@ def find_same(folders: Iterable[Path], settings: Settings, *, take: bool = False
         take: lock the folder for this process, and skip folders that another process has locked.
     """
     wanted = (settings.mode, settings.attention, settings.hardware.precision)
-    for folder, there, differing in _compared(folders, settings, lambda path: (path / CONFIG_FILE).is_file()):
+    for folder, there, differing in _compared(folders, lambda path: (path / CONFIG_FILE).is_file(), settings):
         same = (there.mode, there.attention, there.hardware.precision) == wanted and not differing
         if same and (not take or try_hold(folder)):
             return folder
     return None
-
-
-def refuse_other_run(folder: Path, settings: Settings, setting: str) -> None:
-    """Raise UserError if a run in this run folder, which `setting` names, would overwrite a finished or another one."""
-    resumed = Path(settings.resume or os.devnull).expanduser().resolve()
-    if settings.resume == "auto" or folder.resolve() in (resumed, *resumed.parents):
-        return
-    differing = _differing(settings, read_settings(folder))
-    if differing or read_summary(folder).get("status") == FINISHED:
-        what = f"a run that differs in {', '.join(differing[:_LISTED])}" if differing else "a finished run"
-        raise UserError(f"{setting}={folder} has {what}. Use another folder, or resume=auto to continue that run.")
 
 
 def newest_first(parent: Path) -> list[Path]:
@@ -74,26 +71,20 @@ def newest_first(parent: Path) -> list[Path]:
 
 
 def _compared(
-    folders: Iterable[Path], settings: Settings, wanted: Callable[[Path], bool]
+    folders: Iterable[Path], wanted: Callable[[Path], bool], here: Settings, given: Collection[str] = NEWER
 ) -> Iterator[tuple[Path, Settings, list[str]]]:
-    """The wanted run folders, with their settings and what differs. One that cannot be read is skipped with a line."""
+    """The wanted run folders, their settings, and in what they are another training; those not readable: a line."""
     for folder in folders:
         try:
             if not wanted(folder):
                 continue
             there = read_settings(folder)
-            differing = _differing(settings, there)
+            ours, theirs, older = _what_is_trained(here), _what_is_trained(there), older_values(here, there, given)
         except Exception as error:  # noqa: BLE001 - whatever a power cut, an editor or another version left there
             say(f"skipping {folder}: {first_line(error)}")
         else:
-            yield folder, there, differing
-
-
-def _differing(here: Settings, there: Settings) -> list[str]:
-    """The settings in which two runs are not of the same training, each with both values."""
-    ours, theirs = _what_is_trained(here), _what_is_trained(there)
-    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
-    return [f"{name} ({theirs.get(name)} there, {ours.get(name)} here)" for name in names]
+            names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name) and name not in older]
+            yield folder, there, [f"{name} ({theirs.get(name)} there, {ours.get(name)} here)" for name in names]
 
 
 def _is_unfinished(folder: Path) -> bool:

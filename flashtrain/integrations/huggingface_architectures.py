@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from copy import deepcopy
 from functools import wraps
 from typing import Any
@@ -24,9 +23,9 @@ from flashtrain.integrations.sdpa_routing import MAX_HEAD_DIM
 # classes, and _can_set_attn_implementation() for GIT. So the calls in one forward without weights are counted, which
 # serves a model from the release on that uses the registered attention (CodeGen and GPT-J: 5.24).
 COUNTED = "counted_attention"
+UNSERVED = ", which flashtrain's attention does not support. Use attention=standard, or another model"
 
-# By class and configuration: the calls, and why our attention cannot compute them (None: it can).
-_calls: dict[tuple[type, str], tuple[int | None, str | None]] = {}
+_calls: dict[tuple[type, str], tuple[int | None, str | None]] = {}  # by class and configuration
 
 
 def refuse_other_architectures(name: str) -> None:
@@ -45,7 +44,7 @@ def refuse_other_architectures(name: str) -> None:
         kind.get_correct_attn_implementation = _checked(kind.get_correct_attn_implementation, name)
 
 
-def attention_calls(model_class: Any, config: Any) -> int | None:
+def attention_calls(model_class: Any, config: Any) -> tuple[int | None, str | None]:
     """Count how often a model's forward calls the registered attention, by running it on the meta device.
 
     Args:
@@ -53,10 +52,14 @@ def attention_calls(model_class: Any, config: Any) -> int | None:
         config: The model's configuration.
 
     Returns:
-        The number of calls. None where the model has no attention, or where its forward cannot run on the meta device
-        and transformers reports that the model accepts a registered attention.
+        The number of calls, and why our attention cannot compute them (None: it can). The number is None where the
+        model has no attention, or where its forward cannot run on the meta device and transformers reports that the
+        model accepts a registered attention.
     """
-    return _tried(model_class, config)[0]
+    key = model_class, config.to_json_string()
+    if key not in _calls:
+        _calls[key] = _counted(model_class, config)
+    return _calls[key]
 
 
 def check_architecture(model: Any, layers: Sequence[nn.Module], path: str, *, ours: bool = True) -> None:
@@ -68,7 +71,7 @@ def check_architecture(model: Any, layers: Sequence[nn.Module], path: str, *, ou
         path: Where the model was read from, for the message.
         ours: Whether the registered attention is ours, not one of transformers.
     """
-    calls, unserved = _tried(type(model), model.config)
+    calls, unserved = attention_calls(type(model), model.config)
     if calls is not None and (calls == 0 or calls % len(layers)):
         raise UserError(
             f"{path}: a forward of {type(model).__name__} calls transformers' registered attention {calls} times in "
@@ -81,35 +84,24 @@ def check_architecture(model: Any, layers: Sequence[nn.Module], path: str, *, ou
             "context parallelism: expected a model whose every layer is attention."
         )
     if "position_ids" not in inspect.signature(body_of(model)[1].forward).parameters:
-        unserved = "takes no position_ids, so that packed documents would be read as one"
-    if unserved is not None and (ours or "attention=standard" not in unserved):
+        ours, unserved = True, "takes no position_ids, so that packed documents would be read as one"
+    if unserved is not None and (ours or calls is None):
         raise UserError(f"{path}: {type(model).__name__} {unserved}.")
 
 
-def _tried(model_class: Any, config: Any) -> tuple[int | None, str | None]:
-    key = model_class, config.to_json_string()
-    if key not in _calls:
-        _calls[key] = _counted(model_class, config)
-    return _calls[key]
-
-
-def _counted(model_class: Any, config: Any) -> tuple[int | None, str | None]:
-    """(the number of calls as attention_calls returns it, why our attention cannot compute them)."""
+def _counted(model_class: Any, config: Any, mask: Callable[..., Any] = AttentionMask) -> tuple[int | None, str | None]:
+    """What attention_calls returns. mask: Makes a mask from its batch, queries and keys; by default one like ours."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    calls, width, found, served = 0, 0, None, False
+    calls = width = 0
 
-    def count(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *_: Any, **__: Any) -> Any:
+    def count(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
         nonlocal calls, width
         calls, width = calls + 1, max(width, query.shape[3])
-        if found is not None and not isinstance(attention_mask, AttentionMask | None):
-            raise TypeError("a mask of the model's own making")
         return value.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
 
-    def nothing_hidden(batch_size: int, q_length: int, kv_length: int, **_: Any) -> Tensor | AttentionMask:
-        if found is not None:
-            return AttentionMask(batch_size, q_length, kv_length)
-        return torch.zeros(batch_size, 1, q_length, kv_length)
+    def nothing_hidden(batch_size: int, q_length: int, kv_length: int, **_: Any) -> Any:
+        return mask(batch_size, q_length, kv_length)
 
     AttentionInterface.register(COUNTED, count)
     AttentionMaskInterface.register(COUNTED, nothing_hidden)
@@ -121,23 +113,19 @@ def _counted(model_class: Any, config: Any) -> tuple[int | None, str | None]:
             tokens = torch.zeros(1, 4, dtype=torch.int64)
             given = {"decoder_input_ids": tokens} if config.is_encoder_decoder else {}
             model(input_ids=tokens, use_cache=False, **given)
-            found = calls
-            with suppress(Exception):  # again, with masks as ours, which are no tensors
-                model(input_ids=tokens, use_cache=False, **given)
-                served = True
     except KeyError as error:
         return 0 if error.args == (COUNTED,) else None, None  # its own table has no such name
     except Exception as error:  # noqa: BLE001 - whatever failed, the count stays unknown (XLNet, Longformer, T5)
+        if mask is AttentionMask:
+            calls, unserved = _counted(model_class, config, lambda batch, *sizes: torch.zeros(batch, 1, *sizes))
+            return calls, unserved if calls is None else f"computes with its attention masks{UNSERVED}"
         # The device meta has no values to read, of which torch says so; other errors come on every device.
         fails = not isinstance(error, NotImplementedError | RuntimeError)
         unserved = f"fails in a forward: {first_line(error)}" if fails else None
         return None if calls or model_class._can_set_attn_implementation() else 0, unserved
-    unserved = f"has heads of {width}, and not {MAX_HEAD_DIM} or fewer" if width > MAX_HEAD_DIM else None
-    unserved = unserved if served else "computes with its attention masks"
-    if unserved is not None:
-        unserved += ", which flashtrain's attention does not support. Use attention=standard, or another model"
-    has_attention = found or any("Attention" in type(one).__name__ for one in model.modules())
-    return found if has_attention else None, unserved
+    unserved = f"has heads of {width}, and not {MAX_HEAD_DIM} or fewer{UNSERVED}" if width > MAX_HEAD_DIM else None
+    has_attention = calls or any("Attention" in type(one).__name__ for one in model.modules())
+    return calls if has_attention else None, unserved
 
 
 def _checked(original: Callable[..., str], checked: str) -> Callable[..., str]:
@@ -146,7 +134,7 @@ def _checked(original: Callable[..., str], checked: str) -> Callable[..., str]:
     @wraps(original)
     def get_correct_attn_implementation(self: Any, requested_attention: str | None, *rest: Any, **named: Any) -> str:
         if requested_attention == checked:
-            if attention_calls(type(self), self.config) == 0:
+            if attention_calls(type(self), self.config)[0] == 0:
                 raise UserError(
                     f"{type(self).__name__} calls transformers' registered attention 0 times in a forward, so that "
                     f"its results with {requested_attention!r} would be wrong. Use attn_implementation='eager' or "

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from flashtrain.errors import UserError
 from flashtrain.integrations import huggingface_folder as folders
-from flashtrain.integrations.huggingface_layers import Layer, body_of, decoder_layers
+from flashtrain.integrations.huggingface_layers import Layer, body_of, decoder_layers, first_position
 from flashtrain.integrations.huggingface_numbers import balance_of, flops_per_token, head_of
 from flashtrain.integrations.huggingface_specs import HuggingFaceShape, shape_of
 from flashtrain.models.activation_checkpointing import MemorySavings
@@ -45,8 +45,7 @@ class HuggingFaceDecoder(Trainable):
         origin: Folder or hub name of the weights (None: they are in the module, or initialized at random).
         residual: "weights", or "compute": the embeddings, and so the residual stream, have autocast's dtype.
         quantize: "nf4" stores the base matrices of adapters in 4 bits (Dettmers et al. 2023, "QLoRA"), by torchao.
-        first: The position that the model gives to a document's first token.
-        shape: Entries of `shape` that the module's configuration does not have.
+        context: The longest sequence in tokens (None: as the module's configuration says).
     """
 
     module: Any
@@ -61,17 +60,16 @@ class HuggingFaceDecoder(Trainable):
         origin: str | None = None,
         residual: str = "weights",
         quantize: str | None = None,
-        first: int = 0,
-        shape: Mapping[str, Any] | None = None,
+        context: int | None = None,
     ) -> None:
         super().__init__()
         # Both modules have the same submodules, so that state dicts have transformers' names, also for FSDP2.
         self.__dict__["_modules"], self.__dict__["module"] = module._modules, module
-        self.origin, self.residual, self.quantize, self.of_shape = origin, residual, quantize, dict(shape or {})
+        self.origin, self.residual, self.quantize, self.context = origin, residual, quantize, context
         self.blocks = decoder_layers(module)
         self.layers = [Layer(block) for block in self.blocks]
         self.head = head_of(module)
-        self.balance, self.first = balance_of(module), first
+        self.balance, self.first = balance_of(module), first_position(module)
         for layer in self.layers if self.balance is not None else []:
             if layer.feed_forward is not None:
                 layer.feed_forward.routes = True
@@ -95,8 +93,9 @@ class HuggingFaceDecoder(Trainable):
 
     @property
     def shape(self) -> HuggingFaceShape:
-        shape = replace(shape_of(self.module), **self.of_shape)
-        return shape if self.quantize is None else replace(shape, quantized=sum(map(_size_in_4_bits, self.adapters)))
+        shape = shape_of(self.module)
+        quantized = 0 if self.quantize is None else sum(map(_size_in_4_bits, self.adapters))
+        return replace(shape, context=self.context or shape.context - self.first, quantized=quantized)
 
     @property
     def output_weight(self) -> Tensor:
@@ -210,7 +209,8 @@ class HuggingFaceDecoder(Trainable):
 
     def _positions(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
         """The model's numbers of positions (B, S) that count from 0, by default those of the tokens in their rows."""
-        positions = _counted(tokens) if positions is None else positions
+        if positions is None:  # also in rows that are sharded over devices
+            positions = next_positions(tokens.shape[1], None, tokens.device).expand(tokens.shape[0], -1)
         return positions + self.first if self.first else positions
 
     def loss(
@@ -307,11 +307,6 @@ class HuggingFaceDecoder(Trainable):
         self.load_state_dict(weights, assign=True)
         self.module.tie_weights(recompute_mapping=False)
         folders.fill_buffers(self.module, cpu)
-
-
-def _counted(tokens: Tensor) -> Tensor:
-    """The positions (B, S) of tokens in their rows, also in rows that are sharded over devices."""
-    return next_positions(tokens.shape[1], None, tokens.device).expand(tokens.shape[0], -1)
 
 
 def _size_in_4_bits(adapted: tuple[str, Any]) -> int:

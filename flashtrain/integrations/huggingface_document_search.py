@@ -57,7 +57,7 @@ def documents_of(positions: Tensor) -> Tensor | None:
 
 
 def documents_beside_padding(tokens: int) -> Tensor | None:
-    """Return documents_in the running forward's positions and padding mask, if that is of so many tokens."""
+    """Return documents_in the running forward's positions and padding mask; None without one of so many tokens."""
     given = _running.forwards[-1].given if _running.forwards else {}
     mask, crosses = given.get("attention_mask"), given.get("encoder_hidden_states") is not None
     if crosses or not isinstance(mask, Tensor) or mask.is_meta or mask.dim() != 2 or mask.shape[1] != tokens:
@@ -65,9 +65,8 @@ def documents_beside_padding(tokens: int) -> Tensor | None:
     return documents_in(given.get("position_ids"), mask)
 
 
-def documents_in(positions: Tensor | None, mask: Tensor) -> Tensor | None:
-    """Return the ids (B, S) of documents packed into padded rows, where transformers looks for none; None if each is
-    one. This synchronizes the device, as the search for padding does.
+def documents_in(positions: Tensor | None, mask: Tensor) -> Tensor:
+    """Return the ids (B, S) of documents packed into padded rows, where transformers looks for none.
 
     Args:
         positions: (B or 1, S), lowest at the first token of each document.
@@ -77,18 +76,13 @@ def documents_in(positions: Tensor | None, mask: Tensor) -> Tensor | None:
     begins = numbers.diff(prepend=numbers[:, :1]) > 0
     if isinstance(positions, Tensor) and positions.shape[1:] == mask.shape[1:]:
         begins = begins | (positions == positions.where(real, 2**31).amin(1, keepdim=True))
-    begins &= real & (real.cumsum(1) > 1)
-    return begins.cumsum(1) if bool(begins.any()) else None
+    return (begins & real & (real.cumsum(1) > 1)).cumsum(1)
 
 
 def holds_no_documents(positions: Tensor) -> bool:
     """Return whether each row of positions (B or 1, S) is known to be one document, without reading the device."""
-    if positions.is_meta:
-        return True
-    forwards = _running.forwards
-    if not forwards:
-        return False
-    return forwards[-1].counts or any(found is None and _is_same(x, positions) for x, found in forwards[-1].seen)
+    known, found = _known(positions)
+    return known and found is None
 
 
 def found_once(positions: Tensor, find: Callable[[Tensor], Tensor | None]) -> Tensor | None:
@@ -98,18 +92,24 @@ def found_once(positions: Tensor, find: Callable[[Tensor], Tensor | None]) -> Te
         positions: (B, S).
         find: transformers' search for documents, which returns their ids or None.
     """
-    if positions.is_meta:
-        return None
-    forwards = _running.forwards
-    if not forwards or torch.compiler.is_compiling():
-        return find(positions)
-    if forwards[-1].counts:
-        return None
-    for x, found in forwards[-1].seen:
-        if _is_same(x, positions):
-            return found
-    forwards[-1].seen.append((positions, found := find(positions)))
+    known, found = _known(positions)
+    if not known:
+        found = find(positions)
+        if _running.forwards and not torch.compiler.is_compiling():
+            _running.forwards[-1].seen.append((positions, found))
     return found
+
+
+def _known(positions: Tensor) -> tuple[bool, Tensor | None]:
+    """(whether the documents in positions are known without a search, their ids or None)."""
+    if positions.is_meta:
+        return True, None
+    if not _running.forwards or torch.compiler.is_compiling():
+        return False, None
+    forward = _running.forwards[-1]
+    if forward.counts:
+        return True, None
+    return next(((True, found) for x, found in forward.seen if _is_same(x, positions)), (False, None))
 
 
 def _is_same(x: Tensor, y: Tensor) -> bool:

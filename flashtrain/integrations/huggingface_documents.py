@@ -120,7 +120,7 @@ def _from_positions(position_ids: Tensor, batch: int, seqlen: int) -> Documents 
     """Documents (B, S) of the rows whose positions begin anew; None when no row's do."""
     # A row whose positions jump beyond its first one, or jump at every token, is one document. This synchronizes the
     # device unless transformers has searched the positions or made them. Under torch.compile documents are always made.
-    if not torch.compiler.is_compiling() and holds_no_documents(position_ids):
+    if holds_no_documents(position_ids):
         return None
     breaks = torch.nn.functional.pad(position_ids.diff(dim=1) != 1, (1, 0))
     anew = ((position_ids <= position_ids[:, :1]) | ~breaks).all(1)

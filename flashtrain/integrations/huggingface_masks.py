@@ -68,8 +68,8 @@ def attention_mask(
 ) -> AttentionMask | None:
     """Make the mask of one kind of layer (full, sliding, ...); the arguments are those of transformers' sdpa_mask.
 
-    Where padding is passed, the device is synchronized to find on which sides it is, and documents beside it. Under
-    torch.compile the graph breaks here.
+    Where padding is passed, the device is synchronized once to find on which sides it is, and documents beside it.
+    Under torch.compile the graph breaks here.
 
     Args:
         attention_mask: (B, keys so far) bool, False for padding; or an earlier result of this function, which is
@@ -164,8 +164,9 @@ def _of_rules(
     """The mask of these rules and padding (B, Sk), without a plan."""
     one_sided = False
     if padding is not None and may_skip:
-        none, one_sided = _look_at(padding)
+        none, one_sided, packed = _look_at(padding, rules.documents)
         padding = None if none else padding
+        rules = rules if packed else rules._replace(documents=None)
     if padding is None and may_skip and isinstance(q_offset, int):
         plain, found = _without_tensors(rules, batch_size, q_length, kv_length, q_offset - kv_offset)
         if plain:
@@ -234,14 +235,15 @@ def _ends(padding: Tensor) -> tuple[Tensor, Tensor]:
     return first.to(torch.int32)[:, None], last.to(torch.int32)[:, None]
 
 
-def _look_at(padding: Tensor) -> tuple[bool, bool]:
-    """(every key is real, no row has padding between real keys); both False for meta tensors."""
+def _look_at(padding: Tensor, documents: Tensor | None) -> tuple[bool, bool, bool]:
+    """(every key is real, no row has padding between real keys, a row has documents); all False for meta tensors."""
     if padding.is_meta:
-        return False, False
+        return False, False, False
     first, last = _ends(padding)
     whole = (last - first)[:, 0] == padding.sum(1)
-    every, runs = torch.stack((padding.all(), whole.all())).tolist()
-    return every, runs
+    several = padding.new_zeros(1) if documents is None else documents != documents[:, :1]
+    every, runs, packed = torch.stack((padding.all(), whole.all(), several.any())).tolist()
+    return every, runs, packed
 
 
 def _head_dim(config: Any) -> int | None:

@@ -17,7 +17,7 @@ from flashtrain.integrations.huggingface_architectures import check_architecture
 from flashtrain.integrations.huggingface_attention import register_with_transformers
 from flashtrain.integrations.huggingface_config import read_config
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
-from flashtrain.integrations.huggingface_layers import decoder_layers, first_position
+from flashtrain.integrations.huggingface_layers import decoder_layers
 from flashtrain.integrations.huggingface_specs import head_dim_of
 from flashtrain.integrations.weight_files import CONFIG
 from flashtrain.models.positions import rotary_base_for
@@ -75,7 +75,7 @@ def transformers_decoder(
             f"{given} is a {described.model_type}, which reads more than text: expected its text model alone, with a "
             f"{CONFIG} of model_type {described.get_text_config().model_type}."
         )
-    shape = _stretch(described, context, rope_base, rope_factor, given, older_positions)
+    longest = _stretch(described, context, rope_base, rope_factor, given, older_positions)
     name = ours = register_with_transformers()
     if ATTENTIONS[attention] and (attention != "sdpa" or torch.cuda.is_available()):  # on a CPU ours calls SDPA
         name = str(ATTENTIONS[attention])
@@ -88,10 +88,9 @@ def transformers_decoder(
         _add_adapters(module, lora, path or "")  # of a configuration alone peft has nothing to look up
     if quantize is not None:
         _check_quantize(quantize, lora)
-    first = 0 if older_positions else first_position(module)
-    if first:
-        shape = {"context": described.max_position_embeddings - first}
-    model = HuggingFaceDecoder(module, origin=path, residual=residual, quantize=quantize, first=first, shape=shape)
+    model = HuggingFaceDecoder(module, origin=path, residual=residual, quantize=quantize, context=longest)
+    if older_positions:
+        model.first = 0
     _check_adapters(model)
     known = model.shape.context
     if context is not None and context > known:  # rotary ones were extended
@@ -115,11 +114,9 @@ def _add_adapters(module: Any, lora: Mapping[str, Any], name: str) -> None:
     module.name_or_path = name  # the base model that saved adapters name
     # Phi-MoE's and Llama 4's routers are nn.Linear, but return tuples, which peft's layers do not.
     routers = [n for n, one in module.named_modules() if isinstance(one, nn.Linear) and "Router" in type(one).__name__]
-    if routers and lora.get("target_modules") == "all-linear":
-        lora = {**lora, "exclude_modules": routers}
     known = [(name, getattr(one, "weight", None)) for name, one in module.named_modules() if name not in routers]
     matrices = [name for name, weight in known if weight is not None and weight.dim() > 1]
-    config, refusal = LoraConfig(task_type="CAUSAL_LM", **lora), None
+    config, refusal = LoraConfig(task_type="CAUSAL_LM", exclude_modules=routers or None, **lora), None
     try:
         module.add_adapter(config)
     except ValueError as error:
@@ -153,18 +150,15 @@ def _check_adapters(model: HuggingFaceDecoder) -> None:
 
 def _stretch(
     config: Any, context: int | None, base: float | None, factor: float | None, where: str, older: bool
-) -> dict[str, Any]:
-    """Extend the configuration's rotary positions to `context` tokens.
-
-    Returns the entries of HuggingFaceShape that the configuration no longer says.
-    """
+) -> int | None:
+    """Extend the configuration's rotary positions to `context` tokens; returns them where it does not say so then."""
     trained = getattr(config, "max_position_embeddings", None)
     rotary = getattr(config, "rope_parameters", None)
     if rotary is None:
         for name, value in (("rope_base", base), ("rope_factor", factor)):
             if value is not None:
                 raise UserError(f"model.{name}={value:g} needs rotary positions, but {where} has none.")
-        return {}
+        return None
     kinds = [one for one in rotary.values() if isinstance(one, dict)] or [rotary]
     scaled = sorted({one.get("rope_type", "default") for one in kinds} - {"default"})
     if factor is not None and scaled and not older:
@@ -177,22 +171,16 @@ def _stretch(
     for one in changed:
         one["rope_theta"] = rotary_base_for(base or one["rope_theta"], factor or 1.0, head_dim_of(config))
     if context is None or trained is None or context <= trained:
-        return {}
+        return None
     if not changed and not scaled:
         _say_once(
             f"context={context} is {context / trained:g} times the {trained} in the configuration of {where}. Consider "
             f"model.rope_factor={context / trained:g} (RoPE scaling)."
         )
-    if not older and any(map(_reads_length, kinds)):
-        return {"context": context}
+    if scaled and not older:
+        return context  # since some scalings compute from the entry, as dynamic and longrope do
     config.max_position_embeddings = context
-    return {}
-
-
-def _reads_length(rotary: Mapping[str, Any]) -> bool:
-    """Whether angles are computed from the configuration's max_position_embeddings, which must stay the model's."""
-    kind = rotary.get("rope_type", "default")
-    return kind not in ("default", "linear", "llama3", "yarn") or (kind == "yarn" and rotary.get("factor") is None)
+    return None
 
 
 def build(settings: Any, *, vocab_size: int, context: int, attention: str = "flash") -> HuggingFaceDecoder:

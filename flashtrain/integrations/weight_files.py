@@ -119,18 +119,14 @@ def files_of_weights(path: Path) -> list[Path]:
         if path.suffix != ".safetensors":
             raise UserError(f"{path.name} is not a safetensors file: expected such a file, or a folder with one.")
         return [path]
-    # transformers' order: of a save over shards, which stay, one file is the newer. Files of this folder alone.
-    chosen = read_json(path / CONFIG).get("transformers_weights") if (path / CONFIG).is_file() else None
-    names = (WEIGHTS, INDEX) if chosen is None else (Path(chosen).name,)
-    found = next((path / name for name in names if (path / name).is_file()), None)
-    if found is None:
-        raise UserError(f"no {names[0]} in {path}: expected this file, or its shards and {INDEX}.")
-    if found.suffix != ".json":
-        return [found]
-    files = sorted({path / Path(name).name for name in read_json(found)["weight_map"].values()})
-    for file in files:
-        if not file.is_file():
-            raise UserError(f"no {file.name} in {path}, which {found.name} names. Copy or download it again.")
+    if (path / WEIGHTS).is_file():  # transformers' order: of a save over shards, which stay, one file is the newer
+        return [path / WEIGHTS]
+    if not (path / INDEX).is_file():
+        raise UserError(f"no {WEIGHTS} in {path}: expected this file, or its shards and {INDEX}.")
+    # Only files in this folder, whatever the index names.
+    files = sorted({path / Path(name).name for name in read_json(path / INDEX)["weight_map"].values()})
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise UserError(f"no {missing[0]} in {path}, which {INDEX} names. Copy or download it again.")
     return files
 
 

@@ -142,10 +142,8 @@ class Bert(Trainable):
         cu_seqlens: Tensor | None = None,
         positions: Tensor | None = None,
         label_count: Tensor | None = None,
-        next_sentence: Tensor | None = None,
-        sentence_count: Tensor | None = None,
     ) -> Tensor:
-        """Compute the mean cross-entropy in nats at the masked positions, plus that of next_sentence if it is given.
+        """Compute the mean cross-entropy in nats at the masked positions.
 
         The loss is a float32 scalar. torch.compile(model.loss, fullgraph=True) compiles once for equal T, N and M.
 
@@ -156,20 +154,13 @@ class Bert(Trainable):
             segments, lengths, cu_seqlens, positions: See BertEncoder.forward.
             label_count: Scalar divisor in place of this batch's number of labels. Give all micro-batches of a step the
                 mean number of labels, and the mean of their losses is the mean over the labels of the step.
-            next_sentence: (N,) int64, 0 where the second segment followed the first, 1 where not, -100 for no pair.
-            sentence_count: Divisor for next_sentence's loss, in the same way as label_count.
         """
         head = self._head()
         hidden = self.encoder(tokens, segments=segments, lengths=lengths, cu_seqlens=cu_seqlens, positions=positions)
         states = hidden.reshape(-1, hidden.shape[-1])
         total = head.loss_sum(states.index_select(0, masked), self.output_weight, labels, self.savings.loss_chunk)
-        loss = total / _divisor(label_count, labels).to(total.dtype)
-        if next_sentence is not None:
-            logits = self.next_sentence_logits(hidden, cu_seqlens)
-            precise = torch.promote_types(logits.dtype, torch.float32)
-            wrong = F.cross_entropy(logits.to(precise), next_sentence, ignore_index=IGNORED, reduction="sum")
-            loss = loss + wrong / _divisor(sentence_count, next_sentence).to(precise)
-        return loss
+        count = (labels != IGNORED).sum().clamp(min=1) if label_count is None else label_count
+        return total / count.to(total.dtype)
 
     @torch.no_grad()
     def score(self, tokens: Tensor, masked: Tensor, labels: Tensor, **layout: Any) -> MaskedScore:
@@ -214,7 +205,3 @@ def first_tokens(hidden: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
     if cu_seqlens is None:
         return hidden[:, 0]
     return hidden.index_select(0, cu_seqlens[:-1].clamp(max=hidden.shape[0] - 1))
-
-
-def _divisor(count: Tensor | None, labels: Tensor) -> Tensor:
-    return (labels != IGNORED).sum().clamp(min=1) if count is None else count

@@ -105,18 +105,16 @@ class BertConfig:
         context: int = 512,
         vocab_rows: int | None = None,
         dropout: float = 0.0,
-        next_sentence: bool = False,
         activation: str | None = None,
     ) -> BertConfig:
         """Make the configuration of a named size.
 
         Args:
             size: A name in BERT_SIZES, such as "base".
-            family: "bert", or "modern" (pre-norm, rotary, GeGLU, no biases, segments with next_sentence only).
+            family: "bert", or "modern" (pre-norm, rotary, GeGLU, no biases, no segments).
             vocab_rows: Rows of the embedding table (None: vocab_size rounded up to a multiple of 64).
             activation: A name in feed_forward.ACTIVATIONS (None: the family's; for "bert" GELU's tanh form, whereas
                 transformers' BERT computes "gelu_exact").
-            next_sentence: Whether there are a pooler and a head that predicts if the second segment followed the first.
 
         Raises:
             UserError: An unknown size or family.
@@ -134,15 +132,13 @@ class BertConfig:
             embed=embed,
             # GeGLU has three matrices for GELU's two: 8/3 E instead of 4 E keeps the parameters equal.
             ffn=round_up(math.ceil(embed * 8 / 3), 128) if modern else 4 * embed,
-            segments=2 if next_sentence or not modern else 0,
+            segments=0 if modern else 2,
             positions="rotary" if modern else "learned",
             norm_place="pre" if modern else "post",
             activation=activation or ("geglu" if modern else "gelu"),
             bias=not modern,
             dropout=dropout,
             epsilon=1e-5 if modern else BERT_EPSILON,
-            pooler=next_sentence,
-            next_sentence=next_sentence,
         )
 
     def cost_per_token(self, masked_share: float = 0.0) -> float:
@@ -169,18 +165,15 @@ class BertConfig:
             lengths: The lengths of the batch's sequences.
             masked: The number of labels.
         """
-        return self.flops_of(sum(lengths), sum(length * length for length in lengths), len(lengths), masked)
+        return self.flops_of(sum(lengths), sum(length * length for length in lengths), masked)
 
-    def flops_of(self, tokens: int, pairs: int, sequences: int, masked: int = 0) -> float:
+    def flops_of(self, tokens: int, pairs: int, masked: int = 0) -> float:
         """Return the same as `flops`, from sums over a batch.
 
         Args:
             tokens: Sum of the sequences' lengths.
             pairs: Sum of the squares of the lengths.
-            sequences: Number of sequences.
             masked: Number of labels.
         """
-        heads = masked * (self.cost_per_token(1.0) - self.cost_per_token())
-        if self.pooler:
-            heads += 6.0 * sequences * self.embed * (self.embed + (2 if self.next_sentence else 0))
-        return tokens * self.cost_per_token() + pairs * self.cost_per_pair() + heads
+        labels = masked * (self.cost_per_token(1.0) - self.cost_per_token())
+        return tokens * self.cost_per_token() + pairs * self.cost_per_pair() + labels

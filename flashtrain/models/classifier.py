@@ -23,7 +23,7 @@ from flashtrain.models.attention_functions import AnyMask, padding_mask, plan_ma
 from flashtrain.models.block import make_blocks, normalization
 from flashtrain.models.block_pattern import DENSE, BlockPattern
 from flashtrain.models.classifier_config import GREY_LEVELS, ClassifierConfig
-from flashtrain.models.positions import AxialRotaryPositions, LearnedPositions, RotaryPositions
+from flashtrain.models.positions import AxialRotaryPositions, RotaryPositions
 from flashtrain.models.sequence_pooling import AttentionPooling, max_of_tokens, mean_of_tokens
 from flashtrain_kernels import linear_cross_entropy
 from flashtrain_kernels.loss_head import IGNORED
@@ -72,7 +72,6 @@ class Classifier(nn.Module):
         embed = config.embed
         grey = config.inputs == "grey"
         self.embedding = GreyEmbedding(embed) if grey else nn.Embedding(config.vocab_size, embed)
-        self.position_embedding = LearnedPositions(config.length, embed) if config.positions == "learned" else None
         self.mask_embedding = nn.Parameter(torch.empty(embed)) if config.grey_bins else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = make_blocks(
@@ -108,8 +107,6 @@ class Classifier(nn.Module):
         for parameter in (*self.embedding.parameters(), self.mask_embedding):
             if parameter is not None:
                 nn.init.normal_(parameter, std=INITIAL_STD)
-        if self.position_embedding is not None:
-            nn.init.normal_(self.position_embedding.weight, std=INITIAL_STD)
         with torch.no_grad():
             for block in self.blocks:
                 for projection in block.residual_projections():  # type: ignore[operator]
@@ -122,7 +119,7 @@ class Classifier(nn.Module):
             lengths: (B,) or (B, 2), the number of tokens of each row before its padding, at least 1 (None: no padding).
 
         Raises:
-            UserError: Rows are longer than learned positions allow, or have padding under a block pattern.
+            UserError: Rows have padding under a block pattern.
         """
         rows, row_lengths = _rows(tokens, lengths)
         return self.logits(self.hidden(rows, row_lengths), row_lengths)
@@ -152,8 +149,6 @@ class Classifier(nn.Module):
         x = self.embedding(tokens if self.config.inputs == "grey" else tokens.int())
         if masked is not None and self.mask_embedding is not None:
             x = torch.where(masked[..., None], self.mask_embedding, x)
-        if self.position_embedding is not None:
-            x = x + self.position_embedding(positions)
         x = self.dropout(x)
         dropout = self.config.dropout if self.training else 0.0
         mask = plan_mask(mask, x, attention=self.attention, head_dim=self.config.head_dim, dropout=dropout)

@@ -14,7 +14,7 @@ from flashtrain.models.positions import AXIAL_BASE, check_rotary
 
 POOLINGS = ("mean", "max", "attention")
 INPUTS = ("tokens", "grey")
-POSITIONS = ("learned", "rotary", "axial")
+POSITIONS = ("rotary", "axial")
 GREY_LEVELS = 256
 
 
@@ -24,12 +24,12 @@ class ClassifierConfig:
 
     Args:
         classes: Number of classes.
-        length: The longest sequence in tokens, a limit with learned positions only.
+        length: The longest sequence in tokens, a limit with a block pattern only.
         vocab_size: Number of tokens, padding included (rows of the token table).
         inputs: "tokens" (numbers below vocab_size, looked up in a table) or "grey" (grey levels 0..255 as a value in
             [-1, 1] times one learned vector plus another, so that levels which no training image had mean something,
             as a curriculum of differing contrasts needs).
-        positions: "learned", "rotary", or "axial" (rotary by row and column of a square image of `side` pixels).
+        positions: "rotary", or "axial" (rotary by row and column of a square image of `side` pixels).
         rope_base: Base of the rotary angles (None: 10000, axial 100).
         pooling: How a sequence's states become one vector: their "mean", their component-wise "max", or "attention"
             (sequence_pooling.AttentionPooling).
@@ -72,10 +72,7 @@ class ClassifierConfig:
         between("towers", self.towers, 1, 2)
         one_of("attention pattern", self.pattern, PATTERNS)
         head_dim = check_heads(self.embed, self.heads, self.heads)
-        if self.positions == "axial":
-            check_rotary(head_dim, self.angle_base, multiple=4)
-        elif self.positions == "rotary":
-            check_rotary(head_dim, self.angle_base)
+        check_rotary(head_dim, self.angle_base, multiple=4 if self.positions == "axial" else 2)
         if (self.pattern in TILED or self.positions == "axial") and not self._is_square:
             raise UserError(
                 f"pattern={self.pattern} and positions={self.positions} with length={self.length} and "

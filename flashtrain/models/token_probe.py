@@ -22,8 +22,10 @@ ROUNDING = 0.02  # of a tensor's largest number, some units of bfloat16: what mi
 
 
 @torch.no_grad()
-def first_moved(run: Callable[[bool], Any], tokens: int, others: slice) -> str | None:
-    """Return where a state of an unchanged token moves first, such as "convolution in Model.mixer"; None: nowhere.
+def probe(run: Callable[[bool], Any], tokens: int, others: slice) -> tuple[int, str | None]:
+    """Return how often `run` called shared attention, and what else mixes tokens.
+
+    The latter is where a state of an unchanged token moves first, such as "convolution in Model.mixer"; None: nowhere.
 
     Args:
         run: Computes one row of tokens (1, S) without random numbers; run(True) with some of the tokens changed.
@@ -32,10 +34,10 @@ def first_moved(run: Callable[[bool], Any], tokens: int, others: slice) -> str |
     """
     before: dict[Any, Tensor] = {}
     for again in (False, True):
-        states = _States(before, tokens, others)
-        with use_sharded_sequence(_Alone(tokens)), torch.compiler.set_stance("force_eager"), states.modules, states:
+        states, alone = _States(before, tokens, others), _Alone(tokens)
+        with use_sharded_sequence(alone), torch.compiler.set_stance("force_eager"), states.modules, states:
             run(again)
-    return states.moved
+    return alone.calls, states.moved
 
 
 class _Alone:
@@ -43,11 +45,15 @@ class _Alone:
 
     def __init__(self, tokens: int) -> None:
         self.length = self.held = tokens
+        self.calls = 0  # of shared attention
         self.whole: Any = lambda *_: None  # what a batch has is whole
         self.refuse_own_part: Any = self.whole
         self.gathered = self.shard = self.summed = self.next_labels = self.weighted = lambda x: x
         self.positions: Any = lambda tokens, device: torch.arange(tokens, device=device)[None]
-        self.attention: Any = lambda q, k, v, **_: v.repeat_interleave(q.shape[2] // v.shape[2], 2).to(q.dtype)
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
+        self.calls += 1
+        return v.repeat_interleave(q.shape[2] // v.shape[2], 2).to(q.dtype)
 
 
 class _States(TorchDispatchMode):
@@ -64,11 +70,14 @@ class _States(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = str(func).removeprefix("aten.").partition(".")[0]
+        module = max(self.modules.parents - {"Global"}, key=len, default="the step itself")
+        # Of a pooling, whose query is no token, no state moves.
+        if name.startswith("_scaled_dot_product") and args[1].shape[-2] == self.tokens:
+            self.moved = self.moved or f"{name} in {module}"
         # What `empty` makes holds nothing yet, and neither does a view of it.
         if "empty" not in name and not getattr(func, "is_view", False):
             for x in tree_leaves(result):
                 if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 2 and x.shape[0] == 1:
-                    module = max(self.modules.parents - {"Global"}, key=len, default="the step itself")
                     self._look_at(f"{name} in {module}", x)
         return result
 

@@ -1,11 +1,7 @@
-"""Transfer of a classifier's weights to the model of a curriculum's next stage.
-
-Shapes: E embedding width.
-"""
+"""Transfer of a classifier's weights to the model of a curriculum's next stage."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 
 import torch
@@ -15,7 +11,6 @@ from flashtrain.errors import UserError
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
 
-POSITION_TABLE = "position_embedding.weight"
 PIXEL_PARTS = ("mask_embedding", "pixel_head.weight")
 # Fields in which the two models may differ: they have no weights, or theirs are carried or initialized.
 FREE = ("length", "side", "layers", "dropout", "grey_bins", "rope_base", "pooling", "pattern", "pattern_block",
@@ -25,8 +20,8 @@ FREE = ("length", "side", "layers", "dropout", "grey_bins", "rope_base", "poolin
 def carry_weights(model: Classifier, config: ClassifierConfig, state: dict[str, Tensor]) -> None:
     """Load the weights of a trained classifier into the classifier of a curriculum's next stage.
 
-    Learned positions of square images are adapted to the new side (grown_grid). Where grey_bins differs, the pixel head
-    stays as initialized. Additional layers come last and change nothing at first: their output projections are zero.
+    Where grey_bins differs, the pixel head stays as initialized. Additional layers come last and change nothing at
+    first: their output projections are zero.
 
     Args:
         model: The new model, which receives the weights.
@@ -46,8 +41,6 @@ def carry_weights(model: Classifier, config: ClassifierConfig, state: dict[str, 
         parts = ", ".join(f"{name}={given[name]} (expected {expected[name]})" for name in differing)
         raise UserError(f"the weights belong to another model: {parts}. Use the settings that they had.")
     state = dict(state)
-    if POSITION_TABLE in state and model.config.length != config.length and model.config.side is not None:
-        state[POSITION_TABLE] = grown_grid(state[POSITION_TABLE], model.config.side)
     if config.grey_bins != model.config.grey_bins:
         own = model.state_dict()
         state = {name: value for name, value in state.items() if name not in PIXEL_PARTS}
@@ -60,22 +53,3 @@ def carry_weights(model: Classifier, config: ClassifierConfig, state: dict[str, 
                     parameter.zero_()
         state |= {f"blocks.{number}.{name}": value for name, value in block.state_dict().items()}
     model.load_state_dict(state)
-
-
-def grown_grid(table: Tensor, side: int) -> Tensor:
-    """Adapt the learned position table of a square image to another side.
-
-    Each pixel takes the vector of the trained pixel at the same relative place, so that doubling the side copies each
-    vector to a square of four pixels (as Dao et al. 2022 for their larger images).
-
-    Args:
-        table: The trained table, (s * s, E) for images of side s.
-        side: The side of the new images in pixels.
-
-    Returns:
-        The table for the new side, (side * side, E).
-    """
-    trained = math.isqrt(table.shape[0])
-    place = torch.arange(side, device=table.device) * trained // side
-    grid = table.view(trained, trained, -1)
-    return grid[place][:, place].reshape(side * side, -1)

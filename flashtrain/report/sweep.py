@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from flashtrain.files.disk import write_atomically
 from flashtrain.report.figures import sweep_figure
 from flashtrain.report.formats import heading
@@ -44,15 +42,11 @@ _NO_LINE_OF_ITS_OWN = ("batch", "run")
 _NOT_SETTINGS = ("hydra.", "logger.", "output")
 
 
-def report_sweep(folder: str | Path, console: Console | None = None) -> None:
+def report_sweep(folder: str | Path) -> None:
     """Print the table of a sweep's jobs and write sweep.md and sweep.png into its folder.
 
     Columns are the settings that differ among the jobs (context, model, ..., and every override with several values),
     then the measures. The best job comes first, marked; failed jobs come last, with their errors.
-
-    Args:
-        folder: the sweep's folder.
-        console: where to print; None: standard output.
 
     Raises:
         UserError: no run is in the folder or below it.
@@ -61,7 +55,7 @@ def report_sweep(folder: str | Path, console: Console | None = None) -> None:
     rows = with_overrides(collect_summaries(folder))
     varied = varied_keys(rows)
     table = sweep_table(rows, varied)
-    table.print(console)
+    table.print()
     write_atomically(folder / "sweep.md", f"{markdown_text(table.title)}\n\n{table.markdown()}")
     x = _figure_axis(rows, varied)
     if x and any(values_of(rows, measure) for measure in _MEASURES):

@@ -145,15 +145,13 @@ class SameCheckpoint(pl.Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         saved = [] if self.resumed is None else read_checkpoint(self.resumed, mmap=True).get("optimizer_states", [])
-        for optimizer, state in zip(trainer.optimizers, saved, strict=False):
-            both = (optimizer.param_groups, state["param_groups"])
-            here, there = ([len(group["params"]) for group in groups] for groups in both)
-            if here != there:
-                raise UserError(
-                    f"{self.resumed} has optimizer groups of {there} weights, and this run {here}: other settings, or "
-                    "an older version (optimizer=muon left out experts, whose biases decayed). Resume it with that "
-                    "version, or start from its weights: weights=RUN."
-                )
+        there = [len(group["params"]) for state in saved for group in state["param_groups"]]
+        here = [len(group["params"]) for optimizer in trainer.optimizers for group in optimizer.param_groups]
+        if there and here != there:
+            raise UserError(
+                f"{self.resumed} has optimizer groups of {there} weights, and this run {here}: other settings, or an "
+                "older version. Resume it with that version, or start from its weights: weights=RUN."
+            )
 
 
 @contextlib.contextmanager
@@ -250,10 +248,9 @@ def run_loggers(settings: Settings, folder: Path) -> list[Any]:
 
 def stopped(signals: SaveOnSignal, folder: Path) -> Stopped:
     """Return the exception of a run that a signal or its time limit stopped. The time limit has exit status 0."""
-    name = signals.stopped_by.name if signals.stopped_by else "a signal"
-    reason = "trainer.max_minutes" if signals.out_of_time else name
+    reason = "trainer.max_minutes" if signals.stopped_by is None else signals.stopped_by.name
     return Stopped(
         f"stopped at step {signals.stopped_at} ({reason}), checkpoint saved. "
         f"Continue with the same command plus resume={folder}",
-        0 if signals.out_of_time else signals.exit_code,
+        signals.exit_code,
     )

@@ -40,7 +40,6 @@ class JobProcesses:
 
     def __exit__(self, *_: object) -> None:
         restore(self._before)
-        self._before = {}
 
     def run(self, words: list[str], *, command: list[str] | None = None, output: int | None = None) -> int:
         """Run a command and wait for its end.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +53,6 @@ def planned_row(settings: Settings, hardware: Hardware, overrides: list[str]) ->
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
         "overrides": " ".join(overrides),
     }
-
-
-def failed_row(settings: Settings, hardware: Hardware, overrides: list[str], status: str, error: str) -> dict[str, Any]:
-    """Return the summary row of a run that did not finish: `status` is FAILED, OUT_OF_MEMORY or STOPPED."""
-    return {**planned_row(settings, hardware, overrides), "status": status, "error": error}
 
 
 def check_same_model(checkpoint: Path, saved: Mapping[str, Any], description: dict[str, Any]) -> None:
@@ -120,12 +116,23 @@ def train(
     stored: dict[str, Any] = {}  # in every checkpoint
     stores = LambdaCallback(on_save_checkpoint=lambda trainer, task, saved: saved.update(stored))
     row = read_summary(folder)  # the result if no training is left
+
+    def finished_row(prepared: TrainingSetup, trainer: pl.Trainer) -> dict[str, Any]:
+        return {
+            **planned_row(settings, hardware, overrides),
+            "status": FINISHED,
+            **prepared.row(trainer),
+            "held_out_samples": getattr(prepared.data, "held_out_samples", None),
+            **memory_columns(prepared.batching),
+            "seconds": round(time.monotonic() - started, 1),
+        }
+
     for number, prepared in enumerate(task.trainings(settings, hardware, folder, overrides)):
         stage = prepared.stage
         resumed = stage.resumed if stage else checkpoint_to_resume(settings, folder, prepared.description)
         if number == 0:
             if resumed is not None:
-                check_config(resumed, read_checkpoint(resumed, mmap=True), settings, overrides)
+                check_config(resumed, read_checkpoint(resumed, mmap=True))
                 if prepared.tokenizer is not None:
                     check_same_tokens(prepared.tokenizer, resumed.parent.parent / TOKENIZER)
             # All of the user's input has been checked: from here on the folder is this run's.
@@ -137,31 +144,6 @@ def train(
         for line in prepared.said:
             say(line)
         prepared.callbacks = [*prepared.callbacks, stores]
-        row = _fit(prepared, settings, hardware, folder, resumed=resumed, overrides=overrides, started=started)
+        own, finish = stage.settings if stage else settings, partial(finished_row, prepared)
+        row = fit(prepared, own, hardware, folder, resumed=resumed, started=started, finish=finish)
     return row
-
-
-def _fit(
-    prepared: TrainingSetup,
-    settings: Settings,
-    hardware: Hardware,
-    folder: Path,
-    *,
-    resumed: Path | None,
-    overrides: list[str],
-    started: float,
-) -> dict[str, Any]:
-    """Train one part of the run, and return the run's row so far."""
-
-    def finish(trainer: pl.Trainer) -> dict[str, Any]:
-        return {
-            **planned_row(settings, hardware, overrides),
-            "status": FINISHED,
-            **prepared.row(trainer),
-            "held_out_samples": getattr(prepared.data, "held_out_samples", None),
-            **memory_columns(prepared.batching),
-            "seconds": round(time.monotonic() - started, 1),
-        }
-
-    own = prepared.stage.settings if prepared.stage else settings
-    return fit(prepared, own, hardware, folder, resumed=resumed, started=started, finish=finish)

@@ -48,6 +48,15 @@ RENAMED = {
     "trainer.strategy=deepspeed": "trainer.strategy=fsdp",
 }
 
+# Settings that are gone, and the value whose work every run now does; None: no training depended on it.
+REMOVED: dict[str, Any] = {
+    "lengths.bins": None,
+    "lengths.resamples": None,
+    "masked.shortest": 16,
+    "passkey.digits": None,
+    "pathfinder.workers": None,
+}
+
 _TEXTS = ("txt", "md", "jsonl")
 # A setting that a run's configuration lacks since it is newer than the run, and the value that repeats what it did.
 NEWER: dict[str, Any] = {
@@ -103,7 +112,7 @@ def answer(given: str, settings: Collection[str]) -> str | None:
 
 
 def updated(content: dict[str, Any], group: str = "") -> dict[str, Any]:
-    """Return a saved configuration with present names and values in place of older ones.
+    """Return a saved configuration with present names and values in place of older ones, and without removed settings.
 
     Args:
         content: the configuration, or one of its groups.
@@ -112,6 +121,8 @@ def updated(content: dict[str, Any], group: str = "") -> dict[str, Any]:
     made = {}
     for key, value in content.items():
         name = f"{group}{key}"
+        if name in REMOVED and REMOVED[name] in (None, value):
+            continue
         inner = "" if name == "demo" else f"{name}."  # a demo's names are whole
         if isinstance(value, dict):
             value = updated(value, inner)

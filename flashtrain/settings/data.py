@@ -83,9 +83,7 @@ class DataSettings:
     workers: int | None = None  # processes that build batches, a device; 0: the training's own; null: 2 on GPUs
     cache_dir: str | None = None  # where token files lie; null: FLASHTRAIN_CACHE, else the user's cache folder
     train_on: str = option("assistant", TrainOn)  # the tokens of a conversation whose loss counts (data=chat)
-    # Whether a conversation is broken if the template leaves out what an answer says, and answers of weight 0 are not
-    # learned (data=chat).
-    check_answers: bool = True
+    check_answers: bool = True  # refuse answers that the template leaves out, learn none of weight 0 (data=chat)
     chat_template: str | None = None  # a file with a Jinja template in place of the tokenizer's own (data=chat)
     too_long: str = option("cut", TooLong)  # what is done with a conversation longer than the context (data=chat)
     skip_broken: float = 0.0  # the share of rows that may be broken and are left out (data=chat); 0 refuses the first

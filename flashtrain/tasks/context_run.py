@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from flashtrain.distributed.context.exchange_memory import exchange_bytes
+from flashtrain.distributed.context.layouts import LAYOUTS
+from flashtrain.distributed.context.methods import Choice, choose_method
+from flashtrain.distributed.context.needed_keys import needed_keys
+from flashtrain.distributed.context.traffic import Sizes, near_ranks
+from flashtrain.distributed.context.work import attention_work, imbalance, visible_keys
 from flashtrain.errors import UserError
 from flashtrain.models.attention import Attention
 from flashtrain.models.attention_spec import AttentionSpec
@@ -16,9 +22,6 @@ from flashtrain.settings.text import SequenceSharding
 from flashtrain.tasks.attention_masks import make_mask
 from flashtrain.training.memory import GIB, PRECISIONS
 from flashtrain_kernels import masks
-
-if TYPE_CHECKING:
-    from flashtrain.distributed.context.methods import Choice
 
 MIB = 2**20
 
@@ -67,8 +70,6 @@ def exchange_bytes_of(sharding: SequenceSharding | None, precision: str, shape: 
     """Return the bytes of device memory for the communication of context parallelism; 0 without it."""
     if sharding is None or sharding.degree == 1:
         return 0
-    from flashtrain.distributed.context.exchange_memory import exchange_bytes
-
     return exchange_bytes(attention_choice(sharding, precision, shape, micro_batch))
 
 
@@ -97,7 +98,7 @@ def plan_lines(settings: Settings, precision: str, model: Trainable, micro_batch
     return [
         f"devices: {settings.data_ranks} (data) x {sharding.degree} (context); weights, gradients and optimizer states "
         f"are sharded over all {settings.trainer.ranks}",
-        f"context-parallel method: {choice.reason}",
+        f"context-parallel method: {choice.method}: {choice.why}",
         f"communication: a device sends {_size(moved.forward)} forward and {_size(moved.backward)} backward for each "
         f"of {len(mixers(shape.layers, AttentionSpec))} layers and each micro-batch",
         *_layout_lines(sharding, settings.applied_mask),
@@ -105,10 +106,6 @@ def plan_lines(settings: Settings, precision: str, model: Trainable, micro_batch
 
 
 def _layout_lines(sharding: SequenceSharding, applied: MaskSettings) -> list[str]:
-    from flashtrain.distributed.context.layouts import LAYOUTS
-    from flashtrain.distributed.context.needed_keys import needed_keys
-    from flashtrain.distributed.context.work import attention_work, imbalance, visible_keys
-
     causal = masks.causal(sharding.context)
     layout = LAYOUTS[sharding.layout](causal, sharding.degree)
     make = make_mask(applied)
@@ -124,9 +121,6 @@ def _layout_lines(sharding: SequenceSharding, applied: MaskSettings) -> list[str
 
 
 def _choice(sharding: SequenceSharding, heads: AttentionSpec | Attention, held: int, bytes_each: int = 2) -> Choice:
-    from flashtrain.distributed.context.methods import choose_method
-    from flashtrain.distributed.context.traffic import Sizes, near_ranks
-
     near = near_ranks(sharding.degree, sharding.devices)
     sizes = Sizes(sharding.degree, heads.heads, heads.kv_heads, heads.head_dim, held, bytes_each, near)
     return choose_method(sharding.method, sizes)

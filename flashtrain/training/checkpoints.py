@@ -8,7 +8,6 @@ import pickle
 import shutil
 import zipfile
 from collections.abc import Mapping
-from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -129,32 +128,21 @@ def read_checkpoint(
 
 
 def _read_file(path: Path, map_location: Any, mmap: bool, checked: bool = True) -> dict[str, Any]:
-    load = partial(torch.load, path, map_location=map_location, weights_only=True, mmap=mmap)
     try:
-        if checked and zipfile.is_zipfile(path):  # torch has the error of another file
-            _check_content(path, path.stat().st_mtime_ns)
-        try:
-            return load()
-        except pickle.UnpicklingError:
-            if torch.serialization.get_unsafe_globals_in_checkpoint(path) != [STATES_OF_8_BITS]:
-                raise
-            import torchao.optim  # noqa: F401 - its import allows torch to load this one class
-
-            return load()
+        if zipfile.is_zipfile(path):  # torch has the error of another file
+            with zipfile.ZipFile(path) as file:
+                # torch.save writes a CRC-32 of every part of the file, which torch 2.13 does not compare.
+                if checked and (part := file.testzip()) is not None:
+                    raise UserError(f"{path} is damaged: {part} in it is not what was written, by its checksum.")
+            if torch.serialization.get_unsafe_globals_in_checkpoint(path) == [STATES_OF_8_BITS]:
+                import torchao.optim  # noqa: F401 - its import allows torch to load this one class
+        return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
     except (OSError, UserError):
         raise
     except pickle.UnpicklingError as error:
         raise pickle.UnpicklingError(f"{path}: {error}") from error
     except Exception as error:
         raise UserError(f"{path} is damaged, or no checkpoint: {first_line(error)}.") from error
-
-
-@lru_cache(maxsize=4)  # a run that resumes reads its checkpoint several times
-def _check_content(path: Path, modified: int) -> None:
-    # torch.save writes a CRC-32 of every part of the file, which torch 2.13 does not compare when it reads.
-    with zipfile.ZipFile(path) as file:
-        if (part := file.testzip()) is not None:
-            raise UserError(f"{path} is damaged: {part} in it is not what was written, by its checksum.")
 
 
 def weights_in(checkpoint: dict[str, Any], path: str | Path) -> dict[str, torch.Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import signal
@@ -10,18 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 from torch.distributed import DistError
 
 from flashtrain.errors import RunFailed
-
-# pytorch-lightning 2.6.6 starts a job's other ranks as child processes of the first one. When one of them has died, it
-# logs a line at INFO and kills all others with SIGKILL, the first one too: whether a failed collective ends that with a
-# status of its own before, is a matter of seconds and of the strategy.
-LAUNCHER = "lightning_fabric.strategies.launchers.subprocess_script"
-# "[rank: 1] Child process with PID 21848 terminated with code -9. ..."
-_REPORT = re.compile(r"\[rank: (\d+)\].* terminated with code -(\d+)\b")
 
 _HOST = re.compile(r"\[([^\s\[\]]+)\]:\d+")  # gloo's "Connection closed by peer [10.0.0.2]:38734"
 
@@ -34,31 +27,30 @@ def name_killed_ranks(note: Callable[[str], None]) -> None:
     Args:
         note: is also called with the line. A later call of this function replaces it.
     """
-    logger = logging.getLogger(LAUNCHER)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False  # our line replaces Lightning's
-    logger.handlers = [_ReportHandler(note)]
-    _ChildProcessObserver._terminate_all = _end_all  # type: ignore[method-assign, assignment]
+
+    def end(observer: _ChildProcessObserver) -> None:
+        ranks = observer._child_processes
+        killed = killed_rank(ranks, seconds=0)
+        for rank in ranks:
+            rank.kill()
+        if killed is not None:
+            end_job(killed, note)
+        os._exit(RunFailed.status)
+
+    # pytorch-lightning 2.6.6 starts a job's other ranks as child processes of the first one. When one of them has died,
+    # it kills all others with SIGKILL, the first one too: whether a failed collective ends that with a status of its
+    # own before, is a matter of seconds and of the strategy.
+    _ChildProcessObserver._terminate_all = end  # type: ignore[method-assign, assignment]
 
 
-def _end_all(observer: _ChildProcessObserver) -> None:
-    for rank in observer._child_processes:
-        rank.kill()
-    os._exit(RunFailed.status)
-
-
-class _ReportHandler(logging.Handler):
-    def __init__(self, note: Callable[[str], None]) -> None:
-        super().__init__()
-        self.note = note
-
-    def emit(self, record: logging.LogRecord) -> None:
-        found = _REPORT.search(record.getMessage())
-        if found is None:
-            return
-        line = _description(found[1], int(found[2]))
+def end_job(line: str, note: Callable[[str], None] | None) -> NoReturn:
+    """Call `note` with the line, print it, and end this process at once, with RunFailed's status."""
+    try:
+        if note is not None:
+            note(line)
+    finally:
         print(f"flashtrain: {line}. The job ends.", file=sys.stderr, flush=True)
-        self.note(line)
+        os._exit(RunFailed.status)
 
 
 def killed_rank(ranks: Sequence[subprocess.Popen[bytes]], seconds: float = 2.0) -> str | None:
@@ -74,7 +66,9 @@ def killed_rank(ranks: Sequence[subprocess.Popen[bytes]], seconds: float = 2.0) 
         codes = [rank.poll() for rank in ranks]
         for number, code in enumerate(codes, 1):
             if code is not None and code < 0:
-                return _description(number, -code)
+                name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+                hint = " (often: out of host memory)" if name == "SIGKILL" else ""
+                return f"rank {number} was killed by {name}{hint}"
         if None not in codes or time.monotonic() > until:
             return None
         time.sleep(0.02)
@@ -96,9 +90,3 @@ def lost_connection(error: BaseException) -> str | None:
     where = f"on {host[1]}" if host else "of this job"
     lost = f"the connection to a process {where} broke: the process, its machine or the network failed"
     return f"{lost} (resume=auto continues from the last checkpoint)" if is_broken_connection(error) else None
-
-
-def _description(rank: int | str, number: int) -> str:
-    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-    hint = " (often: out of host memory)" if name == "SIGKILL" else ""
-    return f"rank {rank} was killed by {name}{hint}"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import Replicate
 from torch.nn.modules.conv import _ConvNd
-
-_NO_MATRIX = re.compile(r"(bias|scale|A_log)$|embed")  # in names of parameters of two dimensions or more
 
 
 class Stepping(torch.optim.Optimizer):
@@ -102,12 +100,8 @@ def inner_matrices(model: nn.Module) -> list[Tensor]:
     """
     outer = [module for module in model.modules() if isinstance(module, nn.Embedding | _ConvNd)]
     others = {id(module.weight) for module in outer} | {id(getattr(model, "output_weight", None))}
-    return [
-        one
-        for name, one in model.named_parameters()
-        if one.requires_grad and id(one) not in others and not _NO_MATRIX.search(name.rpartition(".")[2])
-        if one.dim() == 2 or (one.dim() == 3 and min(one.shape[1:]) > 1)
-    ]
+    inner = [(name, one) for name, one in model.named_parameters() if one.requires_grad and id(one) not in others]
+    return [one for name, one in inner if one.dim() in (2, 3) and not name.endswith("bias")]
 
 
 class Muon(torch.optim.Muon):
@@ -123,7 +117,7 @@ class Muon(torch.optim.Muon):
                     continue
                 # torch 2.13 cannot update a matrix of fewer rows than devices that share them.
                 few = hasattr(one, "full_tensor") and len(one) < one.device_mesh.size()
-                ready.append(one.full_tensor() if few else one)
+                ready.append(one.redistribute(placements=[Replicate()] * one.device_mesh.ndim) if few else one)
                 self._gathered += [(one, ready[-1])] if few else []
         return False
 
@@ -133,10 +127,7 @@ class Muon(torch.optim.Muon):
         self._gathered: list[tuple[Any, Tensor]] = []
         loss = super().step(closure)
         for one, whole in self._gathered:
-            from torch.distributed.tensor import distribute_tensor
-
-            part = distribute_tensor(whole, one.device_mesh, one.placements, src_data_rank=None)
-            one.to_local().copy_(part.to_local())
+            one.to_local().copy_(whole.redistribute(placements=one.placements).to_local())
         return loss
 
 

@@ -183,7 +183,7 @@ class SaveOnSignal(pl.Callback):
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._interrupts += number == signal.SIGINT  # a sweep passes a SIGTERM on in addition to the terminal's Ctrl-C
         if self._interrupts > 1:
-            raise Interrupted(number, "stopped at once by a second Ctrl-C")
+            raise Interrupted(number, "stopped at once by a second Ctrl-C; the last checkpoint is an earlier one")
         leave_closed_terminal()
         if self._received is None and self._speaks:
             name = signal.Signals(number).name

@@ -160,14 +160,12 @@ def _in_torch(logits: Tensor, labels: Tensor, losses: Tensor, vocab_size: int, i
     x = logits.to(losses.dtype)
     x[:, vocab_size:] = -torch.inf
     lse = x.logsumexp(-1, keepdim=True)
-    exists = (labels >= 0) & (labels < vocab_size)
-    at = labels.where(exists, 0)[:, None]
-    picked = x.gather(1, at).where(exists[:, None], -torch.inf)
     counted = (labels != ignored)[:, None]
-    losses.copy_((lse - picked).where(counted, 0)[:, 0])
+    at = labels[:, None].where(counted, 0)
+    losses.copy_((lse - x.gather(1, at)).where(counted, 0)[:, 0])
     if gradients:
         p = (x - lse).exp_()
-        p.scatter_add_(1, at, -exists[:, None].to(p.dtype))
+        p.scatter_add_(1, at, -torch.ones_like(lse))
         logits.copy_(p.where(counted, 0))
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from flashtrain.announce import quieten, say
-from flashtrain.command.compose import overrides_by_name, parse_overrides, quoted
+from flashtrain.command.compose import FOLDER, overrides_by_name, quoted
 from flashtrain.command.job import held, settle, write_report
 from flashtrain.command.sweep import note_failure
 from flashtrain.errors import UserError
@@ -153,20 +153,15 @@ class ContextStudy(ABC):
 
     def _folder(self) -> Path:
         settings, parent = self.settings, Path(self.settings.output) / self.settings.recipe
-        named = [word.value() for word in parse_overrides(self.overrides) if word.get_key_element() == "hydra.run.dir"]
-        if named:
-            given = Path(str(named[-1]))
-            if (given / CONFIG_FILE).is_file() and find_same([given], settings) is None:
-                raise UserError(f"hydra.run.dir={given} has another run. Use another folder.")
-            return given
-        if settings.resume is None:
+        words = overrides_by_name(self.overrides)
+        named = words[FOLDER].value() if FOLDER in words else settings.resume
+        if named is None:
             return new_run_folder(parent)
-        if settings.resume != "auto":
-            given = Path(settings.resume).expanduser()
-            if find_same([given], settings) is None:
-                raise UserError(
-                    f"resume={given} is no comparison of these settings: expected the folder of one, or auto."
-                )
+        if named != "auto":
+            given = Path(str(named)).expanduser()
+            begins = FOLDER in words and not (given / CONFIG_FILE).is_file()
+            if not begins and find_same([given], settings) is None:
+                raise UserError(f"{given} is no comparison of these settings: expected the folder of one, or auto.")
             return given
         found = find_same(newest_first(parent), settings, take=True)
         if found is None:
@@ -183,7 +178,8 @@ class ContextStudy(ABC):
         run.mkdir(exist_ok=True)
         own = (*(f"{key}=" for key in NOT_FOR_TRAINING), "lengths.")
         words = [word for word in self.overrides if not word.lstrip("+~").startswith(own)]
-        words += ["mode=train", f"context={context}", "resume=auto", f"logger.group={quoted(self._group(folder))}"]
+        group = self.settings.logger.group or f"{self.settings.recipe}-{folder.name}"
+        words += ["mode=train", f"context={context}", "resume=auto", f"logger.group={quoted(group)}"]
         words += [f"hydra.run.dir={quoted(str(run))}", *self.words]
         status = start(words)
         note_failure(run, words, status)
@@ -196,9 +192,6 @@ class ContextStudy(ABC):
             return
         say(f"figures: {', '.join(map(str, figures))}; the result's rows are in {folder / RESULT}")
         say(f"  publish them: python -m flashtrain.report {folder} --save recipes/results/NAME.json")
-
-    def _group(self, folder: Path) -> str:
-        return self.settings.logger.group or f"{self.settings.recipe}-{folder.name}"
 
     def _command(self, rows: Sequence[Row]) -> str:
         # what reproduces the rows, whichever commands trained them, without where it wrote and logged

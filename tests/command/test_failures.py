@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import sys
 from pathlib import Path
@@ -77,9 +76,3 @@ def test_a_run_that_breaks_off_names_the_log_in_its_folder(tiny_runs: TinyRuns, 
     assert f"flashtrain: ZeroDivisionError: of a callback; details in {log}\n" in capsys.readouterr().err
     assert "Traceback (most recent call last)" in log.read_text()
     assert json.loads((folder / "summary.json").read_text())["error"] == "ZeroDivisionError: of a callback"
-
-
-def test_a_place_that_cannot_be_written_is_the_users_to_change(fails, tmp_path: Path) -> None:
-    read_only = OSError(errno.EROFS, "Read-only file system", "/mnt/.lock")
-    assert fails(read_only) == (2, "flashtrain: cannot use /mnt/.lock: Read-only file system.\n")
-    assert not (tmp_path / "cache").exists()

@@ -49,18 +49,6 @@ def test_of_shards_and_one_file_transformers_choice_is_read(order: tuple, tmp_pa
     assert torch.equal(tensors["token_embedding.weight"][: tiny.VOCABULARY], theirs["model.embed_tokens.weight"])
 
 
-@pytest.mark.parametrize("how", [SHARDS, WHOLE])
-def test_the_file_that_the_configuration_names_is_read(how: dict[str, str], tmp_path: Path) -> None:
-    saved(0, tmp_path, WHOLE)
-    (tmp_path / "model.safetensors").rename(tmp_path / "older.safetensors")
-    saved(1, tmp_path, how)
-    content = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**content, "transformers_weights": "older.safetensors"}))
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
-    ours = read(tmp_path)
-    assert all(torch.equal(one, ours[name]) for name, one in theirs.items())
-
-
 def test_an_index_that_names_a_missing_shard_is_refused_with_its_name(tmp_path: Path) -> None:
     saved(0, tmp_path, SHARDS)
     next(tmp_path.glob("model-00002*")).unlink()

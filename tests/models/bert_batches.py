@@ -18,7 +18,7 @@ class Both(NamedTuple):
     packed: dict[str, Tensor]
 
 
-def batch_of(lengths: Sequence[int], *, spare: int = 3, pairs: bool = False, device: str = "cpu") -> Both:
+def batch_of(lengths: Sequence[int], *, spare: int = 3, device: str = "cpu") -> Both:
     """A batch of random sequences of these lengths; packed, with `spare` tokens, sequences and labels too many.
 
     A masked position in each sequence: its middle. Padding, and spare tokens, are random too: they must not matter.
@@ -50,7 +50,4 @@ def batch_of(lengths: Sequence[int], *, spare: int = 3, pairs: bool = False, dev
         "masked": torch.cat((begins + middles, torch.zeros(spare, dtype=torch.int64))),
         "labels": torch.cat((labels, none)),
     }
-    if pairs:
-        padded["next_sentence"] = labels % 2
-        packed["next_sentence"] = torch.cat((labels % 2, none))
     return Both(*({name: x.to(device) for name, x in layout.items()} for layout in (padded, packed)))

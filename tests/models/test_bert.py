@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -37,8 +39,8 @@ def furthest(ones, others) -> float:
 @pytest.mark.parametrize("attention", ["flash", "sdpa", "standard"])
 @pytest.mark.parametrize("family", ["bert", "modern"])
 def test_padded_and_packed_give_one_loss_and_one_gradient(family, attention):
-    model = build(family, attention, next_sentence=True)
-    padded, packed = batch_of(LENGTHS, pairs=True)
+    model = build(family, attention)
+    padded, packed = batch_of(LENGTHS)
     assert furthest(loss_and_gradients(model, padded), loss_and_gradients(model, packed)) < 1e-10
 
 
@@ -132,7 +134,7 @@ def test_a_packed_row_has_no_score_matrix_of_its_own(attention):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["bert", "modern"])
 def test_batches_of_other_lengths_are_compiled_once(family):
-    model = build(family, "flash", next_sentence=True)
+    model = build(family, "flash")
     graphs = []
 
     def count(graph, inputs):
@@ -141,7 +143,7 @@ def test_batches_of_other_lengths_are_compiled_once(family):
 
     compiled = torch.compile(model.loss, fullgraph=True, dynamic=False, backend=count)
     for lengths in (LENGTHS, [2, 2, 2, 12], [6, 6, 5, 1]):
-        packed = batch_of(lengths, pairs=True).packed
+        packed = batch_of(lengths).packed
         assert furthest(loss_and_gradients(model, packed, compiled), loss_and_gradients(model, packed)) < 1e-10
     assert len(graphs) == 1
 
@@ -167,7 +169,7 @@ def test_without_labels_the_loss_is_zero_and_nothing_is_learned():
 @pytest.mark.parametrize(("size", "millions"), [("tiny", 4.4), ("base", 109.5), ("large", 335.1)])
 def test_the_sizes_have_the_parameters_of_the_published_models(size, millions):
     with torch.device("meta"):
-        model = Bert(BertConfig.of_size(size, vocab_size=30522, vocab_rows=30522, next_sentence=True))
+        model = Bert(replace(BertConfig.of_size(size, vocab_size=30522, vocab_rows=30522), pooler=True))
     encoder = sum(p.numel() for part in (model.encoder, model.pooler) for p in part.parameters())
     assert encoder / 1e6 == pytest.approx(millions, abs=0.06)
 

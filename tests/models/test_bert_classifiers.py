@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -57,7 +59,7 @@ def test_a_batch_without_labels_has_loss_zero():
 
 
 def test_a_trained_pooler_is_kept_and_a_trained_encoder_left_alone():
-    bert = Bert(BertConfig.of_size("tiny", vocab_size=VOCABULARY, next_sentence=True), "sdpa")
+    bert = Bert(replace(BertConfig.of_size("tiny", vocab_size=VOCABULARY), pooler=True), "sdpa")
     before = bert.encoder.token_embedding.weight.clone()
     model = SequenceClassifier(bert.encoder, 2, pooler=bert.pooler)
     assert model.pooler is bert.pooler

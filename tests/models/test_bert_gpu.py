@@ -15,7 +15,7 @@ LENGTHS = [300, 7, 128, 1, 64, 200]
 
 def build(family: str, attention: str) -> Bert:
     torch.manual_seed(0)
-    config = BertConfig.of_size("tiny", family, vocab_size=VOCABULARY, context=300, next_sentence=True)
+    config = BertConfig.of_size("tiny", family, vocab_size=VOCABULARY, context=300)
     return Bert(config, attention).cuda()
 
 
@@ -35,7 +35,7 @@ def assert_near(ours, exact, tolerance: float) -> None:
 @pytest.mark.parametrize("attention", ["flash", "sdpa"])
 @pytest.mark.parametrize("family", ["bert", "modern"])
 def test_padded_and_packed_agree_to_the_precision(family, attention):
-    padded, packed = batch_of(LENGTHS, pairs=True, device="cuda")
+    padded, packed = batch_of(LENGTHS, device="cuda")
     exact = results(build(family, "standard"), padded, half=False)
     model = build(family, attention)
     for layout in (padded, packed):
@@ -44,7 +44,7 @@ def test_padded_and_packed_agree_to_the_precision(family, attention):
 
 @pytest.mark.parametrize("family", ["bert", "modern"])
 def test_a_compiled_packed_loss_is_the_eager_one(family):
-    _, packed = batch_of(LENGTHS, pairs=True, device="cuda")
+    _, packed = batch_of(LENGTHS, device="cuda")
     model = build(family, "flash")
     compiled = torch.compile(model.loss, fullgraph=True, dynamic=False)
     assert_near(results(model, packed, compiled), results(model, packed), 0.06)
@@ -52,8 +52,8 @@ def test_a_compiled_packed_loss_is_the_eager_one(family):
 
 def test_a_packed_row_needs_memory_for_its_tokens_and_no_matrix_of_them():
     model = build("bert", "flash")
-    # 65,536 tokens: a matrix of booleans would be 4 GiB. Pairs, or the next-sentence head would get no gradient.
-    _, packed = batch_of([256] * 256, pairs=True, device="cuda")
+    # 65,536 tokens: a matrix of booleans would be 4 GiB.
+    _, packed = batch_of([256] * 256, device="cuda")
     results(model, packed)
     torch.cuda.reset_peak_memory_stats()
     results(model, packed)

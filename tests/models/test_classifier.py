@@ -17,7 +17,7 @@ from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.models.pixel_selection import pixels_to_mask, pixels_to_read
 from flashtrain.models.positions import AxialRotaryPositions
-from flashtrain.models.weight_transfer import carry_weights, grown_grid
+from flashtrain.models.weight_transfer import carry_weights
 
 TINY = {"embed": 32, "layers": 2, "heads": 2, "ffn": 64}
 TOKENS = ClassifierConfig(classes=3, length=40, vocab_size=20, inputs="tokens", positions="rotary", **TINY)
@@ -41,9 +41,8 @@ def pixels(rows: int = 3, side: int = 8) -> torch.Tensor:
 
 @pytest.mark.parametrize("attention", ["flash", "sdpa", "standard"])
 @pytest.mark.parametrize("pooling", ["mean", "max", "attention"])
-@pytest.mark.parametrize("positions", ["rotary", "learned"])
-def test_a_padded_row_is_classified_as_it_is_alone(attention, pooling, positions) -> None:
-    model = build(replace(TOKENS, pooling=pooling, positions=positions), attention)
+def test_a_padded_row_is_classified_as_it_is_alone(attention, pooling) -> None:
+    model = build(replace(TOKENS, pooling=pooling), attention)
     given, lengths = tokens(), torch.tensor([40, 1, 17, 33])
     together = model(given, lengths)
     for row, length in enumerate(lengths.tolist()):
@@ -130,12 +129,6 @@ def test_axial_positions_mean_the_same_in_a_larger_image() -> None:
     torch.testing.assert_close(small(x, torch.tensor([[3 * 8 + 5]])), large(x, torch.tensor([[3 * 32 + 5]])))
 
 
-def test_a_learned_grid_is_copied_to_squares_of_neighbours() -> None:
-    table = torch.arange(4.0).view(4, 1)
-    expected = torch.tensor([[0, 0, 1, 1], [0, 0, 1, 1], [2, 2, 3, 3], [2, 2, 3, 3]]).float().view(16, 1)
-    assert torch.equal(grown_grid(table, 4), expected)
-
-
 def test_grey_levels_are_read_as_their_normalised_value() -> None:
     embedding = build(PIXELS).embedding
     levels = torch.tensor([[0, 255]], dtype=torch.uint8)
@@ -210,10 +203,9 @@ def test_the_losses_are_one_graph(config) -> None:
     torch.testing.assert_close(compiled(given, labels, lengths, masked), expected)
 
 
-@pytest.mark.parametrize("positions", ["axial", "learned"])
-def test_weights_are_carried_to_a_larger_image(positions) -> None:
-    small = build(replace(PIXELS, positions=positions))
-    large = build(replace(PIXELS, positions=positions, length=256, side=16, grey_bins=0), seed=1)
+def test_weights_are_carried_to_a_larger_image() -> None:
+    small = build(PIXELS)
+    large = build(replace(PIXELS, length=256, side=16, grey_bins=0), seed=1)
     carry_weights(large, small.config, small.state_dict())
     assert torch.equal(large.head[0].weight, small.head[0].weight)
     assert large(pixels(side=16)).shape == (3, 2)
@@ -267,6 +259,7 @@ def test_pathx_has_under_a_million_parameters_and_the_cost_that_its_note_says() 
         ({"inputs": "colour"}, "unknown inputs"),
         ({"classes": 1}, "classes=1"),
         ({"grey_bins": 100}, "power of two"),
+        ({"positions": "learned"}, "unknown positions"),
         ({"pattern": "diagonal"}, "unknown attention pattern"),
         ({"pattern": "tiles", "positions": "rotary", "side": None}, "square images"),
         ({"inputs": "tokens"}, "grey_bins=16 for masked tokens"),

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
 
 import flashtrain
 from flashtrain.integrations import huggingface_context, register_with_transformers
 from flashtrain.models import GPT2, GPT2Config
-from flashtrain.models.token_probe import first_moved
+from flashtrain.models.attention_functions import flash_attention
+from flashtrain.models.token_probe import probe
+from flashtrain_kernels import flash_attn_kvpacked_func, flash_attn_qkvpacked_func
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integrations"))
 import huggingface_models as tiny
@@ -24,11 +29,15 @@ TOKENS, VOCABULARY, WIDTH = 13, 61, 32
 
 def found(states: Callable[[Tensor], object]) -> str | None:
     """Where another token moves if the first and the last of a row change."""
+    return probed(states)[1]
+
+
+def probed(states: Callable[[Tensor], object]) -> tuple[int, str | None]:
     torch.manual_seed(0)
     row = torch.randint(1, VOCABULARY, (1, TOKENS))
     other = row.clone()
     other[:, [0, -1]] -= 1
-    return first_moved(lambda changed: states(other if changed else row), TOKENS, slice(1, -1))
+    return probe(lambda changed: states(other if changed else row), TOKENS, slice(1, -1))
 
 
 class Model(nn.Module):
@@ -93,17 +102,62 @@ def experts(x: Tensor) -> Tensor:
     return torch.empty_like(rows).index_copy(0, order, rows[order].tanh()).view_as(x)
 
 
+def sdpa(x: Tensor, keys: Tensor | None = None, **options: Tensor) -> Tensor:
+    """Of (B, S, E), with one head."""
+    keys = (x if keys is None else keys)[:, None]
+    return F.scaled_dot_product_attention(x[:, None], keys, keys, **options)[:, 0]
+
+
+def image(x: Tensor) -> Tensor:
+    return torch.linspace(-1, 1, 5 * WIDTH, dtype=x.dtype).view(1, 5, WIDTH)
+
+
+def by_hand(x: Tensor, keys: Tensor | None = None) -> Tensor:
+    keys = x if keys is None else keys
+    return (x @ keys.transpose(1, 2) / 8).softmax(-1) @ keys
+
+
+def heads(x: Tensor, *more: int) -> Tensor:
+    """(B, S, ..., 2, 16), the same in all of the dimensions between."""
+    return x.view(1, TOKENS, *[1 for _ in more], 2, 16).expand(-1, -1, *more, -1, -1).contiguous()
+
+
+ATTENTION: dict[str, Callable[[Tensor], Tensor]] = {
+    "sdpa": sdpa,
+    "sdpa of a row without its last token": lambda x: F.pad(sdpa(x[:, :-1] / 4), (0, 0, 0, 1)),
+    "sdpa with a token before the row": lambda x: sdpa(x / 4, F.pad(x, (0, 0, 1, 0))),
+    "sdpa of rows one after the other": lambda x: sdpa(x.flatten(0, 1)[None]),
+    "sdpa with a bias": lambda x: sdpa(x, attn_mask=torch.ones(1, TOKENS, TOKENS, dtype=x.dtype)),
+    "one query of a pooling": lambda x: x + sdpa(x[:, 5:6], x),
+    "flex attention": lambda x: flex_attention(*[heads(x).transpose(1, 2)] * 3).transpose(1, 2).flatten(2),
+    "attention by hand": by_hand,
+    "the framework's": lambda x: flash_attention(*[heads(x)] * 3, causal=True, scale=1.0).flatten(2),
+    "packed projections": lambda x: flash_attn_qkvpacked_func(heads(x, 3)).flatten(2),
+    "packed keys and values": lambda x: flash_attn_kvpacked_func(heads(x), heads(x, 2)).flatten(2),
+}
 MIXING = {
     "a recurrence": lambda: Mixer(scan),
     "the layer of a library": Recurrent,
     "a convolution": Convolution,
     "the token behind": lambda: Mixer(lambda x: x.roll(-1, 1)),
     "a mean of all": lambda: Mixer(lambda x: x - x.mean(1, keepdim=True)),
-    "attention of its own": lambda: Mixer(lambda x: nn.functional.scaled_dot_product_attention(x, x, x)),
+    **{name: partial(Mixer, mix) for name, mix in ATTENTION.items()},
 }
-BY_TOKEN = {"nothing": nn.Identity, "a norm": lambda: nn.LayerNorm(WIDTH), "experts": lambda: Mixer(experts)}
+BY_TOKEN = {
+    "nothing": nn.Identity,
+    "a norm": lambda: nn.LayerNorm(WIDTH),
+    "experts": lambda: Mixer(experts),
+    "attention within a token": lambda: Mixer(lambda x: sdpa(x.view(-1, 4, 8)).view_as(x)),
+    "attention to an image": lambda: Mixer(lambda x: sdpa(x, image(x))),
+    "attention of an image": lambda: Mixer(lambda x: x + sdpa(image(x)).mean(1, keepdim=True)),
+    "the choice of an expert": lambda: Mixer(lambda x: x * x[..., :4].softmax(-1).amax(-1, keepdim=True)),
+    "the choice of as many experts as tokens": lambda: Mixer(
+        lambda x: x * x.flatten(0, 1)[:, :TOKENS].softmax(-1).amax(-1)[None, :, None]
+    ),
+}
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", [*MIXING, *BY_TOKEN])
 def test_what_mixes_tokens_is_found(name: str, dtype: torch.dtype) -> None:
@@ -111,6 +165,38 @@ def test_what_mixes_tokens_is_found(name: str, dtype: torch.dtype) -> None:
     where = found(model)
     assert (where is not None) == (name in MIXING), where
     assert where is None or " in Model" in where
+
+
+def test_what_pools_tokens_by_an_attention_of_its_own_is_found_in_a_loss_too() -> None:
+    """No state of a token depends on another one's, and yet the pooled one sees those of one device alone."""
+    model = Model(nn.Identity()).eval()
+    for pool in (sdpa, by_hand):
+        where = found(lambda tokens, pool=pool: pool(torch.ones(1, 1, VOCABULARY), model(tokens)).sum())
+        assert where is not None
+        assert "in the step itself" in where
+    assert found(lambda tokens: F.cross_entropy(model(tokens)[0], tokens[0])) is None
+
+
+def test_shared_attention_is_counted() -> None:
+    assert probed(Model(nn.Identity()).eval()) == (1, None)
+    assert probed(nn.Embedding(VOCABULARY, WIDTH)) == (0, None)
+
+
+def test_what_is_compiled_is_probed_as_it_is_written_and_compiled_once() -> None:
+    torch.compiler.reset()
+    compiled = []
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph
+
+    embedding = nn.Embedding(VOCABULARY, WIDTH)
+    mix = torch.compile(lambda x: x.cumsum(1) * 2, backend=backend)
+    assert found(lambda tokens: mix(embedding(tokens))) == "cumsum in the step itself"
+    assert compiled == []
+    for _ in range(2):
+        mix(torch.randn(4, 4))
+    assert len(compiled) == 1
 
 
 def test_a_convolution_is_named() -> None:

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
-
-from rich.console import Console
 
 from flashtrain.report.sweep import override_values, ranked, report_sweep, sweep_table, varied_keys, with_overrides
 
@@ -48,19 +45,18 @@ OUT_OF_MEMORY = {
 }
 
 
-def test_a_sweep_ends_with_a_table_in_three_forms_and_a_figure(tmp_path: Path):
-    out = io.StringIO()
-    report_sweep(sweep_folder(tmp_path, [*CONTEXTS, OUT_OF_MEMORY]), Console(file=out))
+def test_a_sweep_ends_with_a_table_in_three_forms_and_a_figure(tmp_path: Path, capsys):
+    report_sweep(sweep_folder(tmp_path, [*CONTEXTS, OUT_OF_MEMORY]))
     assert all((tmp_path / f"sweep.{kind}").stat().st_size > 0 for kind in ("md", "png"))
-    assert "8,192" in out.getvalue()
+    assert "8,192" in capsys.readouterr().out
     assert "| 8,192 | - | - | - | - | - | - | - | - | out of memory |" in (tmp_path / "sweep.md").read_text()
 
 
 def test_reporting_again_does_not_count_the_report_as_a_job(tmp_path: Path):
     sweep_folder(tmp_path, CONTEXTS)
-    report_sweep(tmp_path, Console(file=io.StringIO()))
+    report_sweep(tmp_path)
     first = (tmp_path / "sweep.md").read_text(encoding="utf-8")
-    report_sweep(tmp_path, Console(file=io.StringIO()))
+    report_sweep(tmp_path)
     assert (tmp_path / "sweep.md").read_text(encoding="utf-8") == first
 
 
@@ -105,16 +101,15 @@ def test_overrides_are_keys_with_typed_values_but_for_where_a_job_writes_and_is_
 
 def test_a_sweep_of_another_number_is_drawn_against_it(tmp_path: Path):
     rows = [job(i, overrides=f"optimizer.learning_rate={rate}") for i, rate in enumerate((1e-3, 3e-4))]
-    report_sweep(sweep_folder(tmp_path, rows), Console(file=io.StringIO()))
+    report_sweep(sweep_folder(tmp_path, rows))
     assert (tmp_path / "sweep.png").is_file()
 
 
-def test_a_sweep_in_which_nothing_ran_is_a_table_without_a_figure(tmp_path: Path):
+def test_a_sweep_in_which_nothing_ran_is_a_table_without_a_figure(tmp_path: Path, capsys):
     (tmp_path / "0").mkdir()
-    out = io.StringIO()
-    report_sweep(tmp_path, Console(file=out))
+    report_sweep(tmp_path)
     assert [path.name for path in sorted(tmp_path.glob("sweep.*"))] == ["sweep.md"]
-    assert "no summary" in out.getvalue()
+    assert "no summary" in capsys.readouterr().out
 
 
 def test_a_job_that_failed_comes_last_and_is_not_the_best_whatever_its_score(tmp_path: Path):

@@ -25,6 +25,7 @@ from flashtrain.folders.run_folder import (
     check_config,
     find_checkpoint,
     note_failure,
+    older_values,
     read_settings,
     read_summary,
     write_config,
@@ -236,7 +237,7 @@ def edit(checkpoint: Path, before: str, after: str) -> None:
 
 def test_a_config_yaml_as_the_checkpoint_has_it_resumes_without_a_line(saved, caplog) -> None:
     with caplog.at_level("INFO"):
-        check_config(*saved, compose_settings(["recipe=gpt2", "seed=5", "trainer.steps=9"]), ["seed=5"])
+        check_config(*saved)
     assert caplog.messages == []
 
 
@@ -245,7 +246,7 @@ def test_what_differs_between_config_yaml_and_the_checkpoint_is_said(saved, capl
     edit(checkpoint, "\nseed: 3\n", "\nseed: 4\n")
     edit(checkpoint, "  learning_rate: 0.0006\n", "  learning_rate: 0.0005\n")
     with caplog.at_level("INFO"):
-        check_config(checkpoint, content, read_settings(checkpoint.parent.parent), [])
+        check_config(checkpoint, content)
     line = r"config\.yaml has changed since last\.ckpt was saved: .*learning_rate 0\.0006 -> 0\.0005"
     assert re.search(line, caplog.messages[-1])
     assert "seed 3 -> 4" in caplog.messages[-1]
@@ -259,12 +260,12 @@ def test_a_setting_that_config_yaml_has_lost_is_refused(saved, line, name) -> No
     checkpoint, content = saved
     edit(checkpoint, line, "")
     with pytest.raises(UserError, match=rf"config\.yaml lacks {name}.* last\.ckpt was saved with"):
-        check_config(checkpoint, content, read_settings(checkpoint.parent.parent), [])
+        check_config(checkpoint, content)
 
 
 def test_a_checkpoint_of_before_that_stores_no_settings_resumes_with_a_line(saved, caplog) -> None:
     with caplog.at_level("INFO"):
-        check_config(saved[0], {}, compose_settings(["recipe=gpt2"]), [])
+        check_config(saved[0], {})
     assert caplog.messages[-1].startswith(f"{saved[0]} stores no settings")
 
 
@@ -273,9 +274,7 @@ def test_a_renamed_setting_is_no_difference(saved, caplog) -> None:
     trainer = dict(content[SETTINGS]["trainer"])
     trainer["checkpoint"] = trainer.pop("checkpoint_format")  # its older name
     with caplog.at_level("INFO"):
-        check_config(
-            checkpoint, {SETTINGS: {**content[SETTINGS], "trainer": trainer}}, compose_settings(["recipe=gpt2"]), []
-        )
+        check_config(checkpoint, {SETTINGS: {**content[SETTINGS], "trainer": trainer}})
     assert caplog.messages == []
 
 
@@ -283,23 +282,33 @@ def test_a_renamed_setting_is_no_difference(saved, caplog) -> None:
 def test_a_setting_newer_than_the_run_repeats_what_the_run_did(saved, caplog, monkeypatch, stores) -> None:
     """As if data.text_column were newer than the run, which did as with "content", and "text" is today's default."""
     checkpoint, content = saved
+    folder = checkpoint.parent.parent
     monkeypatch.setitem(NEWER, "data.text_column", "content")
     edit(checkpoint, "  text_column: text\n", "")
     del content[SETTINGS]["data"]["text_column"]
     content = content if stores else {}
-    own = read_settings(checkpoint.parent.parent)
+    own = read_settings(folder)
     assert own.data.text_column == "content"
-    with caplog.at_level("INFO"):
-        check_config(checkpoint, content, own, [])
-    assert [line for line in caplog.messages if "has changed" in line or "text_column" in line] == []
-    # The command's own settings would do otherwise, unless it says so.
-    settings = compose_settings(["recipe=gpt2"])
-    with pytest.raises(UserError, match=r"add data\.text_column=content"):
-        check_config(checkpoint, content, settings, [])
-    check_config(checkpoint, content, settings, ["data.text_column=text"])
-    # The run goes on, and its config.yaml has the setting, but no checkpoint has been written since.
+    # Of the command's own settings, which would do otherwise, those give way that it does not name.
+    settings = compose_settings(["recipe=gpt2", "seed=3"])
+    assert older_values(settings, own, ["seed"]) == {"data.text_column": "content"}
+    assert older_values(settings, own, ["data.text_column"]) == {}
+    assert find_unfinished(folder.parent, settings, ["data.text_column"]) is None
+    assert find_unfinished(folder.parent, settings, ["seed"]) == folder
+    let_go(folder)
     caplog.clear()
-    write_config(asdict(own), checkpoint.parent.parent)
     with caplog.at_level("INFO"):
-        check_config(checkpoint, content, own, [])
-    assert [line for line in caplog.messages if "has changed" in line] == []
+        check_config(checkpoint, content)
+        # The run goes on, and its config.yaml has the setting, but no checkpoint has been written since.
+        write_config(asdict(own), folder)
+        check_config(checkpoint, content)
+    assert [line for line in caplog.messages if "has changed" in line or "text_column" in line] == []
+    assert older_values(settings, read_settings(folder), ["seed"]) == {"data.text_column": "content"}
+
+
+def test_a_value_that_no_older_run_had_is_another_training(saved, monkeypatch) -> None:
+    """A run of today that was given data.text_column=column is not continued by a command without it."""
+    monkeypatch.setitem(NEWER, "data.text_column", "content")
+    edit(saved[0], "  text_column: text\n", "  text_column: column\n")
+    folder = saved[0].parent.parent
+    assert find_unfinished(folder.parent, compose_settings(["recipe=gpt2", "seed=3"])) is None

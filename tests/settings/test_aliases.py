@@ -11,7 +11,7 @@ import yaml
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import CONFIG_FILE, read_settings
-from flashtrain.settings.aliases import RENAMED, others, updated
+from flashtrain.settings.aliases import REMOVED, RENAMED, others, updated
 from flashtrain.settings.schema import all_settings
 from flashtrain_recipes.arena.settings import StageSettings
 
@@ -83,3 +83,17 @@ def test_the_saved_configuration_of_an_older_run_is_read(tmp_path: Path) -> None
     assert (trainer.checkpoint_format, trainer.strategy) == ("file", "context_parallel")
     stages = {"curriculum": {"stages": [{"side": 24, "until": 0.9}]}}
     assert updated(stages) == {"curriculum": {"stages": [{"side": 24, "stop_at_accuracy": 0.9}]}}
+
+
+def test_a_run_that_has_settings_which_are_gone_is_read_where_they_asked_for_what_is_done_now(tmp_path: Path) -> None:
+    assert not REMOVED.keys() & SETTINGS.keys()
+    lengths = {"recipe": "gpt2-long", "lengths": {"contexts": [64], "bins": 4}, "passkey": {"digits": 7}}
+    (tmp_path / CONFIG_FILE).write_text(yaml.safe_dump(lengths))
+    assert read_settings(tmp_path).lengths.contexts == [64]
+    masked = {"recipe": "bert", "task": "masked_language_model", "masked": {"shortest": 16, "layout": "padded"}}
+    (tmp_path / CONFIG_FILE).write_text(yaml.safe_dump(masked))
+    assert read_settings(tmp_path).masked.layout == "padded"
+    masked["masked"]["shortest"] = 3  # other texts than ours would be
+    (tmp_path / CONFIG_FILE).write_text(yaml.safe_dump(masked))
+    with pytest.raises(UserError, match="shortest"):
+        read_settings(tmp_path)

@@ -84,7 +84,7 @@ def test_so_are_a_classifiers_with_the_rows_that_are_read_masked(kind, precision
     side, length = (16, 256) if pixels else (None, LENGTH)
     config = ClassifierConfig(
         classes=2, length=length, embed=64, layers=3, heads=2, ffn=256, vocab_size=32, side=side,
-        inputs="grey" if pixels else "tokens", positions="axial" if pixels else "learned",
+        inputs="grey" if pixels else "tokens", positions="axial" if pixels else "rotary",
         grey_bins=256 if pixels else 0,
     )  # fmt: skip
     model = Classifier(config, "sdpa")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,42 +15,34 @@ from tiny_runs import TinyRuns, checkout_environment
 from torch.distributed import DistNetworkError, TCPStore
 
 from flashtrain.announce import quieten
-from flashtrain.distributed.context.watchdog import EXIT_CODE
 from flashtrain.errors import RunFailed
 from flashtrain.folders.run_folder import read_summary
 from flashtrain.run.fitting import naming_killed_ranks
-from flashtrain.training.killed_ranks import LAUNCHER, killed_rank, lost_connection, name_killed_ranks
-
-
-class Observer(_ChildProcessObserver):
-    """Lightning's own, which here must not kill the process that tests."""
-
-    def _terminate_all(self) -> None:
-        pass
+from flashtrain.training.killed_ranks import killed_rank, lost_connection, name_killed_ranks
 
 
 @pytest.fixture(autouse=True)
-def untold(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    logger = logging.getLogger(LAUNCHER)
-    before = logger.level, logger.propagate, list(logger.handlers)
+def untold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_ChildProcessObserver, "_terminate_all", _ChildProcessObserver._terminate_all)  # to put back
-    yield
-    logger.level, logger.propagate, logger.handlers = before
 
 
-def observe(*codes: str) -> None:
+def observe(monkeypatch: pytest.MonkeyPatch, *codes: str) -> None:
+    """What Lightning's observer does once processes with these codes have ended."""
     ranks = [subprocess.Popen([sys.executable, "-c", f"import os, signal; {code}"]) for code in codes]
     for rank in ranks:
         rank.wait()
-    Observer(main_pid=0, child_processes=ranks)._run()
+    statuses: list[int] = []
+    monkeypatch.setattr(os, "_exit", statuses.append)
+    assert _ChildProcessObserver(main_pid=0, child_processes=ranks)._run()
+    assert set(statuses) == {RunFailed.status}
 
 
-def test_a_killed_rank_is_named_and_noted(capsys) -> None:
+def test_a_killed_rank_is_named_and_noted(capsys, monkeypatch) -> None:
     noted: list[str] = []
     quieten()
     name_killed_ranks(print)
     name_killed_ranks(noted.append)
-    observe("pass", "os.kill(os.getpid(), signal.SIGKILL)")
+    observe(monkeypatch, "pass", "os.kill(os.getpid(), signal.SIGKILL)")
     line = "rank 2 was killed by SIGKILL (often: out of host memory)"
     assert capsys.readouterr().err == f"flashtrain: {line}. The job ends.\n"
     assert noted == [line]
@@ -75,7 +65,7 @@ def test_the_first_rank_ends_with_one_status_and_takes_the_others_along(code: st
     process.start()
     os.close(write)
     process.join(300)
-    assert process.exitcode == RunFailed.status == EXIT_CODE
+    assert process.exitcode == RunFailed.status
     assert os.read(read, 1) == b""
 
 
@@ -112,10 +102,10 @@ def test_a_killed_rank_ends_every_strategy_alike(strategy: str, tiny_runs: TinyR
     assert read_summary(folder)["error"].startswith("rank 1 was killed by SIGKILL")
 
 
-def test_a_rank_that_ended_by_itself_has_said_why(capsys) -> None:
+def test_a_rank_that_ended_by_itself_has_said_why(capsys, monkeypatch) -> None:
     noted: list[str] = []
     name_killed_ranks(noted.append)
-    observe("raise SystemExit(75)")
+    observe(monkeypatch, "raise SystemExit(75)")
     assert capsys.readouterr().err == ""
     assert noted == []
 

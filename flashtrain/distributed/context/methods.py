@@ -39,11 +39,6 @@ class Choice:
     traffic: Traffic  # the bytes that the busiest rank sends for one layer
     why: str  # the reason, in words
 
-    @property
-    def reason(self) -> str:
-        """One line with the method, the reason for it and its traffic, for the log."""
-        return f"{self.method}: {self.why}, {_size(self.traffic.total)} a rank, layer and step"
-
 
 def choose_method(method: str, sizes: Sizes) -> Choice:
     """Return the named method, for "auto" the one with the least expected time (cost.py).
@@ -119,11 +114,3 @@ def gather_needed(usual: Choice, requested: str, mask: Mask, layout: Layout) -> 
     if share > MAX_FETCHED or (requested == AUTO and needs >= takes):
         return usual, None
     return Choice(ALL_GATHER, sizes, 1, sent, f"of the {share:.0%} of other ranks' keys that are seen"), needed
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"

@@ -163,13 +163,9 @@ class ContextSequence(ShardedSequence):
         """Return whether the step weighted this loss itself (mean_over_context), not a mean that it only logged."""
         return self._unweighted is not None and self._unweighted() is not loss
 
-    def is_own_part(self, tokens: int) -> bool:
-        """Return whether this rank holds `tokens` tokens, of one row (give or take 1) or of all rows together."""
-        held, rows = self.layout.held, max(1, self.tokens // self.layout.seqlen)
-        return abs(tokens - held) <= 1 or tokens == rows * held
-
     def refuse_own_part(self, keys: int, what: str) -> None:
-        if self.refuses_own_part and self.layout.degree > 1 and self.is_own_part(keys):
+        own = abs(keys - self.layout.held) <= 1  # also without a row's last token, or with one before it
+        if own and self.refuses_own_part and self.layout.degree > 1:
             raise UserError(
                 f"{what} of {keys} keys under context parallelism, where {self.layout.degree} devices hold "
                 f"{self.layout.held} of a sequence's {self.layout.seqlen} tokens each: a token would see only its "

@@ -18,7 +18,7 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 
-from flashtrain.distributed.context.attention_check import AttentionCheck, StepEnded, other_mixing
+from flashtrain.distributed.context.attention_check import check_shared
 from flashtrain.distributed.context.batch import check_same_batch, shard_batch
 from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.layouts import LAYOUTS
@@ -30,11 +30,11 @@ from flashtrain.distributed.context.weighted_means import weighted_logs, weighte
 from flashtrain.distributed.sharded_checkpoints import ShardedCheckpoints
 from flashtrain.distributed.sharding import DATA_PARALLEL, blocks_of, shard
 from flashtrain.errors import UserError, first_line, one_of
-from flashtrain.models.sharded_sequence import sharded_sequence, use_sharded_sequence
+from flashtrain.models.sharded_sequence import use_sharded_sequence
 from flashtrain.training.killed_ranks import is_broken_connection
 
 DATA, CONTEXT = "data", "context"  # dimensions of the mesh
-BATCH, MIXING = "batch", "mixing"  # of what is checked once
+BATCH = "batch"  # of what is checked once
 
 
 class ContextParallelStrategy(ShardedCheckpoints):
@@ -66,10 +66,9 @@ class ContextParallelStrategy(ShardedCheckpoints):
         on_failure: called on every other rank with the line that names the failed rank, before the process ends.
         save_distributed_checkpoint: True: folders of shards; False: single files; None: by size. Both kinds can be
             resumed on another number of devices and at another context_parallel_size, and reading them runs no code.
-        check_attention: in the first step of training, validation, test and prediction, reject a step without shared
-            attention, or with attention to one device's own part; in the first of them, reject a module whose tokens
-            see each other by anything else, unless it has shares_sequences = True. False for a model whose tokens
-            need not see tokens on other devices.
+        check_attention: before the first step of training, validation, test and prediction, reject a module without
+            shared attention, or whose tokens see each other by anything else, unless it has shares_sequences = True.
+            False for a model whose tokens need not see tokens on other devices.
 
     Raises:
         UserError: a name is unknown; context_parallel_size does not divide the devices; in the first step, the method
@@ -107,8 +106,6 @@ class ContextParallelStrategy(ShardedCheckpoints):
         self._data_rank = 0
         self.check_attention = check_attention
         self._checked: set[str] = set()  # BATCH and the kinds of step that were checked
-        self._check: AttentionCheck | None = None
-        self._mixing: str | None = None
 
     @property
     def data_ranks(self) -> int:
@@ -203,10 +200,6 @@ class ContextParallelStrategy(ShardedCheckpoints):
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
         self.watchdog.mark(f"backward of step {self._module.global_step + 1}")
-        if sharded_sequence() not in (None, self.sequence):
-            raise StepEnded
-        if self._check is not None:  # a step that steps the optimiser itself
-            self._check.require_shared(self._degree)
         sequence = self.sequence
         if sequence is not None and not self._module.automatic_optimization:
             closure_loss = closure_loss if sequence.has_weighted(closure_loss) else closure_loss * sequence.weight
@@ -214,28 +207,16 @@ class ContextParallelStrategy(ShardedCheckpoints):
             return super().backward(closure_loss, optimizer, *args, **kwargs)
 
     def _step(self, kind: str, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A step of the module with its sequence sharded; the first of its kind is checked."""
+        """A step of the module with its sequence sharded, before the first of its kind a check."""
         self.watchdog.mark(f"{kind} at step {self._module.global_step + 1}")
+        declared = getattr(self._module, "shares_sequences", None)
+        if self.check_attention and self._degree > 1 and kind not in self._checked and not declared:
+            assert self.sequence is not None
+            precision = self.precision_plugin.forward_context
+            if check_shared(self._module, step.__name__, precision, self.sequence, *args):
+                self._checked.add(kind)
         with use_sharded_sequence(self.sequence), weighted_logs(self._module, self.sequence):
-            if kind in self._checked or not self.check_attention or self._degree == 1:
-                return step(*args, **kwargs)
-            if self.sequence is not None and args and MIXING not in self._checked:
-                self._checked.add(MIXING)
-                module, precision = self._module, self.precision_plugin.forward_context
-                known = getattr(module, "shares_sequences", None)
-                self._mixing = None if known else other_mixing(module, step.__name__, precision, self.sequence, *args)
-            self._check = AttentionCheck(self.sequence, kind, self._mixing)
-            try:
-                with self._check:
-                    output = step(*args, **kwargs)
-                # A training step that returns nothing is passed over, or has called backward.
-                if kind != "training" or output is not None or self._mixing is not None:
-                    self._check.require_shared(self._degree)
-                if self._check.shared:
-                    self._checked.add(kind)
-            finally:
-                self._check = None
-            return output
+            return step(*args, **kwargs)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
         self.watchdog.mark("saving a checkpoint")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,9 +19,8 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from flashtrain.errors import RunFailed
+from flashtrain.training.killed_ranks import end_job
 
-EXIT_CODE = RunFailed.status  # as under strategies without a watchdog
 MAX_SILENCE = 60.0  # seconds without a sign after which a rank is dead, whatever the timeout
 BEATS = 10  # signs in that time
 GRACE = 10.0  # seconds that the others have to end by themselves once a rank has failed
@@ -169,12 +167,7 @@ class Watchdog:
                 if self._stop.is_set() or record.latest[0].state == GONE:
                     return
                 message = record.failure(0)
-        try:
-            if self._on_failure is not None:
-                self._on_failure(message)
-        finally:
-            print(f"flashtrain: {message}. The job ends.", file=sys.stderr, flush=True)
-            os._exit(EXIT_CODE)
+        end_job(message, self._on_failure)
 
     def _write(self, beats: int) -> None:
         beat = Beat(self._state, beats, self._progress, self._doing)

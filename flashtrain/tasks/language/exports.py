@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any, get_args
 
 import filelock
 import torch
+from torch import nn
 
 from flashtrain.announce import say
 from flashtrain.data.tokenizers import known_end
@@ -19,7 +19,6 @@ from flashtrain.folders.run_folder import BEST, find_checkpoint, read_settings
 from flashtrain.integrations import save_decoder, save_tokenizer
 from flashtrain.integrations.huggingface_folder import add_end_ids, folder_of
 from flashtrain.integrations.weight_files import CONFIG
-from flashtrain.settings import options
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import TrainedModel
 from flashtrain.tasks.language.ends import turn_ends
@@ -37,37 +36,34 @@ def export(trained: TrainedModel, settings: Settings, *, exact: bool = False) ->
     """
     model, shape = trained.model, trained.model.shape
     context = shape.context if shape is not None and shape.positions == "learned" else None
-    origin = None if getattr(model, "origin", None) is None else _dtype_of(folder_of(model.origin))
-    dtype = None if exact else settings.export.dtype or origin
+    dtype = None if exact else settings.export.dtype or _dtype_of(getattr(model, "origin", None))
     with new_folder(trained.folder, EXACT if exact else "export") as (made, folder):
         if getattr(model, "adapters", ()):
             model.merge(made)
-        rounding = _round(model, str(dtype)) if dtype in get_args(options.ExportDtype) else ""
+        rounding = "" if dtype is None else _round(model, dtype)
         how = model.save(made) or save_decoder(model, made, end_of_text=known_end(trained.tokenizer))
         add_end_ids(made, turn_ends(trained.tokenizer, chat=settings.data.source == "chat"))
         tokenizer = save_tokenizer(trained.tokenizer, made, context=context)
-        (made / NOTE).write_text(json.dumps({**_note(trained.checkpoint), "origin": origin}) + "\n", encoding="utf-8")
+        (made / NOTE).write_text(json.dumps(_note(trained.checkpoint)) + "\n", encoding="utf-8")
     say(f"exported step {trained.step} to {folder} ({how}; {tokenizer}){rounding}")
     return folder
 
 
-def _dtype_of(folder: Path) -> str | None:
-    """The dtype of a transformers folder's weights or, of a run's export, of those that the first training read."""
-    note, content = (read_json(file) if (file := folder / name).is_file() else {} for name in (NOTE, CONFIG))
-    return note.get("origin") or content.get("dtype") or content.get("torch_dtype")
+def _dtype_of(origin: str | None) -> str | None:
+    """The dtype of the weights in a transformers folder, as its configuration says."""
+    content = {} if origin is None else read_json(folder_of(origin) / CONFIG)
+    return content.get("dtype") or content.get("torch_dtype")
 
 
 @torch.no_grad()
-def _round(model: Any, dtype: str) -> str:
+def _round(model: nn.Module, dtype: str) -> str:
     """Give the weights this dtype; return in words by how much that rounds them, "" if it does not."""
-    exempt = getattr(getattr(model, "module", None), "_keep_in_fp32_modules_strict", None) or ()
     largest = change = norm = 0.0
-    for name, one in model.named_parameters():
-        if not any(f".{kept}." in f".{name}." for kept in exempt):
-            exact, one.data = one.data, one.data.to(getattr(torch, dtype))
-            off = one.data.to(exact.dtype) - exact
-            largest = max(largest, off.abs().max().item())
-            change, norm = math.hypot(change, off.norm().item()), math.hypot(norm, exact.norm().item())
+    for one in model.parameters():
+        exact, one.data = one.data, one.data.to(getattr(torch, dtype))
+        off = one.data.to(exact.dtype) - exact
+        largest = max(largest, off.abs().max().item())
+        change, norm = math.hypot(change, off.norm().item()), math.hypot(norm, exact.norm().item())
     if not largest:
         return ""
     words = f"in {dtype}, which rounds weights by at most {largest:.1e} ({change / norm:.1e} relative)"
@@ -103,7 +99,7 @@ def take_export(settings: Settings) -> None:
         settings.model.options = {**model.options, **settings.model.options}
         return
     with filelock.FileLock(folder / ".export.lock"):  # ranks look at the same time
-        found = (one for one in folder.glob(f"{EXACT}*") if _note(checkpoint).items() <= read_json(one / NOTE).items())
+        found = (one for one in folder.glob(f"{EXACT}*") if read_json(one / NOTE) == _note(checkpoint))
         same = next(found, None) or export(load_trained(str(checkpoint), attention="sdpa"), own, exact=True)
         settings.model.path = str(same.absolute())
 

@@ -29,6 +29,7 @@ from flashtrain.training.validation import describe_validation
 
 ADVICE = "a smaller masked.token_budget=, memory.activation_checkpointing=full, or trainer.devices on more GPUs"
 MAX_VALIDATION_SAMPLES = 10_000  # of each validation, where masked.validation_samples is null
+SHORTEST = 16  # tokens below which a piece of text is joined to the next
 
 
 def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
@@ -114,7 +115,7 @@ def make_masked_data(settings: Settings, hardware: Hardware) -> MaskedTextDataMo
         settings.context,
         budget,
         unit=masked.sample_unit,
-        shortest=min(masked.shortest, settings.context),
+        shortest=min(SHORTEST, settings.context),
         share=masked.mlm_probability,
         layout=masked.layout,
         cost=Cost(config.cost_per_token(masked.mlm_probability), config.cost_per_pair()),
@@ -166,6 +167,6 @@ def make_masked_task(
 
 def _flops_per_token(config: BertConfig, data: MaskedTextDataModule) -> float:
     """FLOPs of a real token's forward and backward, the mean over the text."""
-    pairs, sequences, labels = data.means()
+    pairs, _, labels = data.means()
     at = 10**9  # tokens: enough for whole numbers of the others
-    return config.flops_of(at, round(pairs * at), round(sequences * at), round(labels * at)) / at
+    return config.flops_of(at, round(pairs * at), round(labels * at)) / at

@@ -35,14 +35,13 @@ class MaskedSettings:
     """How text becomes samples and micro-batches, and how many tokens are masked."""
 
     sample_unit: str = option("paragraph", SampleUnit)  # what a sample is, cut at `context` tokens
-    shortest: int = 16  # tokens below which a piece of text is joined to the next
     token_budget: int | None = 16384  # tokens of a micro-batch; null: as many as a GPU's memory holds
     layout: str = option("packed", Layout)  # packed: samples end to end in a row; padded: a row for each sample
     mlm_probability: float = 0.15  # the share of tokens that the model has to guess
     validation_samples: int | None = None  # samples a validation; null: a tenth of the time, at most 10,000
 
     def check(self) -> None:
-        for name in ("shortest", "token_budget", "validation_samples"):
+        for name in ("token_budget", "validation_samples"):
             at_least(f"masked.{name}", getattr(self, name), 1)
         between("masked.mlm_probability", self.mlm_probability, 0, 1, include_low=False)
 

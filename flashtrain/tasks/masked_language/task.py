@@ -52,7 +52,7 @@ class MaskedLanguageModel(LanguageModel):
     def training_step(self, batch: MaskedBatch, batch_idx: int) -> Tensor:  # type: ignore[override]
         """Return the micro-batch's loss, and count this device's tokens (without padding), sequences and FLOPs."""
         tokens, sequences = batch["real_tokens"], batch["sequences"]
-        flops = self.bert.config.flops_of(tokens, batch["pairs"], sequences, batch["scored"])
+        flops = self.bert.config.flops_of(tokens, batch["pairs"], batch["scored"])
         self._step_work.append((tokens, sequences, flops))
         return super().training_step(cast(Any, batch), batch_idx)
 

@@ -27,15 +27,7 @@ PAPER_ACCURACY: dict[str, dict[str, float]] = {
     "pathx": {FLASH_ATTENTION: 61.4, BLOCK_SPARSE: 56.0, FROM_SCRATCH: 84.7, PRETRAINED: 93.0},
     "path256": {BLOCK_SPARSE: 63.1},
 }
-CHANCE = {
-    "pathfinder": 50.0,
-    "pathx": 50.0,
-    "path256": 50.0,
-    "listops": 10.0,
-    "text": 50.0,
-    "retrieval": 50.0,
-    "image": 10.0,
-}
+CHANCE = {task: 10.0 if task in ("listops", "image") else 50.0 for task in PAPER_ACCURACY}
 # What the papers' tasks are: Pathfinder of hard contours at these sides, the others of these lengths.
 PATHFINDERS = {32: "pathfinder", 128: "pathx", 256: "path256"}
 HARD = ("hard", str(CONTOURS["hard"]))

@@ -31,7 +31,6 @@ class PathfinderSettings:
     train_images: int = 160_000  # how many images to train on
     validation_images: int = 20_000  # how many images to validate on
     test_images: int = 20_000  # how many images to test on
-    workers: int | None = None  # threads that generate images; null: one a core
     cache_dir: str | None = None  # where generated images are saved; null: FLASHTRAIN_CACHE
     preview: int | None = None  # images that recipe=pathfinder-preview draws; null: 24
 
@@ -43,7 +42,6 @@ class PathfinderSettings:
         at_least("pathfinder.seed", self.seed, 0)
         for name in ("train_images", "validation_images", "test_images", "preview"):
             at_least(f"pathfinder.{name}", getattr(self, name), 1)
-        at_least("pathfinder.workers", self.workers, 1)
 
 
 @dataclass

@@ -43,6 +43,5 @@ def make_sequence_source(
         counts={name: getattr(images, f"{name}_images") for name in splits},
         contour=images.contour,
         variation=images.variation,
-        workers=images.workers,
         cache_dir=images.cache_dir,
     )

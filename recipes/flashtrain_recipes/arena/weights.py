@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from flashtrain.errors import UserError, unknown
+from flashtrain.errors import UserError
 from flashtrain.files.disk import replacing
 from flashtrain.integrations.weight_files import cut_off, read_tensors
 from flashtrain.models.classifier_config import ClassifierConfig
@@ -64,16 +64,7 @@ def read_notes(path: str | Path) -> dict[str, Any]:
 
 
 def write_classifier(saved: SavedClassifier, path: str | Path, *, precision: str = "float32") -> Path:
-    """Write the classifier as a .safetensors file, whole or not at all, and return the path.
-
-    Args:
-        precision: "float32", or "float16" for half the size.
-
-    Raises:
-        UserError: an unknown precision.
-    """
-    if precision not in PRECISIONS:
-        raise unknown("weights precision", precision, PRECISIONS)
+    """Write the classifier as a .safetensors file, whole or not at all, and return the path; precision: PRECISIONS."""
     path = Path(path)
     tensors = {name: value.to(PRECISIONS[precision]).contiguous() for name, value in saved.state.items()}
     notes = {**saved.notes, "task": TASK, "shape": asdict(saved.config)}

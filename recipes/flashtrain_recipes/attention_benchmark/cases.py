@@ -39,7 +39,6 @@ BLOCK_SPARSE_LENGTHS = (4096, 8192, 16384, 32768, 65536)
 FEATURE_LENGTH = 16384
 FEATURE_MASKS = ("causal-document", "prefix-lm", "shared-question", "global-window")
 BIAS_LENGTH = 4096
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class Case:
 
     @property
     def dtype(self) -> torch.dtype:
-        return _DTYPES[self.dtype_name]
+        return getattr(torch, self.dtype_name)
 
     @property
     def scale(self) -> float:
@@ -182,15 +181,10 @@ def _grid(settings: AttentionSettings) -> list[Case]:
 
 def _core(settings: AttentionSettings) -> list[Case]:
     full, causal = "full", "causal"
+    large = ((4, 16, 4096, 128), (1, 16, 16384, 128), (4, 32, 4096, 64), (1, 32, 16384, 64))
+    small = ((64, 256), (32, 512), (8, 2048))
     return [
-        Case(4, 16, 4096, 128, full),
-        Case(4, 16, 4096, 128, causal),
-        Case(1, 16, 16384, 128, full),
-        Case(1, 16, 16384, 128, causal),
-        Case(4, 32, 4096, 64, full),
-        Case(4, 32, 4096, 64, causal),
-        Case(1, 32, 16384, 64, full),
-        Case(1, 32, 16384, 64, causal),
+        *(Case(*sizes, mask) for sizes in large for mask in (full, causal)),
         Case(32, 12, 1024, 64, causal),  # GPT-2 small
         Case(64, 16, 512, 64, full),  # BERT-large
         Case(1, 64, 8192, 128, full, kv_heads=8),
@@ -201,12 +195,8 @@ def _core(settings: AttentionSettings) -> list[Case]:
         Case(1, 16, 16384, 128, "window-1024"),
         Case(1, 32, 32768, 64, "causal-varlen", documents=document_lengths(32768, 13)),
         Case(2, 8, 8192, 256, causal),
-        Case(64, 32, 256, 64, causal),
-        Case(32, 32, 512, 64, causal),
-        Case(8, 32, 2048, 64, causal),
-        Case(64, 16, 256, 128, causal),
-        Case(32, 16, 512, 128, causal),
-        Case(8, 16, 2048, 128, causal),
+        *(Case(batch, 32, length, 64, causal) for batch, length in small),
+        *(Case(batch, 16, length, 128, causal) for batch, length in small),
         Case(1, 16, 65536, 128, causal),
     ]
 
@@ -298,16 +288,14 @@ _PRESETS: dict[str, Callable[[AttentionSettings], list[Case]]] = {
 }
 
 
-def document_lengths(
-    total: int, count: int | None = None, seed: int = 0, *, low: int = 0, high: int = 0
-) -> tuple[int, ...]:
-    """Return random document lengths that add up to `total` tokens, the same for equal seeds.
+def document_lengths(total: int, count: int | None = None, *, low: int = 0, high: int = 0) -> tuple[int, ...]:
+    """Return random document lengths that add up to `total` tokens, the same each time.
 
     Args:
         count: number of documents; None: total over the mean of low and high.
         low, high: the shortest and longest length; 0: total / 64 and total / 8.
     """
-    draw = random.Random(seed)
+    draw = random.Random(0)
     low, high = low or max(1, total // 64), high or max(1, total // 8)
     if count is None:
         count = max(1, round(2 * total / (low + high)))

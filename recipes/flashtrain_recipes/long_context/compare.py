@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from flashtrain.report.rows import Row
-from flashtrain_recipes.long_context.evaluate import WHOLE, Scores, Windows
+from flashtrain_recipes.long_context.evaluate import Scores, Windows
 from flashtrain_recipes.long_context.intervals import Interval, draws, mean_interval, per_unit
 
-LENGTHS, POSITIONS = "lengths", "positions"  # what a row is, under its key "part"
+LENGTHS = "lengths"  # what a row is, under its key "part"; older results have "positions" too
+RESAMPLES = 2000  # of the bootstrap, for the intervals
 BETTER, WORSE, EQUAL, UNKNOWN = "better", "worse", "no better", "too little text to tell"
 _COLUMNS = (
     "model", "attention", "steps", "tokens", "batch", "precision", "micro_batch", "memory", "tokens_per_second", "mfu",
@@ -39,12 +39,7 @@ def meets_the_paper(rows: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def length_rows(
-    trained: Mapping[int, Mapping[str, Any]],
-    scores: Mapping[int, Scores],
-    windows: Windows,
-    *,
-    resamples: int,
-    seed: int,
+    trained: Mapping[int, Mapping[str, Any]], scores: Mapping[int, Scores], windows: Windows, *, seed: int
 ) -> list[Row]:
     """Return a row for each context, shortest first; a context without scores has its training's status and error.
 
@@ -56,9 +51,9 @@ def length_rows(
         trained: {context: the training's summary row}.
         scores: {context: losses} of the trainings that finished.
         windows: the scored windows, whose units are resampled.
-        resamples, seed: how many bootstrap resamples are drawn, and the seed of the draws.
+        seed: of the draws.
     """
-    drawn = draws(windows.count, resamples, seed)
+    drawn = draws(windows.count, RESAMPLES, seed)
     base = next((_per_token(trained[context]) for context in sorted(scores)), None)
     rows: list[Row] = []
     shorter: Scores | None = None
@@ -91,21 +86,6 @@ def length_rows(
             }
         )
         shorter = found
-    return rows
-
-
-def position_rows(scores: Mapping[int, Scores], bins: int) -> list[Row]:
-    """Return each context's mean loss by position among the scored tokens.
-
-    A row is one of `bins` ranges of positions, of which the column "position" has the first.
-    """
-    rows = []
-    for context, found in sorted(scores.items()):
-        edges = np.linspace(0, found[WHOLE].shape[1], bins + 1).round().astype(int)
-        for low, high in pairwise(edges):
-            row = {"part": POSITIONS, "implementation": "flashtrain", "context": context, "position": int(low)}
-            means = {f"loss{kind}": round(float(losses[:, low:high].mean()), 5) for kind, losses in found.items()}
-            rows.append({**row, **means})
     return rows
 
 

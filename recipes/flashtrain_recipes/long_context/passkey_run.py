@@ -31,6 +31,7 @@ FILLER = " The river runs to the sea. The hills are old and quiet. A cart goes b
 HIDDEN = "\nThe pass key is {key}. Keep it in mind: {key} is the pass key.\n"
 QUESTION = "\nWhat is the pass key? The pass key is"
 ANSWER = " {key}"
+DIGITS = 5  # of a key
 SPARE_TOKENS = 2  # read beyond the answer, to see that the number ends there
 
 # (a prompt's tokens, how many) -> that many tokens with which a model continues it.
@@ -78,23 +79,22 @@ def passkey_rows(
     lengths: Sequence[int],
     depths: Sequence[float],
     trials: int,
-    digits: int,
     seed: int,
 ) -> list[Row]:
     """Return a row {length, depth, accuracy, trials} for each length and depth; accuracy is the share of keys found.
 
     The model's greedy answer must begin with the key, and the number must end there. Guessing finds one of 9 *
-    10^(digits - 1) keys, which do not begin with 0.
+    10^(DIGITS - 1) keys, which do not begin with 0.
 
     Args:
         answer: continues a prompt's tokens by so many tokens.
-        trials, digits: the keys for each length and depth, and the digits of each key.
+        trials: the keys for each length and depth.
     """
     drawn = random.Random(seed)
     rows: list[Row] = []
     for length in lengths:
         for depth in depths:
-            keys = [str(drawn.randrange(10 ** (digits - 1), 10**digits)) for _ in range(trials)]
+            keys = [str(drawn.randrange(10 ** (DIGITS - 1), 10**DIGITS)) for _ in range(trials)]
             found = sum(
                 _answers(answer, tokenizer, make_prompt(tokenizer, key, length=length, depth=depth)) for key in keys
             )
@@ -131,7 +131,6 @@ def evaluate_passkey(settings: Settings, hardware: Hardware) -> list[Row]:
         lengths=lengths,
         depths=options.depths,
         trials=options.trials,
-        digits=options.digits,
         seed=settings.seed,
     )
     model_columns = {"model": settings.named(settings.model.label), "context": settings.context, "step": trained.step}
@@ -151,5 +150,5 @@ def _command(settings: Settings, lengths: list[int]) -> str:
     return (
         f"python -m flashtrain mode=passkey checkpoint={settings.checkpoint} "
         f"passkey.lengths=[{','.join(map(str, lengths))}] passkey.depths=[{depths}] "
-        f"passkey.trials={options.trials} passkey.digits={options.digits} seed={settings.seed}"
+        f"passkey.trials={options.trials} seed={settings.seed}"
     )

@@ -22,8 +22,6 @@ class LengthsSettings:
     scored: int = 1024  # how many of a window's last tokens are scored, by every model
     stride: int = 256  # tokens scored in each forward pass of perplexity_sliding
     windows: int = 128  # how many windows, at most
-    resamples: int = 2000  # bootstrap resamples for the intervals
-    bins: int = 16  # groups of positions in the loss by position
 
     @property
     def longest(self) -> int:
@@ -31,7 +29,7 @@ class LengthsSettings:
         return self.window if self.window is not None else max(self.contexts or [1])
 
     def check(self) -> None:
-        for name in ("scored", "stride", "windows", "resamples", "bins"):
+        for name in ("scored", "stride", "windows"):
             at_least(f"lengths.{name}", getattr(self, name), 1)
         if self.contexts is not None and (not self.contexts or len(set(self.contexts)) < len(self.contexts)):
             raise UserError(f"lengths.contexts={list(self.contexts)} must be one or more different lengths.")
@@ -53,8 +51,6 @@ class LengthsSettings:
             )
         if self.stride > self.scored:
             raise UserError(f"lengths.stride={self.stride} must be at most lengths.scored={self.scored}.")
-        if self.bins > self.scored:
-            raise UserError(f"lengths.bins={self.bins} must be at most lengths.scored={self.scored}.")
 
 
 @dataclass
@@ -64,7 +60,6 @@ class PasskeySettings:
     lengths: list[int] | None = None  # tokens of prompt and answer; null: the model's context
     depths: list[float] = field(default_factory=lambda: [0.0, 0.25, 0.5, 0.75, 1.0])  # shares before the key
     trials: int = 10  # keys for each length and depth
-    digits: int = 5  # digits of a key
 
     def check(self) -> None:
         for length in self.lengths or []:
@@ -74,7 +69,6 @@ class PasskeySettings:
         for depth in self.depths:
             between("passkey.depths", depth, 0.0, 1.0)
         at_least("passkey.trials", self.trials, 1)
-        between("passkey.digits", self.digits, 1, 18)
 
 
 class Lengths(Mode):

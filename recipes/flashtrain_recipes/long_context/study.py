@@ -24,7 +24,6 @@ from flashtrain_recipes.long_context.compare import (
     length_rows,
     meets_the_paper,
     paper_columns,
-    position_rows,
 )
 from flashtrain_recipes.long_context.evaluate import Windows, held_out_windows, score_run
 
@@ -97,8 +96,7 @@ class LengthsStudy(ContextStudy):
             for context in contexts
             if trained[context].get("status") == FINISHED
         }  # fmt: skip
-        rows = length_rows(trained, scores, self.windows, resamples=options.resamples, seed=self.settings.seed)
-        return [*rows, *position_rows(scores, options.bins)]
+        return length_rows(trained, scores, self.windows, seed=self.settings.seed)
 
     def show(self, rows: list[Row], folder: Path) -> list[Path]:
         if not any(row.get("perplexity") is not None for row in rows):

@@ -69,10 +69,6 @@ class PlainGPT(Trainable):
         logits = self(tokens).flatten(0, 1)
         return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), labels.flatten())
 
-    def parameter_count(self) -> int:
-        """Return the number of all parameters, embeddings included."""
-        return sum(parameter.numel() for parameter in self.parameters())
-
     def flops_per_token(self, context: int | None = None) -> float:
         """Return the FLOPs per token, forward and backward, as GPT2.flops_per_token counts them."""
         with torch.device("meta"):

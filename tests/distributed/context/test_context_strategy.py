@@ -15,8 +15,8 @@ from strategy_ranks import PlainTask, begun, our_task, trainer, twenty_steps, wh
 
 import flashtrain
 from flashtrain.distributed.context.batch import shard_batch
-from flashtrain.distributed.context.watchdog import EXIT_CODE, Beat, Record
-from flashtrain.errors import UserError
+from flashtrain.distributed.context.watchdog import Beat, Record
+from flashtrain.errors import RunFailed, UserError
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -71,7 +71,7 @@ def test_a_step_that_steps_its_optimiser_itself_need_not_weight_its_loss(two, tm
 
 def test_a_stuck_rank_ends_the_job_and_is_named(strategy_ranks):
     folder = strategy_ranks / "stuck"
-    assert json.loads((folder / "codes.json").read_text()) == [EXIT_CODE] * 4
+    assert json.loads((folder / "codes.json").read_text()) == [RunFailed.status] * 4
     for rank in range(4):
         assert "rank 2 of 4 is stuck at a batch" in (folder / f"{rank}.out").read_text()
         assert "rank 2 of 4 is stuck" in (folder / f"{rank}.verdict").read_text()
@@ -79,7 +79,7 @@ def test_a_stuck_rank_ends_the_job_and_is_named(strategy_ranks):
 
 def test_a_dead_rank_ends_the_job_and_is_named(strategy_ranks):
     folder = strategy_ranks / "dead"
-    assert json.loads((folder / "codes.json").read_text()) == [EXIT_CODE, 7]
+    assert json.loads((folder / "codes.json").read_text()) == [RunFailed.status, 7]
     assert "rank 1 of 2 has died or hangs at" in (folder / "0.out").read_text()
 
 

@@ -54,7 +54,7 @@ def test_auto_takes_a_method_within_3_percent_of_the_fastest_measured(case: Case
     usual = choose_method("auto", Sizes(degree, *shape, held=layout.held))
     chosen, _ = gather_needed(usual, "auto", whole, layout)
     efficiency = measured()[case]
-    assert efficiency.get(chosen.method, 0) >= LEAST * max(efficiency.values()), (chosen.reason, efficiency)
+    assert efficiency.get(chosen.method, 0) >= LEAST * max(efficiency.values()), (chosen.why, efficiency)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(32, 32), (32, 8), (64, 8)])
@@ -62,7 +62,7 @@ def test_auto_takes_a_method_within_3_percent_of_the_fastest_measured(case: Case
 def test_across_machines_heads_are_divided_within_one(heads: int, kv_heads: int, degree: int, near: int) -> None:
     sizes = Sizes(degree, heads, kv_heads, 128, held=2**20 // degree, near=near)
     chosen = choose_method("auto", sizes)
-    assert near % chosen.heads_degree == 0, chosen.reason
+    assert near % chosen.heads_degree == 0, chosen.why
 
 
 @pytest.mark.parametrize(("heads_degree", "gathers"), [(4, False), (2, False), (1, False), (1, True)])

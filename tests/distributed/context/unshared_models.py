@@ -83,7 +83,7 @@ class Averaged(nn.Module):
         return x.cumsum(1) / 7
 
 
-# Every kind of attention by itself: OWN in test_attention_check.py.
+# Every kind of attention by itself: ATTENTION in tests/models/test_token_probe.py.
 UNSHARED: dict[str, Callable[[], nn.Module]] = {
     "a layer of a Llama on our attention": lambda: Mixing(LayerOfTransformers()),
     "a Llama on torch's": partial(OfTransformers, "sdpa"),

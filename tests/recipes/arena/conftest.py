@@ -24,7 +24,6 @@ TINY_CURRICULUM = (
     "pathfinder.train_images=64",
     "pathfinder.validation_images=8",
     "pathfinder.test_images=40",
-    "pathfinder.workers=1",
     "trainer.validate_every=3",
     "trainer.checkpoint_every=2",
     "trainer.log_every=1",

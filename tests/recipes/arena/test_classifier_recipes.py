@@ -14,7 +14,7 @@ from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import run_job
 from flashtrain.files.shipped import recipe_files
 
-IMAGES = ("pathfinder.train_images=8", "pathfinder.validation_images=4", "pathfinder.workers=1")
+IMAGES = ("pathfinder.train_images=8", "pathfinder.validation_images=4")
 FEW = tuple(f"sequence.{part}=8" for part in ("train", "validation", "test"))
 SMALLEST = {
     "pathx": ("curriculum.stages=[{side:24,steps:1,batch:2}]", *IMAGES),

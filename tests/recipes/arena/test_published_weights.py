@@ -23,7 +23,7 @@ def answers(weights: str, numbers: list[int], cache: Path) -> tuple[Tensor, Tens
     saved = read_classifier(RESULTS / weights)
     model = Classifier(saved.config, attention="sdpa").eval()
     model.load_state_dict(saved.state)
-    source = Pathfinder(saved.config.side, 1, counts={"test": max(numbers) + 1}, workers=1, cache_dir=cache)
+    source = Pathfinder(saved.config.side, 1, counts={"test": max(numbers) + 1}, cache_dir=cache)
     batch = source.finish(source.split("test")[numbers])
     logits = torch.cat([model(some) for some in batch["tokens"].split(50)])
     return logits[:, 1] - logits[:, 0], batch["labels"]

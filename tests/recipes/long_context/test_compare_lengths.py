@@ -10,14 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from flashtrain_recipes.long_context.compare import (
-    BETTER,
-    EQUAL,
-    UNKNOWN,
-    WORSE,
-    length_rows,
-    position_rows,
-)
+from flashtrain_recipes.long_context.compare import BETTER, EQUAL, UNKNOWN, WORSE, length_rows
 from flashtrain_recipes.long_context.evaluate import SLIDING, WHOLE, Scores, Windows
 from flashtrain_recipes.long_context.intervals import draws, mean_interval, per_unit
 from flashtrain_recipes.long_context.study import lengths_table as table
@@ -69,7 +62,7 @@ def scores(level: float, change: float | np.ndarray = 0.0) -> Scores:
 def rows_of(**levels):
     found = {int(context[1:]): scores(*np.atleast_1d(level)) for context, level in levels.items()}
     rates = dict.fromkeys(found, 500.0)
-    return length_rows({c: trained(rate) for c, rate in rates.items()}, found, WINDOWS, resamples=500, seed=0)
+    return length_rows({c: trained(rate) for c, rate in rates.items()}, found, WINDOWS, seed=0)
 
 
 def test_perplexity_is_the_exponential_of_the_mean_loss_with_its_interval() -> None:
@@ -83,7 +76,7 @@ def test_perplexity_is_the_exponential_of_the_mean_loss_with_its_interval() -> N
 def test_a_longer_context_is_better_worse_or_neither_by_the_difference_on_the_same_tokens() -> None:
     shaky = np.random.RandomState(1).normal(0, 0.4, size=NOISE.shape).astype("float32")
     found = {1024: scores(0.0), 2048: scores(-0.02), 4096: scores(0.01), 8192: scores(0.01, shaky - shaky.mean())}
-    rows = length_rows({c: trained(500.0) for c in found}, found, WINDOWS, resamples=500, seed=0)
+    rows = length_rows({c: trained(500.0) for c in found}, found, WINDOWS, seed=0)
     assert [row["against_shorter"] for row in rows] == [None, BETTER, WORSE, EQUAL]
     # The intervals of 1024 and 2048 overlap: only the paired difference tells that one is better.
     assert rows[1]["perplexity_high"] > rows[0]["perplexity_low"]
@@ -101,13 +94,13 @@ def test_differences_in_loss_are_told_with_their_intervals() -> None:
 def test_one_window_is_too_little_text_to_tell() -> None:
     single = Windows(WINDOWS.tokens[:1], np.array([0]), "windows")
     found = {c: {WHOLE: NOISE[:1] + 3, SLIDING: NOISE[:1] + 3} for c in (1024, 2048)}
-    rows = length_rows({c: trained(500.0) for c in found}, found, single, resamples=10, seed=0)
+    rows = length_rows({c: trained(500.0) for c in found}, found, single, seed=0)
     assert (rows[1]["against_shorter"], rows[1]["perplexity_low"]) == (UNKNOWN, None)
 
 
 def test_time_is_a_tokens_relative_to_the_shortest_context() -> None:
     found = {1024: scores(0.0), 4096: scores(0.0)}
-    rows = length_rows({1024: trained(500.0), 4096: trained(400.0)}, found, WINDOWS, resamples=10, seed=0)
+    rows = length_rows({1024: trained(500.0), 4096: trained(400.0)}, found, WINDOWS, seed=0)
     assert [row["time_ratio"] for row in rows] == [1.0, 1.25]
     assert [row["train_seconds"] for row in rows] == [2.0, 2.5]
 
@@ -126,15 +119,7 @@ def test_the_papers_values_stand_beside_and_are_not_ours() -> None:
 def test_a_length_that_did_not_finish_stays_a_row_that_says_so() -> None:
     failed = {"status": "out of memory", "error": "out of memory: 80 GiB", "model": "gpt2-124m", "tokens": 1000}
     summaries = {1024: trained(500.0), 2048: failed, 4096: trained(400.0)}
-    rows = length_rows(summaries, {1024: scores(0.0), 4096: scores(-0.1)}, WINDOWS, resamples=100, seed=0)
+    rows = length_rows(summaries, {1024: scores(0.0), 4096: scores(-0.1)}, WINDOWS, seed=0)
     assert (rows[1]["status"], rows[1].get("perplexity")) == ("out of memory", None)
     assert rows[2]["against_shorter"] == BETTER  # than 1,024, the next shorter that was scored
     assert "out of memory" in table(rows).markdown()
-
-
-def test_loss_by_position_is_the_mean_of_each_bin() -> None:
-    losses = np.tile(np.arange(8, dtype="float32"), (3, 1))
-    rows = position_rows({64: {WHOLE: losses, SLIDING: losses + 1}}, bins=3)
-    assert [row["position"] for row in rows] == [0, 3, 5]
-    assert [row["loss"] for row in rows] == [1.0, 3.5, 6.0]
-    assert [row["loss_sliding"] for row in rows] == [2.0, 4.5, 7.0]

@@ -40,7 +40,7 @@ def copies(text: str) -> str:
 
 
 def accuracy(write, tokenizer=BYTES, **changes) -> list[float]:
-    asked = {"lengths": [400, 1000], "depths": [0.0, 0.5, 1.0], "trials": 4, "digits": 5, "seed": 0, **changes}
+    asked = {"lengths": [400, 1000], "depths": [0.0, 0.5, 1.0], "trials": 4, "seed": 0, **changes}
     return [row["accuracy"] for row in passkey_rows(answers(write, tokenizer), tokenizer, **asked)]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny_runs import TinyRuns, last_weights
@@ -89,7 +91,8 @@ def test_training_starts_from_such_weights(bert_runs: TinyRuns, trained_bert) ->
 
 
 def test_a_next_sentence_head_of_the_weights_is_left_out(tmp_path) -> None:
-    bert = Bert(BertConfig.of_size("tiny", vocab_size=261, context=64, next_sentence=True), "sdpa").eval()
+    config = BertConfig.of_size("tiny", vocab_size=261, context=64)
+    bert = Bert(replace(config, pooler=True, next_sentence=True), "sdpa").eval()
     save_bert(bert, tmp_path)
     settings = compose_settings(["recipe=bert", "context=64", "bert.dropout=0", f"weights={tmp_path}"])
     model = make_bert(settings, detect_hardware("cpu"), 261).eval()

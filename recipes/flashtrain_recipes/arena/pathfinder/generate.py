@@ -96,13 +96,10 @@ def _tables(parameters: PathfinderParameters) -> tuple[WalkTables, ...]:
     return tuple(walk_tables(parameters, margin) for margin in parameters.margins)
 
 
-def grow_file(path: Path, stream: ImageStream, have: int, want: int, workers: int | None = None) -> None:
+def grow_file(path: Path, stream: ImageStream, have: int, want: int) -> None:
     """Append the images number `have` to `want` - 1 to a file, after cutting off all behind its first `have` images.
 
     The caller holds the file's lock. Each chunk is flushed to disk before the next is written.
-
-    Args:
-        workers: threads; None: one for each core.
 
     Raises:
         UserError: no curves fit the image, or numba is missing.
@@ -121,7 +118,7 @@ def grow_file(path: Path, stream: ImageStream, have: int, want: int, workers: in
         file.truncate(HEADER_BYTES + have * record_type(stream.parameters).itemsize)
         file.seek(0, os.SEEK_END)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        pool = ThreadPoolExecutor(workers or cores)
+        pool = ThreadPoolExecutor(cores)
         try:
             chunks = pool.map(chunk, starts)
             hidden = not console.is_terminal

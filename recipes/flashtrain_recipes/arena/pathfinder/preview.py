@@ -48,7 +48,6 @@ def preview(
         given.seed,
         _count(settings),
         contour=given.contour,
-        workers=given.workers,
         cache_dir=given.cache_dir,
     )
     strokes = images.strokes(slice(None))

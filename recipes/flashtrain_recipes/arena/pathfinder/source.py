@@ -63,7 +63,7 @@ class Pathfinder:
     Images are generated once and saved as strokes of about 200 bytes; a batch is drawn after it has reached the device.
 
     Args:
-        side, seed, contour, workers, cache_dir: as in PathfinderSettings.
+        side, seed, contour, cache_dir: as in PathfinderSettings.
         counts: {split: number of images}.
         variation: how much the brightness of training images' dashes varies, from 0 to 1.
     """
@@ -76,13 +76,12 @@ class Pathfinder:
         counts: Mapping[str, int],
         contour: str = "hard",
         variation: float = 0.0,
-        workers: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         self.parameters = of_side(side, contour)
         self.side, self.seed, self.contour = side, seed, contour
         self.variation, self.counts = variation, dict(counts)
-        self.workers, self.cache_dir = workers, cache_dir
+        self.cache_dir = cache_dir
 
     @property
     def shape(self) -> SequenceShape:
@@ -107,7 +106,6 @@ class Pathfinder:
                 len(range(place, count, len(contours))),
                 split=name,
                 contour=contour,
-                workers=self.workers,
                 cache_dir=self.cache_dir,
             )
             for place, contour in enumerate(contours)

@@ -22,18 +22,18 @@ from flashtrain_recipes.arena.pathfinder.windows import directions
 
 
 class PathfinderImages:
-    """The first `count` images in a file of generated images; count=None: all images that the file holds completely.
+    """The first `count` images in a file of generated images.
 
     Raises:
         UserError: the file holds fewer than `count` complete images.
     """
 
-    def __init__(self, path: Path, stream: ImageStream, count: int | None = None) -> None:
+    def __init__(self, path: Path, stream: ImageStream, count: int) -> None:
         self.path, self.stream, self.parameters = path, stream, stream.parameters
         records, whole = _read(path, self.parameters)
-        if count is not None and whole < count:
+        if whole < count:
             raise UserError(f"{path} holds {whole:,} whole images, not {count:,}: ask for fewer, or generate more.")
-        self._records = records[: whole if count is None else count]
+        self._records = records[:count]
 
     def __len__(self) -> int:
         return len(self._records)
@@ -42,11 +42,6 @@ class PathfinderImages:
     def labels(self) -> np.ndarray:
         """1 where one long curve joins an image's two discs, else 0, (images,) uint8."""
         return np.array(self._records["label"])
-
-    @property
-    def margins(self) -> np.ndarray:
-        """The free space around the dashes of each image, in pixels, (images,) uint8."""
-        return np.array(self._records["margin"])
 
     def strokes(self, indices: Sequence[int] | np.ndarray | Tensor | slice) -> Strokes:
         """Return the images of these numbers, in this order, as strokes."""
@@ -61,7 +56,6 @@ def ensure(
     *,
     split: str = "train",
     contour: str = "hard",
-    workers: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> PathfinderImages:
     """Return the first `count` images of a set, generating those that its file does not hold yet.
@@ -70,7 +64,6 @@ def ensure(
     and others that call this at the same time wait for it.
 
     Args:
-        workers: threads; None: one for each core.
         cache_dir: where sets are saved; None: FLASHTRAIN_CACHE.
 
     Raises:
@@ -82,7 +75,7 @@ def ensure(
         with only_writer(path, "pathfinder.cache_dir"):
             have = _whole(path, stream.parameters)
             if have < count:
-                grow_file(path, stream, have, count, workers)
+                grow_file(path, stream, have, count)
     return PathfinderImages(path, stream, count)
 
 

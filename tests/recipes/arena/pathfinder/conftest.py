@@ -16,7 +16,7 @@ def images_of(tmp_path_factory: pytest.TempPathFactory) -> ImagesOf:
     folder: Path = tmp_path_factory.mktemp("pathfinder")
 
     def make(side: int, contour: str, count: int) -> PathfinderImages:
-        return ensure(side, 7, count, contour=contour, workers=1, cache_dir=folder)
+        return ensure(side, 7, count, contour=contour, cache_dir=folder)
 
     return make
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
 from torch import Tensor
 
 from flashtrain_recipes.arena.pathfinder.raster import rasterise
@@ -15,6 +16,11 @@ class ImagesOf(Protocol):
     """The fixture images_of: (side, contour, count) -> the first images of seed 7."""
 
     def __call__(self, side: int, contour: str, count: int) -> PathfinderImages: ...
+
+
+def margins(images: PathfinderImages) -> np.ndarray:
+    """The free space around the dashes of each image, in pixels, (images,) uint8."""
+    return images._records["margin"]
 
 
 def drawn(

@@ -60,7 +60,6 @@ def test_smaller_and_larger_sides_scale_distances_and_keep_dashes(side: int) -> 
         ({"side": 20}, "pathfinder.side=20 must be at least 24"),
         ({"contour": "hrd"}, "Did you mean 'hard'"),
         ({"train_images": 0}, "pathfinder.train_images"),
-        ({"workers": 0}, "pathfinder.workers"),
         ({"seed": -1}, "pathfinder.seed"),
     ],
 )

@@ -20,7 +20,6 @@ def preview(folder: Path, *words: str) -> int:
         "recipe=pathfinder-preview",
         "hardware=cpu",
         "pathfinder.side=32",
-        "pathfinder.workers=1",
         f"pathfinder.cache_dir={folder / 'cache'}",
         f"output={folder}",
         *words,

@@ -10,7 +10,7 @@ import numpy as np
 import original_program as program
 import pytest
 import torch
-from image_sets import ImagesOf, drawn
+from image_sets import ImagesOf, drawn, margins
 
 from flashtrain_recipes.arena.pathfinder import raster
 from flashtrain_recipes.arena.pathfinder.parameters import PathfinderParameters, of_side
@@ -37,7 +37,7 @@ def drawn_angles(parameters: PathfinderParameters, margin: int) -> np.ndarray:
 
 def choices(images: PathfinderImages, number: int) -> tuple[list[tuple[program.Place, float]], list[program.Place]]:
     """An image's dashes, each where it starts and its angle, and its markers."""
-    parameters, margin = images.parameters, int(images.margins[number])
+    parameters, margin = images.parameters, int(margins(images)[number])
     strokes = images.strokes([number])
     before = 1 + sum(len(directions(parameters, other)) for other in parameters.margins if other < margin)
     angles, shapes = drawn_angles(parameters, margin), sum(len(directions(parameters, m)) for m in parameters.margins)
@@ -74,7 +74,7 @@ def test_whole_images_have_the_programs_pixels(images_of: ImagesOf, side: int, c
     assert (found.dtype, found.shape) == (torch.uint8, (count, side, side))
     for number in range(count):
         dashes, markers = choices(images, number)
-        expected = program.picture(dashes, markers, images.parameters, int(images.margins[number]))
+        expected = program.picture(dashes, markers, images.parameters, int(margins(images)[number]))
         assert np.array_equal(found[number].numpy(), expected)
 
 
@@ -89,7 +89,7 @@ def test_dashes_of_long_and_of_short_curves_may_be_brighter_in_each_image_by_its
             long_contrast=parameters.long_contrast * of_long,
             short_contrast=parameters.short_contrast * of_short,
         )
-        expected = program.picture(*choices(images, number), brighter, int(images.margins[number]))
+        expected = program.picture(*choices(images, number), brighter, int(margins(images)[number]))
         assert np.abs(found[number].numpy().astype(int) - expected).max() <= 1
 
 

@@ -73,10 +73,8 @@ def test_half_of_the_images_have_dashes_of_other_brightness_the_same_ones_each_t
 
 @pytest.mark.slow  # numba compiles the walks
 def test_only_images_for_training_are_varied(tmp_path) -> None:
-    source = Pathfinder(
-        24, counts={"train": 40, "validation": 8}, contour="2", variation=1.0, workers=1, cache_dir=tmp_path
-    )
-    plain = Pathfinder(24, counts=source.counts, contour="2", workers=1, cache_dir=tmp_path)
+    source = Pathfinder(24, counts={"train": 40, "validation": 8}, contour="2", variation=1.0, cache_dir=tmp_path)
+    plain = Pathfinder(24, counts=source.counts, contour="2", cache_dir=tmp_path)
     for split, varies in (("train", True), ("validation", False)):
         batches = [one.finish(one.split(split)[list(range(8))])["tokens"] for one in (source, plain)]
         assert torch.equal(*batches) is not varies

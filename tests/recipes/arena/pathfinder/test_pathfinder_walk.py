@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from image_sets import ImagesOf
+from image_sets import ImagesOf, margins
 from original_curves import Grown
 from test_pathfinder_raster import choices
 
@@ -30,7 +30,7 @@ def test_an_image_is_the_plain_walks(images_of: ImagesOf, side: int, contour: st
         found, markers = choices(images, number)
         assert [place for place, _ in found] == [place for place, _ in grown.dashes]
         assert np.allclose([angle for _, angle in found], [angle for _, angle in grown.dashes], atol=1e-12)
-        assert (images.labels[number], images.margins[number]) == (grown.label, grown.margin)
+        assert (images.labels[number], margins(images)[number]) == (grown.label, grown.margin)
         end = grown.start if grown.label else 1 - grown.start
         assert markers == [grown.dashes[grown.start * dashes][0], grown.dashes[end * dashes + dashes - 1][0]]
 
@@ -52,7 +52,7 @@ def test_only_some_directions_begin_a_curve_at_small_sides(side: int, margin: in
 def test_half_of_the_labels_are_one_and_both_margins_of_path_x_occur(images_of: ImagesOf) -> None:
     labels = images_of(32, "3", 6000).labels
     assert abs(labels.mean() - 0.5) < 4 * 0.5 / len(labels) ** 0.5
-    assert set(images_of(128, "4", 30).margins.tolist()) == {2, 3}
+    assert set(margins(images_of(128, "4", 30)).tolist()) == {2, 3}
 
 
 def test_an_image_depends_on_its_number_and_not_on_what_was_made_before() -> None:
