@@ -124,7 +124,7 @@ class Muon(torch.optim.Muon):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Run torch's step."""
-        self._gathered: list[tuple[Any, Tensor]] = []
+        self._gathered: list[tuple[Any, Any]] = []
         loss = super().step(closure)
         for one, whole in self._gathered:
             one.to_local().copy_(whole.redistribute(placements=one.placements).to_local())
