@@ -117,8 +117,8 @@ def _counted(model_class: Any, config: Any, mask: Callable[..., Any] = Attention
         return 0 if error.args == (COUNTED,) else None, None  # its own table has no such name
     except Exception as error:  # noqa: BLE001 - whatever failed, the count stays unknown (XLNet, Longformer, T5)
         if mask is AttentionMask:
-            again, unserved = _counted(model_class, config, lambda batch, *sizes: torch.zeros(batch, 1, *sizes))
-            return again, unserved if again is None else f"computes with its attention masks{UNSERVED}"
+            found, failure = _counted(model_class, config, lambda batch, *sizes: torch.zeros(batch, 1, *sizes))
+            return found, failure if found is None else f"computes with its attention masks{UNSERVED}"
         # The device meta has no values to read, of which torch says so; other errors come on every device.
         fails = not isinstance(error, NotImplementedError | RuntimeError)
         unserved = f"fails in a forward: {first_line(error)}" if fails else None

@@ -203,10 +203,6 @@ class HuggingFaceDecoder(Trainable):
             **options,
         ).logits
 
-    def _states(self, tokens: Tensor, positions: Tensor | None) -> Any:
-        positions = self._positions(tokens, positions)
-        return body_of(self.module)[1](input_ids=tokens, position_ids=positions, use_cache=False)
-
     def _positions(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
         """The model's numbers of positions (B, S) that count from 0, by default those of the tokens in their rows."""
         if positions is None:  # also in rows that are sharded over devices
@@ -223,12 +219,13 @@ class HuggingFaceDecoder(Trainable):
         """
         if mask is not None:
             _check_mask(mask, positions)
-        if self.head is None:  # an unknown head: the model computes all logits itself
-            found = self.module(input_ids=tokens, position_ids=self._positions(tokens, positions), use_cache=False)
+        # With an unknown head the model computes all logits itself.
+        computing = self.module if self.head is None else body_of(self.module)[1]
+        found = computing(input_ids=tokens, position_ids=self._positions(tokens, positions), use_cache=False)
+        if self.head is None:
             logits = found.logits.to(torch.promote_types(found.logits.dtype, torch.float32))
             total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
             return self._balanced(total / (labels != IGNORED).sum().clamp(min=1), found, tokens)
-        found = self._states(tokens, positions)
         hidden = found.last_hidden_state
         loss = linear_cross_entropy(
             hidden if self.head.scale == 1 else hidden * self.head.scale,
