@@ -13,7 +13,7 @@ import yaml
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import CONFIG_FILE, read_settings
 from flashtrain.integrations.huggingface_model import transformers_decoder
-from flashtrain.models.positions import rotary_base_for
+from flashtrain.models.rope_scaling import RopeScaling
 
 CPU = torch.device("cpu")
 TRAINED = 64  # max_position_embeddings of the tiny models
@@ -79,7 +79,7 @@ def test_a_factor_scales_the_layers_of_gemma_3_that_see_the_whole_context(tmp_pa
     folder = saved(tmp_path / "model", "gemma3_text", rope_parameters=rotary, **own)
     ours = transformers_decoder(folder, context=128, rope_factor=2.0)
     bases = {kind: one["rope_theta"] for kind, one in ours.config.rope_parameters.items()}
-    assert bases == {"sliding_attention": 1e4, "full_attention": rotary_base_for(1e4, 2.0, 8)}
+    assert bases == {"sliding_attention": 1e4, "full_attention": RopeScaling("ntk", 2.0).base(1e4, 8)}
     ours.materialise(CPU)
     ours.save(tmp_path / "export")
     ids = tiny.tokens(1, 100)
@@ -103,4 +103,4 @@ def test_an_older_run_has_its_own_angles(tmp_path) -> None:
                 torch.testing.assert_close(older.eval()(ids), model.eval()(ids).logits, rtol=0, atol=1e-5)
     both = {"config": "llama", "changes": {**tiny.LLAMA_LIKE, "rope_parameters": scaling("yarn")}}
     twice = transformers_decoder(**both, rope_factor=4.0, older_positions=True)
-    assert twice.config.rope_parameters["rope_theta"] == rotary_base_for(1e4, 4.0, 8)
+    assert twice.config.rope_parameters["rope_theta"] == RopeScaling("ntk", 4.0).base(1e4, 8)
