@@ -87,6 +87,38 @@ def test_a_factor_scales_the_layers_of_gemma_3_that_see_the_whole_context(tmp_pa
         torch.testing.assert_close(ours.eval()(ids), theirs(str(tmp_path / "export"), ids), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["linear", "yarn", "llama3"])
+def test_a_kind_of_scaling_by_settings_is_transformers_own(kind, tmp_path) -> None:
+    folder = saved(tmp_path / "model")
+    ours = transformers_decoder(folder, context=256, rope=kind, rope_factor=4.0)
+    ours.materialise(CPU)
+    ours.save(tmp_path / "export")
+    entries = {**scaling(kind), "factor": 4.0}
+    if kind != "linear":
+        entries["original_max_position_embeddings"] = TRAINED
+    assert ours.config.rope_parameters == entries
+    config = transformers.AutoConfig.from_pretrained(folder, rope_parameters=entries, max_position_embeddings=256)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, config=config, attn_implementation="eager")
+    ids = tiny.tokens(1, 200)
+    with torch.no_grad():
+        logits = ours.eval()(ids)
+        torch.testing.assert_close(logits, model.eval()(ids).logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(logits, theirs(str(tmp_path / "export"), ids), rtol=0, atol=1e-5)
+
+
+def test_yarn_by_settings_leaves_the_window_layers_of_gemma_3_alone_and_needs_a_factor(tmp_path) -> None:
+    rotary = {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("sliding_attention", "full_attention")}
+    own = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
+    folder = saved(tmp_path / "model", "gemma3_text", rope_parameters=rotary, **own)
+    ours = transformers_decoder(folder, context=128, rope="yarn", rope_factor=2.0)
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": TRAINED}
+    assert ours.config.rope_parameters == {
+        "sliding_attention": rotary["sliding_attention"], "full_attention": {"rope_theta": 1e4, **yarn},
+    }  # fmt: skip
+    with pytest.raises(UserError, match=r"model\.rope=yarn needs model\.rope_factor"):
+        transformers_decoder(folder, context=128, rope="yarn")
+
+
 def test_an_older_run_has_its_own_angles(tmp_path) -> None:
     """Until November 2026 the context was written over what these scalings compute from, and every base was scaled."""
     (tmp_path / CONFIG_FILE).write_text(yaml.safe_dump({"recipe": "hf", "model": {"name": "huggingface"}}))
