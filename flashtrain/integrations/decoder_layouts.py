@@ -120,7 +120,7 @@ LAYOUTS = {
         },
         sizes=ROTARY_SIZES,
         absent={"tie_word_embeddings": False, "rms_norm_eps": 1e-6},
-        computation={"hidden_act": ("silu", "swish"), "rms_norm_eps": (EPSILON,), "rope_scaling": (None,)},
+        computation={"hidden_act": ("silu", "swish"), "rms_norm_eps": (EPSILON,)},
         biases=("attention_bias", "mlp_bias"),
     ),
     "starcoder2": Layout(
@@ -136,7 +136,6 @@ LAYOUTS = {
             "norm_epsilon": (EPSILON,),
             "use_bias": (True,),
             "sliding_window": (None,),
-            "rope_scaling": (None,),
         },
     ),
 }

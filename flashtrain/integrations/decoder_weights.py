@@ -27,6 +27,7 @@ from flashtrain.integrations.weight_files import (
 from flashtrain.models.block import round_up
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.gpt2_config import DecoderConfig
+from flashtrain.models.rope_scaling import ORIGINAL, RopeScaling
 
 
 def save_decoder(model: GPT2, folder: str | Path, *, end_of_text: int | None = None) -> str:
@@ -108,20 +109,18 @@ def _content(kind: str, layout: Layout, config: DecoderConfig, end_of_text: int 
     }
     if config.positions == "learned":
         return content | dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.dropout)
-    theta = config.scaled_rope_base(head_dim)
-    content.pop("rope_scaling")
-    # This base includes rope_factor. transformers before 5 reads rope_theta alone.
-    rotary = {"rope_parameters": {"rope_type": "default", "rope_theta": theta}, "rope_theta": theta}
-    return content | rotary | {"head_dim": head_dim}
+    entries = {"rope_type": "default", **config.rope.parameters(config.rope_base, head_dim)}
+    # transformers before 5 reads rope_theta and rope_scaling.
+    content["rope_theta"] = entries["rope_theta"]
+    if entries["rope_type"] != "default":
+        content["rope_scaling"] = {name: value for name, value in entries.items() if name != "rope_theta"}
+    return content | {"rope_parameters": entries, "head_dim": head_dim}
 
 
 def _our_config(layout: Layout, content: dict[str, Any], vocab_rows: int | None, where: str | Path) -> DecoderConfig:
     content = {**layout.absent, **dict.fromkeys(layout.biases, False), **content}
-    rope = content.get("rope_parameters") or {}
-    if rope.get("rope_type", "default") != "default":
-        raise UserError(f"{where}: rope_type={rope['rope_type']} in {CONFIG}: expected default (no scaling).")
-    if "rope_parameters" in content:
-        content.pop("rope_scaling", None)  # the older name of the same entry
+    entry = "rope_parameters" if content.get("rope_parameters") else "rope_scaling"  # the older name
+    rope = content.get(entry) or {}
     check_architecture(content, LAYOUTS, layout.computation, where)
     sizes: dict[str, Any] = {ours: content.get(theirs) for ours, theirs in layout.sizes.items()}
     if content.get("head_dim") not in (None, sizes["embed"] / sizes["heads"]):
@@ -131,6 +130,10 @@ def _our_config(layout: Layout, content: dict[str, Any], vocab_rows: int | None,
     biases = {content[entry] for entry in layout.biases}
     if len(biases) > 1:
         raise UserError(f"{where}: {' and '.join(layout.biases)} in {CONFIG}: expected biases in all layers or none.")
+    try:
+        scaling = RopeScaling.of_entries({ORIGINAL: sizes["context"], **rope})
+    except UserError as error:
+        raise UserError(f"{where}: {entry}={rope} in {CONFIG}: {error}") from error
     sizes["kv_heads"] = sizes.get("kv_heads") or sizes["heads"]
     sizes["ffn"] = sizes["ffn"] or 4 * sizes["embed"]
     return DecoderConfig.of_plain(
@@ -138,4 +141,5 @@ def _our_config(layout: Layout, content: dict[str, Any], vocab_rows: int | None,
         vocab_rows=round_up(sizes["vocab_size"], 64) if vocab_rows is None else vocab_rows,
         tie_embeddings=content["tie_word_embeddings"],
         rope_base=rope.get("rope_theta", content.get("rope_theta", 10000.0)),
+        rope_factor=scaling.plain(),
     )

@@ -20,7 +20,7 @@ from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.integrations.huggingface_layers import decoder_layers
 from flashtrain.integrations.huggingface_specs import head_dim_of
 from flashtrain.integrations.weight_files import CONFIG
-from flashtrain.models.positions import rotary_base_for
+from flashtrain.models.rope_scaling import RopeScaling
 from flashtrain.settings import options
 
 _say_once = cache(say)  # settings are first checked and later built
@@ -36,6 +36,7 @@ def transformers_decoder(
     context: int | None = None,
     residual: str = "weights",
     rope_base: float | None = None,
+    rope: str | None = None,
     rope_factor: float | None = None,
     lora: Mapping[str, Any] | None = None,
     quantize: str | None = None,
@@ -51,7 +52,8 @@ def transformers_decoder(
         attention: "flash", "sdpa" or "standard".
         context: The longest sequence in tokens, which extends rotary positions where needed (None: the model's).
         residual: Dtype of the residual stream under autocast, "weights" or "compute": see GPT2.
-        rope_base, rope_factor: New base and factor of rotary positions, as in GPT2Config (None: the model's).
+        rope_base: New base of rotary positions (None: the model's).
+        rope, rope_factor: Scaling of rotary positions, a kind of RopeScaling (None: ntk) and its factor (None: 1).
         lora: Arguments of peft's LoraConfig, to train adapters alone (None: train the model itself).
         quantize: "nf4" to store the base matrices of adapters in 4 bits (None: as they are).
         older_positions: Positions as before December 2026: all count from 0, rope_base and rope_factor change every
@@ -75,7 +77,7 @@ def transformers_decoder(
             f"{given} is a {described.model_type}, which reads more than text: expected its text model alone, with a "
             f"{CONFIG} of model_type {described.get_text_config().model_type}."
         )
-    longest = _stretch(described, context, rope_base, rope_factor, given, older_positions)
+    longest = _stretch(described, context, rope_base, rope, rope_factor, given, older_positions)
     name = ours = register_with_transformers()
     if ATTENTIONS[attention] and (attention != "sdpa" or torch.cuda.is_available()):  # on a CPU ours calls SDPA
         name = str(ATTENTIONS[attention])
@@ -149,7 +151,7 @@ def _check_adapters(model: HuggingFaceDecoder) -> None:
 
 
 def _stretch(
-    config: Any, context: int | None, base: float | None, factor: float | None, where: str, older: bool
+    config: Any, context: int | None, base: float | None, kind: str | None, factor: float | None, path: str, older: bool
 ) -> int | None:
     """Extend the configuration's rotary positions to `context` tokens; returns them where it does not say so then."""
     trained = getattr(config, "max_position_embeddings", None)
@@ -157,25 +159,26 @@ def _stretch(
     if rotary is None:
         for name, value in (("rope_base", base), ("rope_factor", factor)):
             if value is not None:
-                raise UserError(f"model.{name}={value:g} needs rotary positions, but {where} has none.")
+                raise UserError(f"model.{name}={value:g} needs rotary positions, but {path} has none.")
         return None
     kinds = [one for one in rotary.values() if isinstance(one, dict)] or [rotary]
     scaled = sorted({one.get("rope_type", "default") for one in kinds} - {"default"})
     if factor is not None and scaled and not older:
         raise UserError(
-            f"model.rope_factor={factor:g} would scale positions twice: the rope_type of {where} is {scaled[0]}. "
+            f"model.rope_factor={factor:g} would scale positions twice: the rope_type of {path} is {scaled[0]}. "
             "Remove it, or change that scaling: +model.options={rope_parameters: {factor: ...}}."
         )
     local = None if older else rotary.get("sliding_attention")  # its distances stay those of the window
     changed = [one for one in kinds if one is not local] if base is not None or factor is not None else []
+    scaling = RopeScaling().scaled(kind, factor, trained or context or 0)
     for one in changed:
-        one["rope_theta"] = rotary_base_for(base or one["rope_theta"], factor or 1.0, head_dim_of(config))
+        one.update(scaling.parameters(base or one["rope_theta"], head_dim_of(config)))
     if context is None or trained is None or context <= trained:
         return None
     if not changed and not scaled:
         _say_once(
-            f"context={context} is {context / trained:g} times the {trained} in the configuration of {where}. Consider "
-            f"model.rope_factor={context / trained:g} (RoPE scaling)."
+            f"context={context} is {context / trained:g} times the {trained} in the configuration of {path}. Consider "
+            f"model.rope_factor={context / trained:g} (RoPE scaling; with model.rope=yarn by YaRN)."
         )
     if scaled and not older:
         return context  # since some scalings compute from the entry, as dynamic and longrope do
@@ -204,6 +207,7 @@ def build(settings: Any, *, vocab_size: int, context: int, attention: str = "fla
         context=context,
         residual=settings.residual,
         rope_base=settings.rope_base,
+        rope=settings.rope,
         rope_factor=settings.rope_factor,
         lora=lora,
         quantize=settings.quantize,

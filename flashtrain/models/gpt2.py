@@ -62,7 +62,7 @@ class GPT2(Trainable):
             bias=config.bias,
             dropout=config.dropout,
             attention=attention,
-            rotary=lambda head_dim: RotaryPositions(head_dim, config.scaled_rope_base(head_dim)),
+            rotary=lambda head_dim: RotaryPositions(head_dim, config.rope_base, config.rope),
         )
         self.final_norm = normalization(config.norm, config.embed, config.bias)
         self.head = None if config.tie_embeddings else nn.Linear(config.embed, config.vocab_rows, bias=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple, get_args
 
 from flashtrain.errors import UserError, at_least, one_of
@@ -14,7 +14,8 @@ from flashtrain.models.block import NORMS, check_shape, round_up
 from flashtrain.models.feed_forward import ACTIVATIONS
 from flashtrain.models.layer_pattern import layers_of_pattern
 from flashtrain.models.layer_spec import FeedForwardSpec, LayerSpec, layer_of, layers_alike, mixers
-from flashtrain.models.positions import check_rotary, rotary_base_for
+from flashtrain.models.positions import check_rotary
+from flashtrain.models.rope_scaling import RopeScaling
 from flashtrain.models.trainable import DecoderShape
 from flashtrain.settings import options
 
@@ -55,8 +56,7 @@ class DecoderConfig(DecoderShape):
         positions: "learned" (a table), or "rotary" (in the layers that say so).
         dropout: Dropout probability for embeddings, attention weights and both branches of a block.
         rope_base: Base of the rotary angles in the original training.
-        rope_factor: How many times longer the context is than in the original training; it raises the base
-            (positions.rotary_base_for).
+        rope: Scaling of the rotary angles to a longer context than that of the original training.
 
     Raises:
         UserError: Sizes do not fit together, or a name is unknown.
@@ -73,7 +73,7 @@ class DecoderConfig(DecoderShape):
     dropout: float = 0.0
     tie_embeddings: bool = True
     rope_base: float = 10000.0
-    rope_factor: float = 1.0
+    rope: RopeScaling = field(default_factory=RopeScaling)
 
     frozen: ClassVar[int] = 0  # type: ignore[misc]
     quantized: ClassVar[int] = 0  # type: ignore[misc]
@@ -88,9 +88,8 @@ class DecoderConfig(DecoderShape):
             head_dim = check_heads(self.embed, mixer.heads, mixer.kv_heads)
             if mixer.rotary:
                 check_rotary(head_dim, self.rope_base)
-                self.scaled_rope_base(head_dim)
-        if self.positions != "rotary" and self.rope_factor != 1:
-            raise UserError(f"rope_factor={self.rope_factor:g} with learned positions. Set positions=rotary.")
+        if self.positions != "rotary" and self.rope.factor != 1:
+            raise UserError(f"rope_factor={self.rope.factor:g} with learned positions. Set positions=rotary.")
 
     @property
     def outside(self) -> int:  # type: ignore[override]
@@ -107,16 +106,13 @@ class DecoderConfig(DecoderShape):
         )
         return first if whole and len(set(self.layers)) == 1 else None
 
-    def scaled_rope_base(self, head_dim: int) -> float:
-        """Return the base of the rotary angles, rope_factor included."""
-        return rotary_base_for(self.rope_base, self.rope_factor, head_dim)
-
     def plain(self) -> dict[str, Any]:
         """Return plain values for a file, of which `of_plain` makes the configuration again.
 
         Layers that are all alike are their number and their sizes, as files had them before layers could differ.
         """
         own = {one.name: getattr(self, one.name) for one in fields(self)}
+        own["rope_factor"] = own.pop("rope").plain()
         alike = self.alike
         if alike is None:
             return {**own, "layers": [layer.plain() for layer in self.layers]}
@@ -128,6 +124,7 @@ class DecoderConfig(DecoderShape):
     def of_plain(cls, values: Mapping[str, Any], **changes: Any) -> DecoderConfig:
         """Make a configuration of the values of `plain`, with some of them changed. UserError: they do not fit."""
         own = {**values, **changes}
+        rope = RopeScaling.of_entries(own.pop("rope_factor", 1.0))
         if isinstance(own["layers"], int):
             sizes = (own.pop(name) for name in ("heads", "kv_heads", "ffn"))
             heads, kv_heads, ffn = sizes
@@ -136,7 +133,7 @@ class DecoderConfig(DecoderShape):
             own["layers"] = layers_alike(own["layers"], own["embed"], heads, kv_heads, ffn, **options)
         else:
             own["layers"] = tuple(layer_of(layer) for layer in own["layers"])
-        return cls(**own)
+        return cls(rope=rope, **own)
 
     def changed(self, **changes: Any) -> DecoderConfig:
         """Return the configuration with other values, named as `plain` names them."""
@@ -154,6 +151,7 @@ class DecoderConfig(DecoderShape):
         positions: str | None = None,
         dropout: float = 0.0,
         rope_base: float | None = None,
+        rope: str | None = None,
         rope_factor: float | None = None,
         layers: int | None = None,
         width: int | None = None,
@@ -169,7 +167,9 @@ class DecoderConfig(DecoderShape):
             family: "gpt2", or "llama" (RMSNorm, SwiGLU, rotary positions, grouped-query, no biases).
             vocab_rows: Rows of the embedding table (None: vocab_size rounded up to a multiple of 64).
             positions: "learned" or "rotary" (None: the family's).
-            rope_base, rope_factor: As DecoderConfig's, for rotary positions only (None: 10000 and 1).
+            rope_base: As DecoderConfig's, for rotary positions only (None: 10000).
+            rope, rope_factor: Scaling of rotary positions from context / rope_factor tokens, a kind of RopeScaling
+                (None: ntk) and its factor (None: 1).
             layers, width, heads, kv_heads, ffn: Sizes in place of those of the named size.
             pattern: The mixers of the layers, which it is repeated over (layer_pattern.py).
 
@@ -202,7 +202,7 @@ class DecoderConfig(DecoderShape):
             bias=not llama,
             dropout=dropout,
             rope_base=10000.0 if rope_base is None else rope_base,
-            rope_factor=1.0 if rope_factor is None else rope_factor,
+            rope=RopeScaling().scaled(rope, rope_factor, context / (rope_factor or 1)),
         )
 
 

@@ -28,6 +28,7 @@ def with_context(
     *,
     interpolate: bool = False,
     rope_base: float | None = None,
+    rope: str | None = None,
     rope_factor: float | None = None,
 ) -> tuple[DecoderConfig, dict[str, Tensor]]:
     """Adapt a trained decoder's configuration and state dict to sequences of up to `context` tokens; return both.
@@ -38,10 +39,11 @@ def with_context(
         context: The new longest sequence in tokens; ignored if the model's own context is as long.
         interpolate: Whether to stretch learned positions (C, E) to (context, E); without it they do not fit.
         rope_base: New base of rotary positions (None: unchanged).
-        rope_factor: New factor of rotary positions (None: unchanged).
+        rope, rope_factor: New scaling of rotary positions, a kind of RopeScaling (None: the model's, or else ntk) and
+            its factor (None: unchanged).
 
     Raises:
-        UserError: rope_base or rope_factor is given for a model with learned positions.
+        UserError: rope_base or rope_factor is given for a model with learned positions, or rope is not the model's.
     """
     rotary = config.positions == "rotary"
     for name, given in (("rope_base", rope_base), ("rope_factor", rope_factor)):
@@ -49,8 +51,7 @@ def with_context(
             raise UserError(f"{name}={given:g} needs rotary positions, but this model has learned ones.")
     if rope_base is not None:
         config = replace(config, rope_base=rope_base)
-    if rope_factor is not None:
-        config = replace(config, rope_factor=rope_factor)
+    config = replace(config, rope=config.rope.scaled(rope, rope_factor, config.context))
     if context <= config.context:
         return config, state_dict
     if not rotary and interpolate:

@@ -11,7 +11,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from flashtrain.errors import UserError, above, at_least
+from flashtrain.errors import UserError, above
+from flashtrain.models.rope_scaling import RopeScaling
 
 # The slowest pair of a head of 64 then turns once in 2 pi 100^(15/16) = 471 pixels: no two pixels of an image of side
 # 256 look alike to it, and no pair turns too slowly to distinguish pixels.
@@ -26,31 +27,36 @@ class RotaryPositions(nn.Module):
 
     Args:
         head_dim: The head dimension D, an even number.
-        base: The base of the angles, above 1.
+        base: The base of the angles in the original training, above 1.
+        scaling: Their scaling to a longer context (None: none).
     """
 
-    def __init__(self, head_dim: int, base: float = 10000.0) -> None:
+    def __init__(self, head_dim: int, base: float = 10000.0, scaling: RopeScaling | None = None) -> None:
         super().__init__()
         self.head_dim = head_dim
         self.base = base
+        self.scaling = scaling or RopeScaling()
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotate x (B, S, N, D), in its dtype, by positions (B, S) or (1, S) of any integer dtype."""
-        precise = torch.promote_types(x.dtype, torch.float32)
-        exponent = torch.arange(0, self.head_dim, 2, device=x.device, dtype=precise) / self.head_dim
+        # ntk and no scaling keep float32's frequencies, which runs until December 2026 were trained with.
+        dtype = torch.promote_types(x.dtype, torch.float32) if self.scaling.rope_type == "ntk" else torch.float64
+        frequencies, factor = self.scaling.frequencies(self.head_dim, self.base, device=x.device, dtype=dtype)
         # Whole turns are removed in float64: a float32 product near position 1,000,000 is wrong by 0.03 radians.
-        turns = positions.double()[:, :, None, None] * ((self.base**-exponent).double() * (1 / math.tau))
-        return _rotated(x, turns)
+        turns = positions.double()[:, :, None, None] * (frequencies.double() * (1 / math.tau))
+        return _rotated(x, turns, factor)
 
     def extra_repr(self) -> str:
-        return f"head_dim={self.head_dim}, base={self.base:g}"
+        return f"head_dim={self.head_dim}, base={self.base:g}, scaling={self.scaling.rope_type}"
 
 
-def _rotated(x: Tensor, turns: Tensor) -> Tensor:
-    """x (B, S, N, D) with its pairs (i, i + D/2) rotated by `turns` (B or 1, S, 1, D/2), full turns in float64."""
+def _rotated(x: Tensor, turns: Tensor, factor: float = 1.0) -> Tensor:
+    """x (B, S, N, D) times `factor`, with its pairs (i, i + D/2) rotated by `turns` (B or 1, S, 1, D/2) in float64."""
     precise = torch.promote_types(x.dtype, torch.float32)
     angle = (turns - turns.floor()).to(precise) * math.tau
     cos, sin = angle.cos(), angle.sin()
+    if factor != 1:
+        cos, sin = cos * factor, sin * factor
     first, second = x.to(precise).chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
@@ -81,22 +87,6 @@ class LearnedPositions(nn.Embedding):
             longest = max(longest, int(positions.max()) + 1)
         check_learned(longest, context)
         return super().forward(positions)
-
-
-def rotary_base_for(base: float, factor: float, head_dim: int) -> float:
-    """Return the rotary base for a context `factor` times as long as the one that `base` was trained with.
-
-    base * factor^(D / (D - 2)), the "NTK-aware" scaling posted by bloc97 in June 2023 and described in Peng et al. 2023
-    (YaRN, section 3.1): the slowest pair turns `factor` times slower, so that the longest distance turns it no further
-    than in training, and the fastest pair, which distinguishes neighbours, turns as before.
-
-    Args:
-        base: The base in the original training.
-        factor: How many times longer the new context is, at least 1.
-        head_dim: The head dimension, D.
-    """
-    at_least("rope_factor", factor, 1)
-    return base if factor == 1 else base * factor ** (head_dim / (head_dim - 2))
 
 
 def check_learned(length: int, context: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from flashtrain.errors import UserError, above, at_least, between, one_of
-from flashtrain.settings.options import Adapter, Decoder, DecoderSize, Positions, Quantize, Residual, option
+from flashtrain.settings.options import Adapter, Decoder, DecoderSize, Positions, Quantize, Residual, Rope, option
 from flashtrain.settings.training import no_options
 
 _OF_TRANSFORMERS = ("path", "config", "adapter")
@@ -34,6 +34,8 @@ class ModelSettings:
     dropout: float = 0.0  # probability of dropping embeddings, attention weights and outputs of a block's two branches
     vocab_rows: int | None = None  # rows of the embedding table; null: the vocabulary rounded up to a multiple of 64
     rope_base: float | None = None  # base of rotary positions; null: 10000, or that of the weights
+    # What rope_factor does: raise the base (ntk), or what Hugging Face's rope_type does; null: as the weights, or ntk.
+    rope: str | None = option(None, Rope)
     rope_factor: float | None = None  # scales rotary positions for a longer context; null: 1, or as the weights
     older_positions: bool = False  # numbers and scales positions of model=huggingface as runs until November 2026 did
     interpolate_positions: bool = False  # stretch learned positions of weights or a checkpoint to a longer context

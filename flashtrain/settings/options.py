@@ -44,6 +44,7 @@ Mask = Literal["causal", "document", "window", "prefix", "chunked"]  # likewise
 Positions = Literal["learned", "rotary"]
 Quantize = Literal["nf4"]
 Residual = Literal["weights", "compute"]
+Rope = Literal["ntk", "linear", "yarn", "llama3"]
 # BERT
 BertFamily = Literal["bert", "modern"]
 BertSize = Literal["tiny", "base", "large"]

@@ -17,7 +17,7 @@ CAUSAL = ("causal", "document")  # masks under which a token sees the earlier on
 
 def decoder_config(family: str, settings: ModelSettings, *, vocab_size: int, context: int) -> DecoderConfig:
     """Return the configuration of flashtrain's own decoder: a family such as "gpt2", at the settings' size."""
-    names = ("vocab_rows", "positions", "dropout", "rope_base", "rope_factor", *OWN_SIZES)
+    names = ("vocab_rows", "positions", "dropout", "rope_base", "rope", "rope_factor", *OWN_SIZES)
     own = {name: getattr(settings, name) for name in names}
     return DecoderConfig.of_size(settings.size, family, vocab_size=vocab_size, context=context, **own)
 

@@ -68,7 +68,7 @@ ANSWERS = {
     "push_to_hub": "Use mode=export, then upload",
     "report_to": "Use logger=none, or logger=wandb.",
     "resume_from_checkpoint": "Use resume=auto or resume=RUN.",
-    "rope_scaling": "Use model.rope_factor, or",
+    "rope_scaling": "Use model.rope=yarn (or ntk, linear, llama3) and model.rope_factor=4.",
     "save_steps": "Use trainer.checkpoint_every.",
     "something_else": "unknown setting 'something_else'. `python -m flashtrain --help` lists settings.",
     "strategy": "Use trainer.strategy.",

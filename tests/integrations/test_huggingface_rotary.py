@@ -13,7 +13,7 @@ import yaml
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import CONFIG_FILE, read_settings
 from flashtrain.integrations.huggingface_model import transformers_decoder
-from flashtrain.models.positions import rotary_base_for
+from flashtrain.models.rope_scaling import RopeScaling
 
 CPU = torch.device("cpu")
 TRAINED = 64  # max_position_embeddings of the tiny models
@@ -79,12 +79,44 @@ def test_a_factor_scales_the_layers_of_gemma_3_that_see_the_whole_context(tmp_pa
     folder = saved(tmp_path / "model", "gemma3_text", rope_parameters=rotary, **own)
     ours = transformers_decoder(folder, context=128, rope_factor=2.0)
     bases = {kind: one["rope_theta"] for kind, one in ours.config.rope_parameters.items()}
-    assert bases == {"sliding_attention": 1e4, "full_attention": rotary_base_for(1e4, 2.0, 8)}
+    assert bases == {"sliding_attention": 1e4, "full_attention": RopeScaling("ntk", 2.0).base(1e4, 8)}
     ours.materialise(CPU)
     ours.save(tmp_path / "export")
     ids = tiny.tokens(1, 100)
     with torch.no_grad():
         torch.testing.assert_close(ours.eval()(ids), theirs(str(tmp_path / "export"), ids), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn", "llama3"])
+def test_a_kind_of_scaling_by_settings_is_transformers_own(kind, tmp_path) -> None:
+    folder = saved(tmp_path / "model")
+    ours = transformers_decoder(folder, context=256, rope=kind, rope_factor=4.0)
+    ours.materialise(CPU)
+    ours.save(tmp_path / "export")
+    entries = {**scaling(kind), "factor": 4.0}
+    if kind != "linear":
+        entries["original_max_position_embeddings"] = TRAINED
+    assert ours.config.rope_parameters == entries
+    config = transformers.AutoConfig.from_pretrained(folder, rope_parameters=entries, max_position_embeddings=256)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, config=config, attn_implementation="eager")
+    ids = tiny.tokens(1, 200)
+    with torch.no_grad():
+        logits = ours.eval()(ids)
+        torch.testing.assert_close(logits, model.eval()(ids).logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(logits, theirs(str(tmp_path / "export"), ids), rtol=0, atol=1e-5)
+
+
+def test_yarn_by_settings_leaves_the_window_layers_of_gemma_3_alone_and_needs_a_factor(tmp_path) -> None:
+    rotary = {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("sliding_attention", "full_attention")}
+    own = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
+    folder = saved(tmp_path / "model", "gemma3_text", rope_parameters=rotary, **own)
+    ours = transformers_decoder(folder, context=128, rope="yarn", rope_factor=2.0)
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": TRAINED}
+    assert ours.config.rope_parameters == {
+        "sliding_attention": rotary["sliding_attention"], "full_attention": {"rope_theta": 1e4, **yarn},
+    }  # fmt: skip
+    with pytest.raises(UserError, match=r"model\.rope=yarn needs model\.rope_factor"):
+        transformers_decoder(folder, context=128, rope="yarn")
 
 
 def test_an_older_run_has_its_own_angles(tmp_path) -> None:
@@ -103,4 +135,4 @@ def test_an_older_run_has_its_own_angles(tmp_path) -> None:
                 torch.testing.assert_close(older.eval()(ids), model.eval()(ids).logits, rtol=0, atol=1e-5)
     both = {"config": "llama", "changes": {**tiny.LLAMA_LIKE, "rope_parameters": scaling("yarn")}}
     twice = transformers_decoder(**both, rope_factor=4.0, older_positions=True)
-    assert twice.config.rope_parameters["rope_theta"] == rotary_base_for(1e4, 4.0, 8)
+    assert twice.config.rope_parameters["rope_theta"] == RopeScaling("ntk", 4.0).base(1e4, 8)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from flashtrain.errors import UserError
-from flashtrain.models import GPT2, GPT2Config, with_context
+from flashtrain.models import GPT2, GPT2Config, RotaryPositions, with_context
+from flashtrain.models.rope_scaling import RopeScaling
 
 TOKENS = torch.arange(40)[None] % 13
 
@@ -56,8 +57,10 @@ def test_rotary_positions_have_no_longest_and_give_what_they_gave():
 
 def test_a_rope_factor_raises_the_base_of_every_layer():
     longer = extended(small("llama"), 64, rope_factor=4.0)
-    assert (longer.config.rope_base, longer.config.rope_factor) == (10000.0, 4.0)
-    assert longer.blocks[0].attention.rotary.base == pytest.approx(10000 * 4 ** (8 / 6))
+    assert (longer.config.rope_base, longer.config.rope) == (10000.0, RopeScaling("ntk", 4.0))
+    x, positions = torch.randn(1, 3, 2, 8), torch.tensor([[0, 7, 63]])
+    raised = RotaryPositions(8, 10000.0 * 4 ** (8 / 6))
+    assert torch.equal(longer.blocks[0].attention.rotary(x, positions), raised(x, positions))
 
 
 def test_another_base_is_taken():

@@ -6,7 +6,7 @@ import torch
 from flashtrain.errors import UserError
 from flashtrain.models import RotaryPositions
 from flashtrain.models.longer_context import stretched
-from flashtrain.models.positions import rotary_base_for
+from flashtrain.models.rope_scaling import RopeScaling
 
 
 def test_rotary_angles_are_exact_a_million_tokens_in():
@@ -21,17 +21,17 @@ def test_rotary_angles_are_exact_a_million_tokens_in():
 
 @pytest.mark.parametrize("factor", [2.0, 16.0])
 def test_a_scaled_base_slows_the_slowest_pair_by_the_factor_and_leaves_the_fastest(factor):
-    base = rotary_base_for(10000.0, factor, 64)
+    base = RopeScaling("ntk", factor).base(10000.0, 64)
     assert base == pytest.approx(10000 * factor ** (64 / 62))
     assert base ** -(62 / 64) == pytest.approx(10000 ** -(62 / 64) / factor)
     assert base**-0.0 == 1.0
-    assert rotary_base_for(10000.0, 1.0, 64) == 10000.0
+    assert RopeScaling("ntk", 1.0).base(10000.0, 64) == 10000.0
 
 
 @pytest.mark.parametrize(("factor", "head_dim"), [(0.5, 64), (float("nan"), 64)])
 def test_a_factor_that_cannot_scale_is_refused(factor, head_dim):
     with pytest.raises(UserError, match="rope_factor"):
-        rotary_base_for(10000.0, factor, head_dim)
+        RopeScaling("ntk", factor).base(10000.0, head_dim)
 
 
 def test_rotary_survives_a_cast_of_the_model_to_bfloat16():

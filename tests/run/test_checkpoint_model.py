@@ -76,10 +76,10 @@ def test_an_export_of_ours_is_a_start_too_and_a_longer_context_is_pointed_out(ex
         model = start(f"weights={exported}", "context=256")
     assert "context=256 is 4 times the 64 that the weights" in caplog.text
     assert "model.rope_factor=4 would scale their rotary positions" in caplog.text
-    assert (model.config.context, model.config.rope_factor) == (256, 1.0)
+    assert (model.config.context, model.config.rope.factor) == (256, 1.0)
     assert torch.equal(model.token_embedding.weight, rotary.token_embedding.weight)
     caplog.clear()
-    assert start(f"weights={exported}", "context=256", "model.rope_factor=4").config.rope_factor == 4
+    assert start(f"weights={exported}", "context=256", "model.rope_factor=4").config.rope.factor == 4
     assert caplog.text == ""
 
 
@@ -89,7 +89,7 @@ def test_a_llama_of_transformers_is_a_start_of_a_modern_model(rotary, tmp_path) 
     tokens = torch.arange(64)[None]
     same = start(f"weights={tmp_path}", "context=64", "model.vocab_rows=null")
     assert torch.equal(same(tokens), rotary(tokens))
-    assert (model.config.norm, model.config.context, model.config.rope_factor) == ("rmsnorm", 256, 4)
+    assert (model.config.norm, model.config.context, model.config.rope.factor) == ("rmsnorm", 256, 4)
 
 
 def test_a_run_and_its_checkpoint_are_starts(trained) -> None:

@@ -55,7 +55,7 @@ def weights_at_context(weights: str, model: ModelSettings, context: int) -> Weig
 def at_context(
     model: ModelSettings, context: int, config: DecoderConfig, state: dict[str, Tensor], *, where: str | Path
 ) -> Weights:
-    """Adapt weights to this context, by model.interpolate_positions, rope_base and rope_factor.
+    """Adapt weights to this context, by model.interpolate_positions, rope_base, rope and rope_factor.
 
     Args:
         config, state: the weights' configuration, and the weights.
@@ -73,9 +73,10 @@ def at_context(
         )
     if context > config.context and not learned and model.rope_factor is None:
         longer = context / config.context
+        how = ", with model.rope=yarn by YaRN" if config.rope.factor == 1 else ""
         say(
-            f"context={context} is {longer:g} times the {config.context} that the weights in {where} were "
-            f"trained with; model.rope_factor={longer * config.rope_factor:g} would scale their rotary positions to it."
+            f"context={context} is {longer:g} times the {config.context} that the weights in {where} were trained "
+            f"with; model.rope_factor={longer * config.rope.factor:g} would scale their rotary positions to it{how}."
         )
     return with_context(
         config,
@@ -83,6 +84,7 @@ def at_context(
         context,
         interpolate=model.interpolate_positions,
         rope_base=model.rope_base,
+        rope=model.rope,
         rope_factor=model.rope_factor,
     )
 
