@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+import torch
 from chat_folders import CHATML, save_tokenizer_folder, write_sums
 from forked_commands import run
 from tiny_runs import TINY, TinyRuns, made_once, run_mode
@@ -17,6 +18,7 @@ from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import run_job, settle
 from flashtrain.errors import UserError
+from flashtrain.folders.run_folder import SETTINGS
 from flashtrain.spec import task_of
 from flashtrain.tasks.language.prepare import make_data
 from flashtrain.training.hardware import detect_hardware
@@ -81,7 +83,7 @@ def test_what_would_be_trained_is_planned(runs):
 
 @pytest.mark.integration
 def test_a_run_begun_before_answers_were_checked_resumes_on_its_own_labels(runs, tmp_path):
-    """Its config.yaml lacks the setting; of 00a7c4ca's runs the losses are repeated bit for bit."""
+    """Its config.yaml lacks the setting, and its checkpoint has none; losses are repeated bit for bit."""
     talk = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "5", "weight": 0},
             {"role": "user", "content": "no"}, {"role": "assistant", "content": "4", "thinking": "hm"}]  # fmt: skip
     (tmp_path / "chats.jsonl").write_text(f"{json.dumps({'messages': talk})}\n" * 24)
@@ -90,6 +92,10 @@ def test_a_run_begun_before_answers_were_checked_resumes_on_its_own_labels(runs,
     (_, whole), (_, halved) = older.run("whole", "trainer.steps=6"), older.run("halved", "trainer.steps=3")
     config = (halved / "config.yaml").read_text()
     (halved / "config.yaml").write_text(config.replace("  check_answers: false\n", ""))
+    last = halved / "checkpoints" / "last.ckpt"
+    saved = torch.load(last, weights_only=True)
+    del saved[SETTINGS]  # which 00a7c4ca stores none of
+    torch.save(saved, last)
     settings = settings_from_checkpoint([f"resume={halved}", "trainer.steps=6", f"data.cache_dir={tmp_path / 'new'}"])
     assert run_job(settings, halved, overrides=[], started=time.time()) == 0
     assert "check_answers" in config
