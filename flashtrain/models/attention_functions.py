@@ -14,7 +14,7 @@ q (B, Sq, H, D); k and v (B, Sk, K, D); result (B, Sq, H, D).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple, cast
 
 import torch
@@ -22,8 +22,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flashtrain.errors import UserError
-from flashtrain.models.attention_spec import AttentionSpec
-from flashtrain.models.layer_spec import LayerSpec
 from flashtrain_kernels import BlockMask, Documents, Mask, dispatch, flash_attn_func, flash_attn_qkvpacked_func, masks
 from flashtrain_kernels.environment import autocast_dtype
 
@@ -217,29 +215,6 @@ def plan_mask(
     # Autocast leaves float64 alone.
     dtype = x.dtype if x.dtype == torch.float64 else autocast_dtype(x.device.type) or x.dtype
     return mask.planned(head_dim, dtype, rich=dropout > 0)
-
-
-def layer_masks(
-    mask: AnyMask | None, x: Tensor, layers: Sequence[LayerSpec], *, attention: str, dropout: float = 0.0
-) -> list[AnyMask | None]:
-    """Return the mask of each layer: one planned mask for all attention of the same window and head dimension.
-
-    Args:
-        mask, x, attention, dropout: As plan_mask's.
-        layers: What the layers are.
-    """
-    planned: dict[tuple[int | None, int], AnyMask | None] = {}
-    found = []
-    for mixer in (layer.mixer for layer in layers):
-        if not isinstance(mixer, AttentionSpec) or mask is None:
-            found.append(mask)
-            continue
-        kind = mixer.window, mixer.head_dim
-        if kind not in planned:
-            narrow = mask if mixer.window is None or isinstance(mask, BlockMask) else mask.within(mixer.window - 1)
-            planned[kind] = plan_mask(narrow, x, attention=attention, head_dim=mixer.head_dim, dropout=dropout)
-        found.append(planned[kind])
-    return found
 
 
 def padding_mask(length: int, lengths: Tensor) -> Mask:

@@ -17,10 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashtrain.errors import one_of
-from flashtrain.models.attention_functions import AnyMask, layer_masks
+from flashtrain.models.attention_functions import AnyMask
 from flashtrain.models.block import INITIAL_STD, Block, make_blocks, normalization, start_normal
 from flashtrain.models.gpt2_config import DecoderConfig
 from flashtrain.models.key_value_cache import KeyValueCache
+from flashtrain.models.layer_masks import layer_masks
 from flashtrain.models.positions import LearnedPositions, RotaryPositions, check_learned
 from flashtrain.models.sharded_sequence import next_positions
 from flashtrain.models.trainable import Trainable

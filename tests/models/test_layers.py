@@ -54,9 +54,7 @@ def test_a_layer_of_a_window_is_attention_under_the_mask_of_that_window(attentio
 
 def test_layers_of_one_window_read_one_mask_which_is_planned_once(monkeypatch):
     planned = []
-    monkeypatch.setattr(
-        "flashtrain.models.attention_functions.plan_mask", lambda mask, *_, **__: planned.append(mask) or mask
-    )
+    monkeypatch.setattr("flashtrain.models.layer_masks.plan_mask", lambda mask, *_, **__: planned.append(mask) or mask)
     model, rows = build(["window:8", "window:8", "full"]), tokens()
     model(rows, mask=masks.causal(40))
     assert len(planned) == 2
