@@ -166,7 +166,7 @@ class GPT2(Trainable):
             tokens: (B, S) int64.
             labels: (B, S) int64, already shifted: labels[b, s] is the token after tokens[b, s].
             positions, mask: As in forward.
-            reduction: "mean", "sum" or "none": each token's own, (B, S).
+            reduction: "mean", or "none" for each token's own, (B, S).
         """
         hidden = self.hidden(tokens, positions=positions, mask=mask)
         return linear_cross_entropy(
