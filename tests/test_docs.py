@@ -125,6 +125,7 @@ def test_the_model_of_the_guide_trains_alike_on_ranks_that_share_weights_and_seq
     assert losses[1:] == pytest.approx(losses[:1] * 2, rel=1e-5)
 
 
+@pytest.mark.integration
 def test_the_distillation_of_the_guide_trains_with_its_own_loss(tiny_runs, trained: Path) -> None:
     from flashtrain.command.api import load
 
@@ -310,7 +311,8 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
 @pytest.mark.parametrize("page", shell_blocks())
 def test_the_commands_of_programs_and_the_report_and_the_paths_of_shell_lines_are_right(page: str) -> None:
     """Those of flashtrain itself are test_mode_settings.py's."""
-    programs = {shlex.join(["python", "train.py", *words]) for marker in PROGRAMS for words in commands_of(marker)}
+    markers = (*PROGRAMS, "add a loss")
+    programs = {shlex.join(["python", "train.py", *words]) for marker in markers for words in commands_of(marker)}
     for line in shell_blocks()[page]:
         words = shlex.split(line)
         if "flashtrain.report" in words:
