@@ -82,7 +82,7 @@ class TrainingSetup:
 def imported(where: str) -> Any:
     """Return a method that calls the function at `where` ("package.module:name"), importing it when first called."""
     module, _, name = where.partition(":")
-    return lambda self, *arguments: getattr(importlib.import_module(module), name)(*arguments)
+    return lambda self, *arguments, **named: getattr(importlib.import_module(module), name)(*arguments, **named)
 
 
 class Task(ABC):

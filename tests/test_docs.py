@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ import pytest
 import torch
 from chat_folders import save_tokenizer_folder
 from published_commands import GUIDE, ROOT, python_blocks, shell_blocks
+from tiny_runs import checkout_environment
 
 from flashtrain import registry
 from flashtrain.command.overrides import plain_words
@@ -32,6 +34,7 @@ RESULTS = ROOT / "recipes" / "results"
 PROGRAMS = ("add a model", "add a task", "add a data source", "add an optimizer", "add a mask", "add a layer")
 RUN_HERE = {
     *PROGRAMS,
+    "add a loss",
     "add a mask, its test",
     "add a layer, its test",
     "add a baseline",
@@ -97,6 +100,53 @@ def test_a_program_that_adds_something_trains_by_the_commands_of_its_page(
     assert json.loads((folder / "summary.json").read_text())["steps"] == 6
     if marker == "add an optimizer":
         assert "trained 6 steps" in capsys.readouterr().out
+
+
+@pytest.mark.integration
+def test_the_model_of_the_guide_trains_alike_on_ranks_that_share_weights_and_sequences(
+    tiny_runs, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(python_blocks()["add a model"])
+    first, _, *shared = commands_of("add a model")
+    run_block("add a model")
+    status, folder = tiny_runs.run("alone", *plain_words(first))
+    assert status == 0
+    losses = [json.loads((folder / "summary.json").read_text())["train_loss"]]
+    for words in shared:
+        given = {word.partition("=")[0]: word for word in [*tiny_runs.words, f"output={tmp_path}", *words]}
+        given["attention"] = "attention=flash"
+        command = [sys.executable, "train.py", *given.values()]
+        done = subprocess.run(command, cwd=tmp_path, env=checkout_environment(), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        (row,) = tmp_path.glob("gpt2/*/summary.json")
+        losses.append(json.loads(row.read_text())["train_loss"])
+        row.unlink()
+    assert len(losses) == 3
+    assert losses[1:] == pytest.approx(losses[:1] * 2, rel=1e-5)
+
+
+@pytest.mark.integration
+def test_the_distillation_of_the_guide_trains_with_its_own_loss(tiny_runs, trained: Path) -> None:
+    from flashtrain.command.api import load
+
+    made = run_block("add a loss")
+    words = [f"teacher={trained}" if word.startswith("teacher") else word for word in commands_of("add a loss")[0]]
+    status, folder = tiny_runs.run("distilled", *words, "trainer.micro_batch=4")
+    row = json.loads((folder / "summary.json").read_text())
+    assert status == 0
+    assert row["steps"] == 6
+    assert 0 < row["train_loss"] < row["train_loss_first"]
+    assert row["validation_loss"] > 0
+    assert (folder / "sample.txt").read_text()
+    teacher, student = load(trained).model, load(folder).model
+    assert (len(teacher.blocks), len(student.blocks)) == (4, 2)
+    tokens, labels = torch.randint(257, (2, 2, 32))
+    labels[:, ::3] = -100
+    log_p, log_q = (model(tokens)[..., :257].log_softmax(-1)[labels != -100] for model in (teacher, student))
+    distance = torch.nn.functional.kl_div(log_q, log_p, log_target=True, reduction="batchmean")
+    entropy = -(log_p.exp() * log_p).sum(-1).mean()
+    ours = made["Distilled"](student, teacher=teacher).loss(tokens, labels, positions=None, mask=None)
+    torch.testing.assert_close(ours, distance + entropy)
 
 
 def test_the_mask_of_the_guide_is_the_rule_in_words_and_what_attention_sees() -> None:
@@ -261,7 +311,8 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
 @pytest.mark.parametrize("page", shell_blocks())
 def test_the_commands_of_programs_and_the_report_and_the_paths_of_shell_lines_are_right(page: str) -> None:
     """Those of flashtrain itself are test_mode_settings.py's."""
-    programs = {shlex.join(["python", "train.py", *words]) for marker in PROGRAMS for words in commands_of(marker)}
+    markers = (*PROGRAMS, "add a loss")
+    programs = {shlex.join(["python", "train.py", *words]) for marker in markers for words in commands_of(marker)}
     for line in shell_blocks()[page]:
         words = shlex.split(line)
         if "flashtrain.report" in words:

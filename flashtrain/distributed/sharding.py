@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from flashtrain.errors import UserError
+from flashtrain.models.trainable import inner
 
 DATA_PARALLEL = "data_parallel"  # the mesh dimension's name, which is Lightning's
-FORWARD_METHODS = ("loss", "score")  # methods besides forward that training calls with gathered weights
 LAYER_NAMES = "_no_split_modules"  # attribute of a transformers model: the names of its layers' classes
 
 
@@ -28,7 +28,7 @@ def shard(
     Call it in a LightningModule's configure_model, after activation checkpointing and before torch.compile.
 
     Args:
-        module: the model.
+        module: the model. Its `forward_methods` are called with gathered weights, as forward is; `loss` if it has none.
         device_mesh: Lightning's (`self.device_mesh` under ModelParallelStrategy), whose dimension data_parallel is
             used.
         precision: Lightning's name. The mixed ones gather weights and compute in bf16 or fp16, and reduce gradients in
@@ -45,17 +45,13 @@ def shard(
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     if blocks is None:
-        blocks = blocks_of(module)
-        if not blocks:
-            raise UserError(
-                f"{type(module).__name__} has no attribute 'blocks'. Give the modules to shard one by one: blocks=..."
-            )
+        blocks = known_blocks(module)
     computed = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)
     policy = MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=None if computed is None else torch.float32)
     parts: list[Any] = [*groups_of(module, blocks, computed, group_bytes), module]
     for part in parts:
         fully_shard(part, mesh=device_mesh[DATA_PARALLEL], mp_policy=policy)
-    for name in FORWARD_METHODS:
+    for name in getattr(module, "forward_methods", ("loss",)):
         if hasattr(module, name):
             register_fsdp_forward_method(module, name)
     return module
@@ -80,9 +76,20 @@ def groups_of(
     return groups
 
 
+def known_blocks(module: nn.Module) -> list[nn.Module]:
+    """Return a model's blocks; UserError where it has none."""
+    blocks = blocks_of(module)
+    if not blocks:
+        raise UserError(
+            f"{type(inner(module)).__name__} has no attribute 'blocks', the list of its layers, whose weights are "
+            "gathered one by one. Set it in the model, or use trainer.strategy=ddp (in Python: shard(..., blocks=...))."
+        )
+    return blocks
+
+
 def blocks_of(module: nn.Module) -> list[nn.Module]:
     """Return a model's `blocks`, or the layers of the transformers models in it; [] if it has neither."""
-    blocks = getattr(module, "blocks", None)
+    blocks = getattr(inner(module), "blocks", None)
     if blocks is not None:
         return list(blocks)
     names = {name for part in module.modules() for name in getattr(part, LAYER_NAMES, None) or ()}

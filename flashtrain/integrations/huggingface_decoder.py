@@ -210,12 +210,18 @@ class HuggingFaceDecoder(Trainable):
         return positions + self.first if self.first else positions
 
     def loss(
-        self, tokens: Tensor, labels: Tensor, *, positions: Tensor | None = None, mask: Mask | None = None
+        self,
+        tokens: Tensor,
+        labels: Tensor,
+        *,
+        positions: Tensor | None = None,
+        mask: Mask | None = None,
+        reduction: str = "mean",
     ) -> Tensor:
-        """Return the mean cross-entropy as in Trainable.loss, which equals transformers' own.
+        """Return the mean cross-entropy as in Trainable.loss, which equals transformers' own; "none": each token's.
 
-        In training it includes the routers' balancing loss where the configuration has output_router_logits. A mask
-        must be the causal mask of the documents that positions mark, else UserError.
+        In training the mean includes the routers' balancing loss where the configuration has output_router_logits. A
+        mask must be the causal mask of the documents that positions mark, else UserError.
         """
         if mask is not None:
             _check_mask(mask, positions)
@@ -224,7 +230,10 @@ class HuggingFaceDecoder(Trainable):
         found = computing(input_ids=tokens, position_ids=self._positions(tokens, positions), use_cache=False)
         if self.head is None:
             logits = found.logits.to(torch.promote_types(found.logits.dtype, torch.float32))
-            total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+            how = "none" if reduction == "none" else "sum"
+            total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction=how)
+            if how == "none":
+                return total.view(labels.shape)
             return self._balanced(total / (labels != IGNORED).sum().clamp(min=1), found, tokens)
         hidden = found.last_hidden_state
         loss = linear_cross_entropy(
@@ -233,8 +242,9 @@ class HuggingFaceDecoder(Trainable):
             labels,
             chunk=self.savings.loss_chunk,
             softcap=self.head.softcap,
+            reduction=reduction,
         )
-        return self._balanced(loss, found, tokens)
+        return loss if reduction == "none" else self._balanced(loss, found, tokens)
 
     def _balanced(self, loss: Tensor, found: Any, tokens: Tensor) -> Tensor:
         """The loss, in training plus the routers' balancing loss, which is also stored for logging."""

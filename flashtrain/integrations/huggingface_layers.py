@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from flashtrain.errors import UserError
 from flashtrain.models.activation_checkpointing import MemorySavings, checkpointed
-from flashtrain.models.feed_forward import chunked_feed_forward
+from flashtrain.models.feed_forward import are_plain, chunked_feed_forward
 
 FEED_FORWARD = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe")  # its names in transformers' layers
 
@@ -56,7 +56,7 @@ def gated_matrices(module: nn.Module) -> tuple[nn.Linear, nn.Linear, nn.Linear] 
     act = type(getattr(module, "act_fn", None)).__name__
     usual = act in ("SiLU", "SiLUActivation") and len(list(module.children())) == 4
     usual = usual and not getattr(module, "residual_dropout", 0.0)  # SeedOss has dropout after it
-    return (parts[0], parts[1], parts[2]) if usual and all(type(one) is nn.Linear for one in parts) else None
+    return (parts[0], parts[1], parts[2]) if usual and are_plain(*parts) else None
 
 
 class Layer:

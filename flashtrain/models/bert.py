@@ -107,6 +107,8 @@ class MaskedScore(NamedTuple):
 class Bert(Trainable):
     """BERT: the encoder with the heads that BertConfig selects; for attention and residual see BertEncoder."""
 
+    forward_methods = ("loss", "score")
+
     def __init__(self, config: BertConfig, attention: str = "flash", residual: str = "compute") -> None:
         super().__init__()
         self.config = config

@@ -52,7 +52,7 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Compute the feed-forward of x (..., E), a tensor (..., E)."""
         up, down = self.up, self.down
-        plain = type(up) is nn.Linear and type(down) is nn.Linear  # adapters and quantized layers compute differently
+        plain = are_plain(up, down)  # else without chunks, which the memory estimate knows
         if plain and self.chunk is not None and x.shape[:-1].numel() > self.chunk:
             return chunked_feed_forward(
                 x, up.weight, up.bias, down.weight, down.bias, activation=self.activation, chunk=self.chunk
@@ -64,6 +64,11 @@ class FeedForward(nn.Module):
             return down(activate(up(x)))
         gate, value = up(x).chunk(2, dim=-1)
         return down(activate(gate) * value)
+
+
+def are_plain(*layers: object) -> bool:
+    """Return whether these are nn.Linear itself: adapters, quantized and float8 layers compute differently."""
+    return all(type(one) is nn.Linear for one in layers)
 
 
 def chunked_feed_forward(

@@ -156,6 +156,7 @@ class GPT2(Trainable):
         *,
         positions: Tensor | None = None,
         mask: AnyMask | None = None,
+        reduction: str = "mean",
     ) -> Tensor:
         """Compute the mean cross-entropy in nats over the labels that are not -100, a scalar; 0 without labels.
 
@@ -166,6 +167,7 @@ class GPT2(Trainable):
             tokens: (B, S) int64.
             labels: (B, S) int64, already shifted: labels[b, s] is the token after tokens[b, s].
             positions, mask: As in forward.
+            reduction: "mean", or "none" for each token's own, (B, S).
         """
         hidden = self.hidden(tokens, positions=positions, mask=mask)
         return linear_cross_entropy(
@@ -174,6 +176,7 @@ class GPT2(Trainable):
             labels,
             vocab_size=self.config.vocab_size,
             chunk=self.savings.loss_chunk,
+            reduction=reduction,
         )
 
     def new_cache(self, tokens: int | None = None) -> KeyValueCache:

@@ -59,6 +59,8 @@ class Trainable(nn.Module):
     and activation checkpointing by itself, compiles block by block, and prints a sample.
     """
 
+    # Methods besides forward that a task calls: each gathers the weights that it needs where they are sharded (FSDP2).
+    forward_methods: tuple[str, ...] = ("loss",)
     balancing_loss: Tensor | None = None  # the routers' part of the latest loss, without its coefficient; logged
     # Whether it generates text: it has new_cache, and its forward takes `cache` and `last_only`.
     generates: bool = False
@@ -91,6 +93,13 @@ class Trainable(nn.Module):
         Args:
             context: The length in tokens of the sequence that contains the token (None: the model's longest).
         """
+
+    def token_losses(self, tokens: Tensor, labels: Tensor, **given: Any) -> Tensor:
+        """Compute each token's cross-entropy (B, S) in nats, float32, 0 without a label; arguments as in loss.
+
+        For models whose loss has a `reduction`, as flashtrain's own and Hugging Face decoders.
+        """
+        return self.loss(tokens, labels, **given, reduction="none")  # type: ignore[call-arg]
 
     def parameter_count(self) -> int:
         """Count the parameters; a parameter that is used twice (a tied output head) counts once."""
@@ -198,7 +207,7 @@ def as_trainable(model: nn.Module) -> Trainable:
     return model if isinstance(model, Trainable) else _Wrapped(model)
 
 
-def inner(model: Trainable) -> nn.Module:
+def inner(model: nn.Module) -> nn.Module:
     """Return the module that was passed to as_trainable to make this model."""
     return model.module if isinstance(model, _Wrapped) else model
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+from flashtrain.distributed.sharding import known_blocks
 from flashtrain.errors import UserError
 from flashtrain.models.activation_checkpointing import MemorySavings
+from flashtrain.models.feed_forward import FeedForward, are_plain
 from flashtrain.models.trainable import DecoderShape, Trainable, inner
 from flashtrain.settings.settings import Settings, divisors
 from flashtrain.tasks.context_run import check_model, exchange_bytes_of
@@ -32,6 +34,8 @@ def fit_memory(settings: Settings, hardware: Hardware, model: Trainable) -> Batc
         UserError: no micro-batch fits, or the model does not support the strategy or the memory settings.
     """
     check_model(settings.sharding, model, settings.model.name)
+    if settings.shards_weights:
+        known_blocks(model)
     model.keep_in(hardware.precision)
     batching = choose_batching(settings, hardware, model)
     model.save_memory(batching.savings)
@@ -110,7 +114,8 @@ def estimator(settings: Settings, hardware: Hardware, model: Trainable, shape: D
     largest = 0
     if len(set(shape.layers)) > 1:
         largest = max(sum(one.numel() for one in block.parameters()) for block in cast(Any, model).blocks)
-    blocks = Blocks(shape.embed, shape.layers, residual=model.residual, largest=largest)
+    plain = all(are_plain(one.up, one.down) for one in model.modules() if isinstance(one, FeedForward))
+    blocks = Blocks(shape.embed, shape.layers, residual=model.residual, largest=largest, plain=plain)
 
     def estimate(micro_batch: int, savings: MemorySavings) -> MemoryEstimate:
         return estimate_memory(

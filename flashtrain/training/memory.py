@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flashtrain.models.activation_checkpointing import HOST_PIECE, MemorySavings
 from flashtrain.models.layer_spec import LayerSpec
@@ -117,6 +117,7 @@ class Blocks:
     dropout: bool = False  # whether the blocks have dropout, whose masks are saved
     residual: str = "weights"  # type of the residual stream under autocast: float32, or "compute": half precision
     largest: int = 0  # parameters of the largest block, where blocks differ; 0: their mean
+    plain: bool = True  # whether our operators compute our feed-forwards: not with adapters or float8, without chunks
 
 
 def estimate_memory(
@@ -167,7 +168,8 @@ def estimate_memory(
     layers, embed = len(blocks.layers), blocks.embed
     residual_bytes = RESIDUAL_BYTES if copy and blocks.residual == "weights" else activation
     tokens = micro_batch * -(-context // context_degree)
-    stream = embed * residual_bytes
+    stream, operators = embed * residual_bytes, compiled and blocks.plain
+    savings = savings if blocks.plain else replace(savings, ffn_chunk=None)
     saved, block = 0.0, 0
     for layer, count in Counter(blocks.layers).items():
         gated = layer.feed_forward.gated
@@ -180,7 +182,7 @@ def estimate_memory(
             stream=stream,
             activation=activation,
             ffn_saved=FFN_TENSORS_SAVED + gated,
-            ffn_gradients=FFN_GRADIENTS + gated - (compiled and not gated) + (ADAPTER_TENSORS if frozen else 0),
+            ffn_gradients=FFN_GRADIENTS + gated - (operators and not gated) + (ADAPTER_TENSORS if frozen else 0),
             extra=1.0 if compiled else EAGER_EXTRA,
             savings=savings,
             chunk_tensors=GATED_CHUNK_TENSORS if gated and layer.feed_forward.by_autograd else CHUNK_TENSORS,

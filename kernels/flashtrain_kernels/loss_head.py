@@ -25,6 +25,15 @@ torch.library.define(
 )
 LINEAR_CROSS_ENTROPY = torch.ops.flashtrain_kernels.linear_cross_entropy.default
 
+_EACH = "flashtrain_kernels::linear_token_losses"  # its backward is itself, given the losses' gradients
+torch.library.define(
+    _EACH,
+    "(Tensor hidden, Tensor weight, Tensor labels, int vocab_size, int ignored, SymInt chunk, Tensor? dlosses, "
+    "float softcap=0.0, bool frozen=False) -> (Tensor, Tensor, Tensor)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+TOKEN_LOSSES = torch.ops.flashtrain_kernels.linear_token_losses.default
+
 
 def linear_cross_entropy(
     hidden: Tensor,
@@ -49,11 +58,12 @@ def linear_cross_entropy(
         vocab_size: number of real tokens; the logits of the weight's later rows (padding) count as -inf. None: V.
         ignore_index: label of tokens that have no loss.
         chunk: tokens whose logits are computed at a time; None: as many as have 2^29 logits.
-        reduction: "mean" over the labels that are not ignore_index (0 if there are none), or "sum".
+        reduction: "mean" over the labels that are not ignore_index (0 if there are none), "sum", or "none": each
+            token's own loss, whose backward computes the logits again.
         softcap: replace logits by softcap * tanh(logits / softcap) first, as Gemma 2 does; 0: no softcap.
 
     Returns:
-        A scalar in float32 (float64 for float64).
+        A scalar in float32 (float64 for float64); for "none" a tensor (...) like labels, 0 at ignore_index.
 
     Raises:
         ValueError: sizes that do not fit, an unknown reduction, a softcap below 0.
@@ -66,10 +76,11 @@ def linear_cross_entropy(
     dtype = autocast_dtype(hidden.device.type) or weight.dtype
     rows = hidden.reshape(-1, hidden.shape[-1]).to(dtype)
     flat = labels.reshape(-1)
+    sizes = vocab_size or weight.shape[0], ignore_index, chunk or default_chunk(weight.shape[0])
+    if reduction == "none":  # no view: FSDP2 warns of those that leave a module
+        return TOKEN_LOSSES(rows, weight, labels, *sizes, None, softcap)[0]
     gradients = torch.is_grad_enabled() and (rows.requires_grad or weight.requires_grad)
-    chunk = chunk or default_chunk(weight.shape[0])
-    numbers = vocab_size or weight.shape[0], ignore_index, chunk, gradients, softcap, not weight.requires_grad
-    total, _, _ = LINEAR_CROSS_ENTROPY(rows, weight, flat, *numbers)
+    total, _, _ = LINEAR_CROSS_ENTROPY(rows, weight, flat, *sizes, gradients, softcap, not weight.requires_grad)
     return total if reduction == "sum" else total / (flat != ignore_index).sum().clamp(min=1)
 
 
@@ -93,52 +104,53 @@ def _check(
         raise ValueError(f"vocab_size must be 1 to {weight.shape[0]}, the weight's rows, not {vocab_size}")
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk must be 1 or more tokens, not {chunk}")
-    if reduction not in ("mean", "sum"):
-        raise ValueError(f"reduction must be mean or sum, not {reduction!r}")
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction must be mean, sum or none, not {reduction!r}")
 
 
 @torch.library.impl(_NAME, ("cpu", "cuda"))
+@torch.library.register_fake(_NAME)
+def _summed(hidden, weight, labels, vocab_size, ignored, chunk, gradients, softcap=0.0, frozen=False):
+    """The sum of the losses, its gradients to hidden and weight (empty unless requested; frozen: weight's is empty)."""
+    ones = hidden.new_ones(labels.shape, dtype=torch.promote_types(hidden.dtype, torch.float32)) if gradients else None
+    losses, dhidden, dweight = TOKEN_LOSSES(hidden, weight, labels, vocab_size, ignored, chunk, ones, softcap, frozen)
+    return losses.sum(), dhidden, dweight
+
+
+@torch.library.impl(_EACH, ("cpu", "cuda"))
 def _pieces(
-    hidden: Tensor, weight: Tensor, labels: Tensor, vocab_size: int, ignored: int, chunk: int, gradients: bool,
+    hidden: Tensor, weight: Tensor, labels: Tensor, vocab_size: int, ignored: int, chunk: int, dlosses: Tensor | None,
     softcap: float = 0.0, frozen: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The sum of the losses, its gradients to hidden and weight (empty unless requested; frozen: weight's is empty)."""
+    """The losses and, given their gradients, those of hidden and weight (else empty; frozen: weight's is empty)."""
     known = (labels == ignored) | ((labels >= 0) & (labels < vocab_size))
     torch._assert_async(known.all(), f"labels must be 0 to {vocab_size - 1}, or {ignored} for none")
-    losses = hidden.new_zeros(hidden.shape[0], dtype=torch.promote_types(hidden.dtype, torch.float32))
+    losses = hidden.new_zeros(labels.shape, dtype=torch.promote_types(hidden.dtype, torch.float32))
+    flat, labels, matrix = losses.view(-1), labels.contiguous().view(-1), weight.to(hidden.dtype)
+    dlosses, gradients = None if dlosses is None else dlosses.contiguous().view(-1), dlosses is not None
     dhidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if gradients else hidden.new_empty(0)
     of_weight = gradients and not frozen
     dweight = weight.new_zeros(weight.shape, dtype=losses.dtype) if of_weight else weight.new_empty(0)
-    _add_pieces(
-        hidden, weight.to(hidden.dtype), labels.contiguous(), vocab_size, ignored, chunk, softcap,
-        losses, dhidden if gradients else None, dweight if of_weight else None,
-    )  # fmt: skip
-    return losses.sum(), dhidden, dweight.to(weight.dtype)  # the logits are gone where this needs a copy
-
-
-def _add_pieces(
-    hidden: Tensor, matrix: Tensor, labels: Tensor, vocab_size: int, ignored: int, chunk: int, softcap: float,
-    losses: Tensor, dhidden: Tensor | None, dweight: Tensor | None,
-) -> None:  # fmt: skip
-    """The losses, and the gradients where there is room for them, one piece after the other."""
     # A piece's logits are computed, their gradient is written over them at once, and goes into both matrix products of
     # the backward, so that the logits of one piece are all that is kept.
     size = min(chunk, hidden.shape[0])
-    logits = hidden.new_empty((size, matrix.shape[0]))
+    logits = piece = tanh = hidden.new_empty((size, matrix.shape[0]))
     softmax_rows = _by_kernel if _runs_kernel(hidden) else _in_torch
     for start in range(0, hidden.shape[0], max(1, size)):
         at = slice(start, min(start + size, hidden.shape[0]))
         piece = torch.mm(hidden[at], matrix.mT, out=logits[: at.stop - start])
-        tanh = piece.div_(softcap).tanh_().clone() if softcap else None
         if softcap:
+            tanh = piece.div_(softcap).tanh_().clone()
             piece.mul_(softcap)
-        softmax_rows(piece, labels[at], losses[at], vocab_size, ignored, dhidden is not None)
-        if dhidden is not None:
-            if tanh is not None:
+        softmax_rows(piece, labels[at], flat[at], vocab_size, ignored, None if dlosses is None else dlosses[at])
+        if gradients:
+            if softcap:
                 piece.mul_(tanh.square_().neg_().add_(1))  # the derivative of softcap * tanh(x / softcap)
             torch.mm(piece, matrix, out=dhidden[at])
-        if dweight is not None:
+        if of_weight:
             add_product(dweight, piece.mT, hidden[at])
+    del matrix, logits, piece, tanh  # before the weight's gradient may need a copy
+    return losses, dhidden, dweight.to(weight.dtype)
 
 
 def _runs_kernel(hidden: Tensor) -> bool:
@@ -149,13 +161,13 @@ def _runs_kernel(hidden: Tensor) -> bool:
     return INTERPRETED
 
 
-def _by_kernel(logits: Tensor, labels: Tensor, losses: Tensor, vocab_size: int, ignored: int, gradients: bool) -> None:
+def _by_kernel(logits: Tensor, labels: Tensor, losses: Tensor, vocab_size: int, ignored: int, dlosses: Any) -> None:
     from .backends.portable.cross_entropy import softmax_rows_launch
 
-    softmax_rows_launch(logits, labels, losses, vocab_size, ignored, gradients).run()
+    softmax_rows_launch(logits, labels, losses, vocab_size, ignored, dlosses).run()
 
 
-def _in_torch(logits: Tensor, labels: Tensor, losses: Tensor, vocab_size: int, ignored: int, gradients: bool) -> None:
+def _in_torch(logits: Tensor, labels: Tensor, losses: Tensor, vocab_size: int, ignored: int, dlosses: Any) -> None:
     """What the kernel does, in plain PyTorch."""
     x = logits.to(losses.dtype)
     x[:, vocab_size:] = -torch.inf
@@ -163,10 +175,10 @@ def _in_torch(logits: Tensor, labels: Tensor, losses: Tensor, vocab_size: int, i
     counted = (labels != ignored)[:, None]
     at = labels[:, None].where(counted, 0)
     losses.copy_((lse - x.gather(1, at)).where(counted, 0)[:, 0])
-    if gradients:
+    if dlosses is not None:
         p = (x - lse).exp_()
         p.scatter_add_(1, at, -torch.ones_like(lse))
-        logits.copy_(p.where(counted, 0))
+        logits.copy_(p.mul_(dlosses[:, None]).where(counted, 0))
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
@@ -177,13 +189,13 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         total += a @ b
 
 
-@torch.library.register_fake(_NAME)
-def _fake(hidden, weight, labels, vocab_size, ignored, chunk, gradients, softcap=0.0, frozen=False):
-    total = hidden.new_empty((), dtype=torch.promote_types(hidden.dtype, torch.float32))
-    if not gradients:
-        return total, hidden.new_empty(0), weight.new_empty(0)
+@torch.library.register_fake(_EACH)
+def _fake(hidden, weight, labels, vocab_size, ignored, chunk, dlosses, softcap=0.0, frozen=False):
+    losses = hidden.new_empty(labels.shape, dtype=torch.promote_types(hidden.dtype, torch.float32))
+    if dlosses is None:
+        return losses, hidden.new_empty(0), weight.new_empty(0)
     dhidden = torch.empty_like(hidden, memory_format=torch.contiguous_format)
-    return total, dhidden, weight.new_empty(0 if frozen else weight.shape)
+    return losses, dhidden, weight.new_empty(0 if frozen else weight.shape)
 
 
 class _Scaled(torch.autograd.Function):
@@ -217,8 +229,24 @@ def _backward(ctx: Any, dtotal: Tensor | None, *_: Any) -> tuple:
 torch.library.register_autograd(_NAME, _backward, setup_context=_save)
 
 
-@register_flop_formula(torch.ops.flashtrain_kernels.linear_cross_entropy)
+def _save_each(ctx: Any, inputs: tuple, output: tuple) -> None:
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(*inputs[:3])
+    ctx.sizes, ctx.softcap = inputs[3:6], inputs[7]
+
+
+@once_differentiable
+def _backward_of_each(ctx: Any, dlosses: Tensor, *_: Any) -> tuple:
+    frozen = not ctx.needs_input_grad[1]
+    _, dhidden, dweight = TOKEN_LOSSES(*ctx.saved_tensors, *ctx.sizes, dlosses, ctx.softcap, frozen)
+    return (dhidden, None if frozen else dweight, *(None,) * 7)
+
+
+torch.library.register_autograd(_EACH, _backward_of_each, setup_context=_save_each)
+
+
+@register_flop_formula([LINEAR_CROSS_ENTROPY.overloadpacket, TOKEN_LOSSES.overloadpacket])  # gradients: or dlosses
 def _flops(
     hidden, weight, labels, vocab_size, ignored, chunk, gradients, softcap=0.0, frozen=False, **kwargs: Any
 ) -> int:
-    return 2 * hidden[0] * weight[0] * weight[1] * (1 + gradients * (1 if frozen else 2))
+    return 2 * hidden[0] * weight[0] * weight[1] * (1 + bool(gradients) * (1 if frozen else 2))

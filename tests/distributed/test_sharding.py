@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,6 +18,7 @@ from flashtrain.errors import UserError
 from flashtrain.integrations.huggingface_attention import register_with_transformers
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.models import GPT2, GPT2Config, MemorySavings
+from flashtrain.models.trainable import as_trainable
 from flashtrain.tasks import LanguageModel
 from flashtrain.training.gradient_clipping import clip_gradients
 
@@ -146,6 +150,52 @@ def test_mixed_precision_computes_in_bf16_and_keeps_float32_weights_and_gradient
     assert model(tokens()).dtype == torch.bfloat16
     model.loss(tokens()).backward()
     assert all(p.dtype == p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+def summed(method, *given):
+    return method(*given).sum()
+
+
+class Preferring(GPT2):
+    """A decoder with a method of its own, which a task calls in place of the loss."""
+
+    forward_methods = ("loss", "preference")
+
+    def preference(self, tokens, labels):
+        return self.token_losses(tokens, labels).square().mean() + self.output_weight.mean()
+
+
+class Wrapped(torch.nn.Module):
+    """Someone's own module, whose forward gives logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(17, 8)
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, tokens):
+        return torch.nn.functional.linear(self.blocks[1](self.blocks[0](self.embedding(tokens))), self.embedding.weight)
+
+
+def test_every_method_that_a_model_names_computes_with_whole_weights(mesh):
+    torch.manual_seed(0)
+    config = GPT2Config.of_size("demo", "llama", vocab_size=17, context=16).changed(layers=2)
+    plain, sharded = (Preferring(config, attention="sdpa").double() for _ in range(2))
+    sharded.load_state_dict(plain.state_dict())
+    shard(sharded, mesh)
+    for method in ("preference", "token_losses", "loss"):
+        whole, ours = (partial(summed, getattr(one, method)) for one in (plain, sharded))
+        for one, exact in zip(gradients(sharded, ours), gradients(plain, whole), strict=True):
+            torch.testing.assert_close(one, exact, atol=1e-11, rtol=0)
+        plain.zero_grad(), sharded.zero_grad()
+
+
+def test_the_blocks_of_a_module_whose_forward_gives_logits_are_found(mesh):
+    plain = as_trainable(Wrapped())
+    sharded = as_trainable(copy.deepcopy(plain.module))
+    shard(sharded, mesh)
+    assert all(isinstance(block, FSDPModule) for block in sharded.module.blocks)
+    assert torch.equal(sharded.loss(tokens(), tokens()), plain.loss(tokens(), tokens()))
 
 
 def test_a_module_without_blocks_must_say_what_to_shard(mesh):

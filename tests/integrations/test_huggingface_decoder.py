@@ -117,6 +117,12 @@ def test_the_loss_in_pieces_knows_what_the_model_does_to_its_logits(kind, change
     assert loss.item() == pytest.approx(ours.module(input_ids=ids, shift_labels=labels, labels=labels).loss.item())
     loss.backward()
     assert gradients(ours).keys() == dict(ours.named_parameters()).keys()
+    weights = torch.randn(2, 13, dtype=torch.float64)
+    each = ours.token_losses(ids, labels)
+    exact = torch.nn.functional.cross_entropy(ours.module(input_ids=ids).logits.mT, labels, reduction="none")
+    torch.testing.assert_close(each, exact, atol=1e-10, rtol=0)
+    expected, found = (torch.autograd.grad(one, [*ours.parameters()], weights) for one in (exact, each))
+    torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_oss", "gemma3", *tiny.LATER])

@@ -126,6 +126,12 @@ def test_the_kernel_is_torchs_cross_entropy(tokens, rows, vocab_size, chunk):
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     wanted = torch.autograd.grad(theirs, (hidden, weight))
     torch.testing.assert_close(torch.autograd.grad(ours, (hidden, weight)), wanted, rtol=1e-4, atol=1e-5)
+    upstream = torch.randn(1).expand(tokens)  # as that of a sum
+    each = linear_cross_entropy(hidden, weight, labels, vocab_size=vocab_size, chunk=chunk, reduction="none")
+    theirs = F.cross_entropy(F.linear(hidden, weight[:vocab_size]), labels, reduction="none")
+    torch.testing.assert_close(each, theirs, rtol=1e-5, atol=1e-5)
+    wanted = torch.autograd.grad(theirs, (hidden, weight), upstream)
+    torch.testing.assert_close(torch.autograd.grad(each, (hidden, weight), upstream), wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

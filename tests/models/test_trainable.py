@@ -11,6 +11,7 @@ from flashtrain.errors import UserError
 from flashtrain.models import GPT2, GPT2Config, MemorySavings, Trainable
 from flashtrain.models.trainable import as_trainable, check_contract
 from flashtrain.tasks import LanguageModel
+from flashtrain_kernels import masks
 
 VOCABULARY = 17
 
@@ -74,6 +75,24 @@ def test_a_trainable_stays_itself_and_weights_keep_their_names() -> None:
     wrapped.load_state_dict({name: torch.zeros_like(one) for name, one in module.state_dict().items()})
     assert not any(one.any() for one in module.parameters())
     assert set(LanguageModel(module).state_dict()) == {f"model.{name}" for name in module.state_dict()}
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_losses_of_tokens_are_torchs_with_gradients_for_any_use_of_them(family: str) -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCABULARY, "context": 8, "vocab_rows": 24}
+    model = GPT2(GPT2Config.of_size("demo", family, **sizes).changed(layers=2), attention="sdpa").double()
+    tokens, labels = batch()
+    weights = torch.randn(2, 5, dtype=torch.float64)
+    positions = torch.tensor([[0, 1, 0, 1, 2]] * 2)
+    mask = masks.document(torch.tensor([[0, 0, 1, 1, 1]] * 2), causal=True)
+    for given in ({}, {"positions": positions, "mask": mask}):
+        ours = model.token_losses(tokens, labels, **given)
+        theirs = F.cross_entropy(model(tokens, **given).transpose(1, 2), labels, reduction="none")
+        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
+        expected = torch.autograd.grad(theirs, [*model.parameters()], weights)
+        found = torch.autograd.grad(ours, [*model.parameters()], weights)
+        torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
 
 
 def test_positions_reach_a_module_that_takes_them() -> None:

@@ -12,7 +12,7 @@ from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
 from flashtrain.models import MemorySavings, Trainable
 from flashtrain.report.rows import read_result
-from flashtrain.tasks.batching import Batching, choose_batching, fit_memory
+from flashtrain.tasks.batching import Batching, choose_batching, estimator, fit_memory
 from flashtrain.tasks.decoders import make_model
 from flashtrain.tasks.language.plan import describe
 from flashtrain.tasks.language.plan import plan_language as plan
@@ -134,6 +134,32 @@ def test_a_registered_model_has_no_savings_and_says_so():
     assert choose_batching(settings_of("trainer.micro_batch=4"), CPU, Registered()).savings == MemorySavings()
     with pytest.raises(UserError, match=r"Registered has no memory savings.* memory.activation_checkpointing=none"):
         fit_memory(settings_of("trainer.micro_batch=4", "memory.activation_checkpointing=full"), CPU, Registered())
+
+
+def test_a_model_without_blocks_is_refused_before_ranks_that_share_its_weights_start():
+    words = ("trainer.micro_batch=4", "trainer.strategy=fsdp", "trainer.devices=2")
+    with pytest.raises(UserError, match=r"Registered has no attribute 'blocks'.* trainer.strategy=ddp"):
+        fit_memory(settings_of(*words), CPU, Registered())
+
+
+def test_feed_forwards_with_adapters_are_not_counted_as_chunks():
+    peft = pytest.importorskip("peft")
+    settings = settings_of("context=8192", "trainer.tokens_per_step=65536")
+    whole, chunked = (MemorySavings("selective", ffn_chunk=chunk) for chunk in (None, 512))
+
+    def estimates(*targets: str) -> list[int]:
+        with torch.device("meta"):
+            model = make_model(settings.model, vocab_size=50257, context=8192, attention="flash")
+            if targets:
+                peft.inject_adapter_in_model(peft.LoraConfig(target_modules=list(targets)), model)
+        estimate = estimator(settings, H200, model, model.shape)
+        return [estimate(8, savings).total for savings in (whole, chunked)]
+
+    for targets in ((), ("qkv",)):
+        without, with_chunks = estimates(*targets)
+        assert with_chunks < without
+    without, with_chunks = estimates("up", "down")
+    assert with_chunks == without
 
 
 def test_mode_plan_prints_every_kind_and_marks_the_one_taken():

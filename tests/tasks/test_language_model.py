@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from quiet_trainer import quiet_trainer
@@ -68,6 +70,30 @@ def test_the_loss_is_compiled_whole_or_under_full_checkpointing_by_blocks(saving
     task = LanguageModel(model, compile=True)
     task.configure_model()
     assert compiled == (["compute"] * 4 if savings.checkpointing == "full" else ["loss"])
+
+
+class Doubled(LanguageModel):
+    """A task with a loss of its own: twice the model's loss, by its losses of tokens."""
+
+    def loss(self, tokens, labels, **given):
+        return 2 * self.model.token_losses(tokens, labels, **given).sum() / (labels != -100).sum()
+
+
+def test_a_derived_tasks_loss_is_trained_logged_and_compiled(monkeypatch):
+    torch.manual_seed(0)
+    model = GPT2(GPT2Config.of_size("demo", vocab_size=7, context=8), attention="sdpa")
+    with torch.no_grad():
+        expected = 2 * LanguageModel(model, document_mask=True).batch_loss(batch()).item()
+    task = Doubled(model, document_mask=True)
+    assert task.batch_loss(batch()).item() == pytest.approx(expected, rel=1e-6)
+    quiet_trainer(1).fit(task, DataLoader([batch()], batch_size=None))
+    assert task.first_loss == pytest.approx(expected, rel=1e-6)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    compiled = [kind(model, document_mask=True, compile=True) for kind in (LanguageModel, Doubled)]
+    for one in compiled:
+        one.configure_model()
+    plain, doubled = (one.batch_loss(batch()).item() for one in compiled)
+    assert doubled == pytest.approx(2 * plain, rel=1e-5)
 
 
 class Watched(Trainable):

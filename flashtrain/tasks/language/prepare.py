@@ -43,13 +43,18 @@ from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
 from flashtrain.training.validation import describe_validation
 
+MakeTask = Callable[..., LanguageModel]
 MANY_EPOCHS = 20  # from so many passes over the text on, a line says how to train for fewer
 
 MAX_VALIDATION_TOKENS = 524_288  # of each validation, where data.validation_tokens is null
 
 
-def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
-    """Build a language model, its data module and its LightningModule; see Task.prepare."""
+def prepare(settings: Settings, hardware: Hardware, make_task: MakeTask = LanguageModel) -> TrainingSetup:
+    """Build a language model, its data module and its LightningModule; see Task.prepare.
+
+    Args:
+        make_task: makes the LightningModule: a class derived from LanguageModel, or what takes the same arguments.
+    """
     build_model = model_builder(settings)
     own = tokenizer_of_weights(settings.weights, begin_of_text=settings.data.begin_of_text)
     data = make_data(settings, hardware, own)
@@ -72,7 +77,7 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
     if data.validation_tokens:
         requested, every = settings.data.validation_tokens, settings.trainer.validate_every
         said.append(describe_validation(data.held_out_samples, requested, every, "data.validation_tokens"))
-    task = make_task(settings, hardware, model, description)
+    task = language_model(settings, hardware, model, description, make_task)
     row_length = attended_context(settings.applied_mask, settings.context)
     throughput = Throughput(
         # Of packed documents only their own tokens' pairs are computed.
@@ -169,9 +174,15 @@ def model_builder(settings: Settings) -> Callable[..., Trainable]:
     return partial(make_model, model, context=settings.context)
 
 
-def make_task(settings: Settings, hardware: Hardware, model: Trainable, description: dict[str, Any]) -> LanguageModel:
+def language_model(
+    settings: Settings,
+    hardware: Hardware,
+    model: Trainable,
+    description: dict[str, Any],
+    make: MakeTask = LanguageModel,
+) -> LanguageModel:
     """Build the LightningModule that trains this model as the settings say."""
-    return LanguageModel(
+    return make(
         model,
         document_mask=settings.applied_mask.documents,
         mask=make_mask(settings.applied_mask),

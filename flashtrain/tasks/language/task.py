@@ -61,7 +61,7 @@ class LanguageModel(TrainingTask):
             self.on_before_batch_transfer = self._score_unseen  # type: ignore[method-assign]
         self._compile = compile
         self._replays = compile and cuda_graphs
-        self._loss: Callable[..., Tensor] = model.loss
+        self._compiled: Callable[..., Tensor] | None = None
         self._shard_mesh_seen = False
         self._mean_length, self._packed_batches = torch.zeros(()), 0  # see mean_length
 
@@ -74,7 +74,6 @@ class LanguageModel(TrainingTask):
             together = 0 if shares else GROUP_BYTES
             shard(self.model, self.device_mesh, str(self.trainer.precision), group_bytes=together)
             self._shard_mesh_seen = True
-            self._loss = self.model.loss  # the one that gathers the weights first
         if self._trainer is not None:
             self.model.materialise(self.trainer.strategy.root_device)
         # Under full checkpointing each block is compiled by itself: offloading runs between blocks, and one block at a
@@ -87,8 +86,8 @@ class LanguageModel(TrainingTask):
             torch._dynamo.config.optimize_ddp = False
         elif self._compile:
             # FSDP2's hooks break the graph between blocks, so one full graph is requested only without it.
-            self._loss = torch.compile(
-                self.model.loss,
+            self._compiled = torch.compile(
+                self.loss,
                 dynamic=False,
                 fullgraph=not self._shard_mesh_seen,
                 mode="reduce-overhead" if self._replays else None,
@@ -105,6 +104,13 @@ class LanguageModel(TrainingTask):
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits (B, S, vocabulary rows) of tokens (B, S)."""
         return self.model(tokens)
+
+    def loss(self, *batch: Any, **named: Any) -> Tensor:
+        """Return the mean loss of tokens and labels (B, S), given positions= and mask=: the model's own.
+
+        A task with another loss overrides it. It is compiled as the model's is, and validated as it is trained.
+        """
+        return self.model.loss(*batch, **named)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the micro-batch's mean loss; the mean over the optimiser step's micro-batches is logged."""
@@ -152,9 +158,10 @@ class LanguageModel(TrainingTask):
             self._packed_batches += 1
             mean = self._mean_length.to(mask.queries.device)
             self._mean_length = mean + (causal_length(mask) - mean) / self._packed_batches
+        loss = self._compiled or self.loss
         if not self._replays:
-            return mean_over_context(self._loss(batch["tokens"], batch["labels"], positions=positions, mask=mask))
-        return replayed(self._loss, batch["tokens"], batch["labels"], positions=positions, mask=mask)
+            return mean_over_context(loss(batch["tokens"], batch["labels"], positions=positions, mask=mask))
+        return replayed(loss, batch["tokens"], batch["labels"], positions=positions, mask=mask)
 
 
 def next_shown(mask: Mask) -> Tensor:

@@ -45,9 +45,8 @@ class MaskedLanguageModel(LanguageModel):
     def batch_loss(self, batch: MaskedBatch) -> Tensor:  # type: ignore[override]
         """Return the micro-batch's part of the step's mean loss in nats, differentiable."""
         arguments = loss_arguments(batch)
-        if not self._replays:
-            return self._loss(**arguments)
-        return replayed(self._loss, **arguments)
+        loss = self._compiled or self.loss
+        return replayed(loss, **arguments) if self._replays else loss(**arguments)
 
     def training_step(self, batch: MaskedBatch, batch_idx: int) -> Tensor:  # type: ignore[override]
         """Return the micro-batch's loss, and count this device's tokens (without padding), sequences and FLOPs."""

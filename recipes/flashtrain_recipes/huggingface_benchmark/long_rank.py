@@ -22,7 +22,7 @@ from flashtrain.run.fitting import strategy_for
 from flashtrain.tasks.batching import Batching, choose_batching
 from flashtrain.tasks.context_run import check_model
 from flashtrain.tasks.decoders import make_model
-from flashtrain.tasks.language.prepare import make_task
+from flashtrain.tasks.language.prepare import language_model
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
 from flashtrain_recipes.harness.rows import Row
@@ -151,4 +151,4 @@ def _fit(
         callbacks=[reports.throughput, reports],
     )
     batches: Any = [{"tokens": tokens, "labels": labels}] * steps
-    trainer.fit(make_task(settings, hardware, model, {}), DataLoader(batches, batch_size=None))
+    trainer.fit(language_model(settings, hardware, model, {}), DataLoader(batches, batch_size=None))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.decoders import make_model
-from flashtrain.tasks.language.prepare import make_task
+from flashtrain.tasks.language.prepare import language_model
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.huggingface_benchmark.cases import HuggingFaceCase
 from flashtrain_recipes.step_benchmark.baselines.flashtrain import save_memory
@@ -77,7 +77,7 @@ class HuggingFaceBaseline(StepBaseline):
         torch.manual_seed(settings.seed)
         model.materialise(device)
         model.train()
-        task = make_task(settings, case.hardware_of(self.hardware), model, {})
+        task = language_model(settings, case.hardware_of(self.hardware), model, {})
         step = task_step(task, part, loss_of(task), case, device)
         if self.updates:
             return step

@@ -15,7 +15,7 @@ from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.batching import choose_batching
 from flashtrain.tasks.decoders import make_model
-from flashtrain.tasks.language.prepare import make_task
+from flashtrain.tasks.language.prepare import language_model
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import GIB
 from flashtrain_recipes.step_benchmark.cases import GPT2Case
@@ -48,7 +48,7 @@ class Flashtrain(StepBaseline):
     def build(self, case: GPT2Case, device: torch.device) -> TrainingStep:
         with torch.device(device):
             model, _ = self._model(case)
-        task = make_task(self._settings(case), self._hardware(case), model.train(), {})
+        task = language_model(self._settings(case), self._hardware(case), model.train(), {})
         return task_step(task, model, partial(batch_loss, task), case, device)
 
     def _model(self, case: GPT2Case) -> tuple[Trainable, MemoryChoice]:
