@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flashtrain.distributed.context.exchange_memory import exchange_bytes
-from flashtrain.distributed.context.layouts import LAYOUTS
-from flashtrain.distributed.context.methods import Choice, choose_method
-from flashtrain.distributed.context.needed_keys import needed_keys
-from flashtrain.distributed.context.traffic import Sizes, near_ranks
-from flashtrain.distributed.context.work import attention_work, imbalance, visible_keys
 from flashtrain.errors import UserError
 from flashtrain.models.attention import Attention
 from flashtrain.models.attention_spec import AttentionSpec
@@ -22,6 +16,9 @@ from flashtrain.settings.text import SequenceSharding
 from flashtrain.tasks.attention_masks import make_mask
 from flashtrain.training.memory import GIB, PRECISIONS
 from flashtrain_kernels import masks
+
+if TYPE_CHECKING:
+    from flashtrain.distributed.context.methods import Choice
 
 MIB = 2**20
 
@@ -70,6 +67,8 @@ def exchange_bytes_of(sharding: SequenceSharding | None, precision: str, shape: 
     """Return the bytes of device memory for the communication of context parallelism; 0 without it."""
     if sharding is None or sharding.degree == 1:
         return 0
+    from flashtrain.distributed.context.exchange_memory import exchange_bytes
+
     return exchange_bytes(attention_choice(sharding, precision, shape, micro_batch))
 
 
@@ -106,6 +105,10 @@ def plan_lines(settings: Settings, precision: str, model: Trainable, micro_batch
 
 
 def _layout_lines(sharding: SequenceSharding, applied: MaskSettings) -> list[str]:
+    from flashtrain.distributed.context.layouts import LAYOUTS
+    from flashtrain.distributed.context.needed_keys import needed_keys
+    from flashtrain.distributed.context.work import attention_work, imbalance, visible_keys
+
     causal = masks.causal(sharding.context)
     layout = LAYOUTS[sharding.layout](causal, sharding.degree)
     make = make_mask(applied)
@@ -121,6 +124,9 @@ def _layout_lines(sharding: SequenceSharding, applied: MaskSettings) -> list[str
 
 
 def _choice(sharding: SequenceSharding, heads: AttentionSpec | Attention, held: int, bytes_each: int = 2) -> Choice:
+    from flashtrain.distributed.context.methods import choose_method
+    from flashtrain.distributed.context.traffic import Sizes, near_ranks
+
     near = near_ranks(sharding.degree, sharding.devices)
     sizes = Sizes(sharding.degree, heads.heads, heads.kv_heads, heads.head_dim, held, bytes_each, near)
     return choose_method(sharding.method, sizes)

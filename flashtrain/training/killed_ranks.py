@@ -29,13 +29,10 @@ def name_killed_ranks(note: Callable[[str], None]) -> None:
     """
 
     def end(observer: _ChildProcessObserver) -> None:
-        ranks = observer._child_processes
-        killed = killed_rank(ranks, seconds=0)
-        for rank in ranks:
+        killed = killed_rank(observer._child_processes, seconds=0)
+        for rank in observer._child_processes:
             rank.kill()
-        if killed is not None:
-            end_job(killed, note)
-        os._exit(RunFailed.status)
+        end_job(killed, note)
 
     # pytorch-lightning 2.6.6 starts a job's other ranks as child processes of the first one. When one of them has died,
     # it kills all others with SIGKILL, the first one too: whether a failed collective ends that with a status of its
@@ -43,13 +40,14 @@ def name_killed_ranks(note: Callable[[str], None]) -> None:
     _ChildProcessObserver._terminate_all = end  # type: ignore[method-assign, assignment]
 
 
-def end_job(line: str, note: Callable[[str], None] | None) -> NoReturn:
-    """Call `note` with the line, print it, and end this process at once, with RunFailed's status."""
+def end_job(line: str | None, note: Callable[[str], None] | None) -> NoReturn:
+    """Print the line, if there is one, call `note` with it, and end this process at once, with RunFailed's status."""
     try:
-        if note is not None:
-            note(line)
+        if line is not None:
+            print(f"flashtrain: {line}. The job ends.", file=sys.stderr, flush=True)
+            if note is not None:
+                note(line)
     finally:
-        print(f"flashtrain: {line}. The job ends.", file=sys.stderr, flush=True)
         os._exit(RunFailed.status)
 
 

@@ -34,7 +34,7 @@ def observe(monkeypatch: pytest.MonkeyPatch, *codes: str) -> None:
     statuses: list[int] = []
     monkeypatch.setattr(os, "_exit", statuses.append)
     assert _ChildProcessObserver(main_pid=0, child_processes=ranks)._run()
-    assert set(statuses) == {RunFailed.status}
+    assert statuses == [RunFailed.status]
 
 
 def test_a_killed_rank_is_named_and_noted(capsys, monkeypatch) -> None:

@@ -34,7 +34,6 @@ from flashtrain.models.sharded_sequence import use_sharded_sequence
 from flashtrain.training.killed_ranks import is_broken_connection
 
 DATA, CONTEXT = "data", "context"  # dimensions of the mesh
-BATCH = "batch"  # of what is checked once
 
 
 class ContextParallelStrategy(ShardedCheckpoints):
@@ -105,7 +104,7 @@ class ContextParallelStrategy(ShardedCheckpoints):
         self.sequence: ContextSequence | None = None
         self._data_rank = 0
         self.check_attention = check_attention
-        self._checked: set[str] = set()  # BATCH and the kinds of step that were checked
+        self._checked: set[str] = set()  # "batch" and the kinds of step, such as "training"
 
     @property
     def data_ranks(self) -> int:
@@ -177,9 +176,9 @@ class ContextParallelStrategy(ShardedCheckpoints):
         """Return this rank's part of the batch, on `device`; the rest is never copied there."""
         self.watchdog.mark("a batch")
         assert self.context is not None
-        if BATCH not in self._checked:
+        if "batch" not in self._checked:
             check_same_batch(batch, self.context)
-            self._checked.add(BATCH)
+            self._checked.add("batch")
         part, self.sequence = shard_batch(
             batch, self.context, documents=self.documents, layout=self.layout, method=self.method
         )
