@@ -11,6 +11,7 @@ from typing import Any, get_args
 import numpy as np
 from torch.utils.data import DataLoader
 
+from flashtrain.announce import say
 from flashtrain.data.chat_samples import COST, ChatDocuments, ChatSamples, label_counts
 from flashtrain.data.chat_source import ChatFiles, ChatRows, ChatSource
 from flashtrain.data.chat_template import ChatTemplate
@@ -143,6 +144,8 @@ class ChatDataModule(TextDataModule):
     def scored(self) -> dict[str, int]:
         """Count the conversations, tokens and labels that a validation reads. Needs setup()."""
         read = self._validated()
+        if self._cut_note:  # a training says so with `describe`
+            say(f"{self.source.describe()}: {self._cut_note.removeprefix('; ')}")
         conversations = np.unique(self._conversation[np.searchsorted(self.cache.offsets, read.begins)])
         tokens, labels = int(read.lengths.sum()), int(read.label_counts.sum())
         return {"conversations": len(conversations), "tokens": tokens, "labels": labels}

@@ -55,7 +55,15 @@ def read_config(path: str, changes: Mapping[str, Any], setting: str = "model.pat
     content = {name: value for name, value in content.items() if name not in ("auto_map", "model_type")}
     if ROTARY in changes:
         content, changes = _with_rotary(kind, content, changes)
-    return AutoConfig.for_model(kind, **{**content, **changes})
+    config = AutoConfig.for_model(kind, **{**content, **changes})
+    for name in ("sliding_window", "attention_chunk_size"):
+        size, kinds = vars(config).get(name), set(vars(config).get("layer_types") or [""])
+        if isinstance(size, int) and size < 1 and kinds != {"full_attention"}:  # transformers' masks hide all tokens
+            raise UserError(
+                f"{setting}={path} has {name}={size}: expected at least 1 token, or null for layers that see all "
+                f"earlier ones. Set +model.options={{{name}: null}}."
+            )
+    return config
 
 
 def _check_names(kind: str, content: Mapping[str, Any], changes: Iterable[str]) -> None:

@@ -312,7 +312,7 @@ class HuggingFaceDecoder(Trainable):
                 raise UserError(f"the checkpoint's adapters do not match the model's: only one of both has '{odd}'.")
             return
         self.load_state_dict(weights, assign=True)
-        self.module.tie_weights(recompute_mapping=False)
+        self.module.tie_weights(missing_keys=set(), recompute_mapping=False)  # but for two that differ, of older runs
         folders.fill_buffers(self.module, cpu)
 
 

@@ -121,7 +121,13 @@ def read_weights(model: Any, folder: Path, device: torch.device) -> None:
         if names:
             more = f", and so of {len(names) - 1} others" if len(names) > 1 else ""
             raise UserError(f"the weights in {folder} are of another model: '{names[0]}' {what}{more}.")
-    model.tie_weights(missing_keys=loaded.missing_keys, recompute_mapping=False)
+    tied = dict(model.all_tied_weights_keys)
+    model.tie_weights(missing_keys=loaded.missing_keys, recompute_mapping=False)  # not where both are there and differ
+    if untied := sorted(tied.keys() - model.all_tied_weights_keys.keys()):
+        raise UserError(
+            f"'{untied[0]}' and '{tied[untied[0]]}' in {folder} differ, but {CONFIG} says that they are one matrix "
+            "(tie_word_embeddings). Set +model.options={tie_word_embeddings: false} to train both."
+        )
     model._adjust_missing_and_unexpected_keys(loaded)  # leaves what transformers warns of
     if unknown := sorted(loaded.unexpected_keys):
         say(f"{len(unknown)} weights in {folder} are not of the model that {CONFIG} describes: '{unknown[0]}', ...")

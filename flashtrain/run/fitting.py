@@ -90,7 +90,8 @@ def fit(
                 trainer.fit(task, data, ckpt_path=str(resumed) if resumed else None, weights_only=True)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
-                raise
+                # Lightning's teardown moves the model to the CPU, which fails after its weights were refused.
+                raise (error.__context__ if isinstance(error.__context__, UserError) else error) from None
             size = batching.micro_batch
             line = out_of_memory_line(
                 error,

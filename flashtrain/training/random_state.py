@@ -21,7 +21,8 @@ class RandomState(pl.Callback):
     The generators are Python's, NumPy's, torch's on the CPU and, on a GPU, the device's, from which dropout draws.
     Their states are saved as tensors and integers, which load without running code. If the number of ranks or the kind
     of device has changed, the generators are seeded from the run's seed and the step: another stream of numbers, but
-    deterministic. (Lightning 2.6.6 saves no generators: a resumed run has other dropout.)
+    deterministic. (Lightning 2.6.6 saves no generators: a resumed run has other dropout.) Each rank draws numbers of
+    its own; what ranks must share, they broadcast or compute from the seed.
 
     Args:
         seed: the run's seed.
@@ -33,6 +34,10 @@ class RandomState(pl.Callback):
         self._loaded: list[dict[str, Any]] | None = None
         self._pending = False
         self._ended: tuple[int, Any] = (-1, None)  # the last completed step, and the generators' states after it
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.global_rank and not self._pending:  # the first rank goes on with the run's seed, as one device does
+            _seed(self.seed, trainer)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -71,10 +76,14 @@ class RandomState(pl.Callback):
             _restore(states[trainer.global_rank], device)
             return
         say("the checkpoint was saved on other devices: random generators (dropout) are seeded from seed and step")
-        drawn = (self.seed + trainer.global_step) % 2**32  # the same on every rank
-        random.seed(drawn)
-        np.random.seed(drawn)
-        torch.manual_seed(drawn)
+        _seed(self.seed + trainer.global_step, trainer)
+
+
+def _seed(number: int, trainer: pl.Trainer) -> None:
+    drawn = (number + 1_000_003 * trainer.global_rank) % 2**32
+    random.seed(drawn)
+    np.random.seed(drawn)
+    torch.manual_seed(drawn)
 
 
 def _states(device: torch.device) -> dict[str, Any]:

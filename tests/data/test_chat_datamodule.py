@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from itertools import pairwise
 from unittest import mock
@@ -229,10 +230,13 @@ def test_a_conversation_longer_than_the_context_is_cut_left_out_or_refused_and_c
         make(too_long="trim")
 
 
-def test_a_conversation_with_no_answer_within_the_context_is_left_out(make):
+def test_a_conversation_with_no_answer_within_the_context_is_left_out(make, caplog):
     late = [{"role": "user", "content": "q" * 400}, {"role": "assistant", "content": "z"}]
     data = make(talks=[*TALKS[:5], late], validation_fraction=0.0)
     assert "1 have nothing to learn within it and are left out" in data.describe()
+    caplog.set_level(logging.INFO)
+    data.scored()  # of mode=evaluate
+    assert "1 have nothing to learn within it and are left out" in caplog.text
     assert len(data.documents[0].begins) == 5
     with pytest.raises(UserError, match=r"no conversation .* within context=96"):
         make(talks=[late])

@@ -465,6 +465,10 @@ def save_config(folder: Path, **content) -> str:
         ({"model_type": "mine", "auto_map": {}}, "unknown kind of decoder in model.config 'mine'"),
         ({}, "unknown kind of decoder in model.config 'None'"),
         ({"model_type": "llama", "quantization_config": {"bits": 4}}, "quantized weights"),
+        # transformers' masks then hide every token.
+        ({"model_type": "mistral", "sliding_window": 0}, "has sliding_window=0: expected at least 1 .*null"),
+        ({"model_type": "gemma3_text", "sliding_window": -1}, "has sliding_window=-1: expected at least 1"),
+        ({"model_type": "llama4_text", "attention_chunk_size": 0}, "has attention_chunk_size=0: expected at least 1"),
     ],
 )
 def test_a_model_that_cannot_be_trained_is_refused(content, said, tmp_path: Path) -> None:
@@ -486,6 +490,35 @@ def test_a_folder_without_safetensors_and_weights_of_another_model_are_refused(t
     model.config.save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"'model\.layers\.1.* is missing, and so of 8 others"):
         transformers_decoder(str(tmp_path)).materialise(CPU)
+
+
+@pytest.fixture
+def untied(tmp_path: Path) -> str:
+    """A folder with two different matrices that its configuration calls one."""
+    model = tiny.build("llama", "eager", tie_word_embeddings=False)
+    model.config.tie_word_embeddings = True
+    model.save_pretrained(tmp_path / "untied")
+    return str(tmp_path / "untied")
+
+
+def test_an_output_head_that_the_configuration_ties_to_another_embedding_is_refused_or_trained_untied(untied) -> None:
+    """An export of it would be two models: transformers 5 reads the head, others the embedding in its place."""
+    with pytest.raises(UserError, match=r"'lm_head\.weight' and 'model\.embed_tokens\.weight' .* differ.*: false"):
+        transformers_decoder(untied).materialise(CPU)
+    ours = transformers_decoder(untied, changes={"tie_word_embeddings": False})
+    ours.materialise(CPU)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(untied, attn_implementation="eager")
+    ids = tiny.tokens(1, 24)
+    torch.testing.assert_close(ours(ids).double(), theirs(ids).logits, rtol=0, atol=1e-4, check_dtype=False)
+
+
+def test_a_checkpoint_of_an_older_run_keeps_the_head_that_it_trained_beside_the_embedding(untied) -> None:
+    state = transformers_decoder(untied, changes={"tie_word_embeddings": False})
+    state.materialise(CPU)
+    older = transformers_decoder(untied)
+    older.fill(state.state_dict())
+    assert torch.equal(older.output_weight, state.output_weight)
+    assert not torch.equal(older.output_weight, older.module.get_input_embeddings().weight)
 
 
 @pytest.mark.parametrize("name", ["no/such/folder", "someone/some-model"])
