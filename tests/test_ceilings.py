@@ -11,25 +11,25 @@ ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below, with 2% of slack when an issue begins. Whoever needs more takes as much out, or
 # raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 31_120,
+    "flashtrain": 32_126,
     "flashtrain/command": 1_690,
-    "flashtrain/data": 5_890,
+    "flashtrain/data": 6_059,
     "flashtrain/distributed": 3_420,
     "flashtrain/files": 450,
-    "flashtrain/folders": 490,
-    "flashtrain/integrations": 3_660,
-    "flashtrain/models": 3_520,
+    "flashtrain/folders": 548,
+    "flashtrain/integrations": 3_843,
+    "flashtrain/models": 4_145,
     "flashtrain/report": 1_780,
     "flashtrain/run": 530,
-    "flashtrain/settings": 1_130,
+    "flashtrain/settings": 1_177,
     "flashtrain/tasks": 4_150,
     "flashtrain/training": 3_550,
     "kernels/flashtrain_kernels": 14_370,
     "recipes/flashtrain_recipes": 11_830,
-    "tests": 39_430,
+    "tests": 42_232,
 }
 # Of flashtrain: no new guard without a user's report. 369 before the silent faults that strangers found on 28 November.
-RAISES = 395
+RAISES = 400
 
 
 def rooms() -> set[str]:
