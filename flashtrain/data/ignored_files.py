@@ -8,8 +8,8 @@ from pathlib import Path, PurePath
 
 from pathspec import GitIgnoreSpec
 
-# What is in the folder of a virtual environment, of one of conda's, of a run, or of the cache.
-MARKS = ("pyvenv.cfg", "conda-meta", "flashtrain.log", "content-hashes")
+# What is in the folder of a virtual environment, of one of conda's, of a run, of the cache, or of cached tokens.
+MARKS = ("pyvenv.cfg", "conda-meta", "flashtrain.log", "content-hashes", "tokens.bin")
 
 
 def ignored_files(found: Collection[PurePath], folder: Path | None) -> set[PurePath]:
@@ -24,7 +24,7 @@ def ignored_files(found: Collection[PurePath], folder: Path | None) -> set[PureP
     texts = {parent: file.read_text("utf-8-sig", "surrogateescape") for parent, file in files.items() if file.is_file()}
     rules = {parent: GitIgnoreSpec.from_lines(text.split("\n")) for parent, text in texts.items()}
     made = {name.parent for name in (*found, *parents) if name.name in MARKS}
-    made |= {parent for parent in parents if parent.name == "node_modules"}
+    made |= {parent for parent in parents if parent.name == "node_modules" or parent.suffix == ".building"}
 
     @cache
     def ignored(name: PurePath, end: str = "") -> bool:

@@ -65,12 +65,12 @@ class TextReader:
             return self._decoded(file.read(), path)
 
     def is_text(self, path: Any) -> bool:
-        """Return whether a file's first block is text. Raises UserError if it cannot be read."""
+        """Return whether a file's first block is text; an empty file has none. UserError: it cannot be read."""
         with opened(path) as file:
             block = file.read(BLOCK)
         try:
             decoder = codecs.getincrementaldecoder(self.encoding)(self.errors)
-            return "\0" not in decoder.decode(block, len(block) < BLOCK)
+            return bool(block) and "\0" not in decoder.decode(block, len(block) < BLOCK)
         except UnicodeError:
             return False
 

@@ -106,3 +106,11 @@ def test_a_file_that_is_named_is_read_though_it_is_ignored_and_an_ignored_folder
     assert list(FilesSource(project / "build").documents()) == ["built"]
     with pytest.raises(UserError, match=r"data\.path=.*\(left out, .* 1 \.png"):
         FilesSource(project, patterns="*.png").files()
+
+
+def test_a_cache_of_tokens_that_lies_in_the_folder_is_none_of_its_text(tmp_path: Path) -> None:
+    for name in ("a.txt", "bytes-1/meta.json", "bytes-1/tokens.bin", "bytes-2.building/tokenizer/kind.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("text")
+    (tmp_path / "bytes-2.lock").touch()
+    assert list(FilesSource(tmp_path).documents()) == ["text"]
