@@ -343,11 +343,11 @@ def test_an_answer_of_weight_0_is_shown_and_not_learnt(make, jinja, weight):
 
 
 @pytest.mark.parametrize(
-    ("weight", "told"),
+    ("weight", "line"),
     [(0.5, "weight 0.5: expected 0 .* or 1"), (-1, "weight -1"), ("0", "weight '0'"), (0, "no message")],
 )
-def test_other_weights_and_rows_without_an_answer_to_learn_are_refused(make, weight, told):
-    with pytest.raises(UserError, match=told):
+def test_other_weights_and_rows_without_an_answer_to_learn_are_refused(make, weight, line):
+    with pytest.raises(UserError, match=line):
         make().pieces({"messages": [TALK[0], {**TALK[1], "weight": weight}]})
 
 
