@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below, with 2% of slack when an issue begins. Whoever needs more takes as much out, or
 # raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 32_126,
+    "flashtrain": 32_132,
     "flashtrain/command": 1_690,
     "flashtrain/data": 6_059,
     "flashtrain/distributed": 3_420,
@@ -22,11 +22,11 @@ CEILINGS = {
     "flashtrain/report": 1_780,
     "flashtrain/run": 530,
     "flashtrain/settings": 1_177,
-    "flashtrain/tasks": 4_150,
+    "flashtrain/tasks": 4_154,
     "flashtrain/training": 3_550,
     "kernels/flashtrain_kernels": 14_370,
     "recipes/flashtrain_recipes": 11_830,
-    "tests": 42_232,
+    "tests": 42_249,
 }
 # Of flashtrain: no new guard without a user's report. 369 before the silent faults that strangers found on 28 November.
 RAISES = 400

@@ -50,7 +50,7 @@ def choose_batching(settings: Settings, hardware: Hardware, model: Trainable) ->
     """
     samples = settings.samples_per_step // settings.data_ranks
     micro_batch, shape = settings.trainer.micro_batch, model.shape
-    if shape is not None:
+    if shape is not None and _is_known(shape):
         sizes = micro_batch or [size for size in divisors(samples) if size <= MAX_MICRO_BATCH]
         return choose_micro_batch(settings, hardware, sizes, samples, estimator(settings, hardware, model, shape))
     if micro_batch is None:
@@ -60,6 +60,12 @@ def choose_batching(settings: Settings, hardware: Hardware, model: Trainable) ->
         )
     # A model that has no memory savings refuses all but the first.
     return Batching(micro_batch, samples // micro_batch, None, _candidates(settings, hardware)[0])
+
+
+def _is_known(shape: DecoderShape) -> bool:
+    """Whether every layer says what memory it takes."""
+    sizes = {"tokens": 1, "context": 1, "activation": 2, "attention": "flash"}
+    return all(mixer.memory(**sizes) is not None for mixer in {layer.mixer for layer in shape.layers})
 
 
 def choose_micro_batch(

@@ -11,6 +11,7 @@ import torch
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
 from flashtrain.models import MemorySavings, Trainable
+from flashtrain.models.attention_spec import AttentionSpec
 from flashtrain.report.rows import read_result
 from flashtrain.tasks.batching import Batching, choose_batching, estimator, fit_memory
 from flashtrain.tasks.decoders import make_model
@@ -175,3 +176,11 @@ def test_mode_plan_prints_every_kind_and_marks_the_one_taken():
     ]
     assert "does not fit" in lines[0]
     assert "GiB in host memory" in lines[-1]
+
+
+def test_a_decoder_with_a_layer_of_unknown_memory_asks_for_the_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AttentionSpec, "memory", lambda self, **_: None)
+    with pytest.raises(UserError, match=r"GPT2 cannot be estimated\. Set trainer\.micro_batch"):
+        batching()
+    chosen = batching("trainer.micro_batch=4")
+    assert (chosen.micro_batch, chosen.estimate) == (4, None)
