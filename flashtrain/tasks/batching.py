@@ -64,8 +64,8 @@ def choose_batching(settings: Settings, hardware: Hardware, model: Trainable) ->
 
 def _is_known(shape: DecoderShape) -> bool:
     """Whether every layer says what memory it takes."""
-    sizes = {"tokens": 1, "context": 1, "activation": 2, "attention": "flash"}
-    return all(mixer.memory(**sizes) is not None for mixer in {layer.mixer for layer in shape.layers})
+    found = (one.mixer.memory(tokens=1, context=1, activation=2, attention="flash") for one in set(shape.layers))
+    return all(memory is not None for memory in found)
 
 
 def choose_micro_batch(
