@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
 ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGINT") if hasattr(signal, name)]
-_SECONDS = 2.0  # a closed terminal and its shell send several signals: in this time they are one
-_raised = -_SECONDS  # when, as time.monotonic()
 
 
 class Interrupted(KeyboardInterrupt):
@@ -47,11 +44,10 @@ def end_at_once(number: int, _: FrameType | None) -> None:
 
 def interrupt(number: int, _: FrameType | None) -> None:
     """The handler of a command that has something to clean up: raise Interrupted."""
-    global _raised
     leave_closed_terminal()
-    if number == signal.SIGINT or time.monotonic() > _raised + _SECONDS:
-        _raised = time.monotonic()
-        raise Interrupted(number)
+    for other in set(ENDING) - {signal.SIGINT}:  # a closed terminal and its shell send several
+        signal.signal(other, signal.SIG_IGN)
+    raise Interrupted(number)
 
 
 def leave_closed_terminal() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import TinyRuns, checkout_environment, wait_for
 
-from flashtrain.interruption import Interrupted, interrupt
+from flashtrain.interruption import Interrupted, handle, interrupt, restore
 
 pytestmark = pytest.mark.integration  # processes
 
@@ -70,14 +70,15 @@ def test_a_run_whose_terminal_is_closed_saves_its_checkpoint(tiny_runs: TinyRuns
     assert "(SIGHUP), checkpoint saved" in (tmp_path / "run" / "flashtrain.log").read_text()
 
 
-def test_signals_that_come_together_interrupt_once_and_ctrl_c_always(passing) -> None:
+def test_signals_that_come_together_interrupt_once_and_ctrl_c_always() -> None:
     """A closed terminal and its shell both send SIGHUP: the second one does not interrupt the cleaning up."""
-    passing(100)
-    with pytest.raises(Interrupted, match="stopped by SIGHUP"):
-        interrupt(signal.SIGHUP, None)
-    interrupt(signal.SIGTERM, None)
-    with pytest.raises(Interrupted, match="stopped by Ctrl-C"):
-        interrupt(signal.SIGINT, None)
-    passing(100)
-    with pytest.raises(Interrupted, match="stopped by SIGTERM"):
-        interrupt(signal.SIGTERM, None)
+    before = handle(interrupt)
+    try:
+        with pytest.raises(Interrupted, match="stopped by SIGHUP"):
+            signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(Interrupted, match="stopped by Ctrl-C"):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        restore(before)
