@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from flashtrain.distributed.context.strategy import ContextParallelStrategy as ContextParallelStrategy
     from flashtrain.errors import UserError as UserError
     from flashtrain.models.attention import Attention as Attention
-    from flashtrain.models.gpt2 import GPT2 as GPT2
-    from flashtrain.models.gpt2_config import GPT2Config as GPT2Config
+    from flashtrain.models.decoder import GPT2 as GPT2
+    from flashtrain.models.decoder import Decoder as Decoder
+    from flashtrain.models.decoder_config import DecoderConfig as DecoderConfig
+    from flashtrain.models.decoder_config import GPT2Config as GPT2Config
     from flashtrain.models.sharded_sequence import mean_over_context as mean_over_context
     from flashtrain.models.sharded_sequence import next_positions as next_positions
     from flashtrain.registry import register as register
@@ -41,8 +43,10 @@ _HOMES = {
     "load": "command.api",
     "plan": "command.api",
     "Run": "command.api",
-    "GPT2": "models.gpt2",
-    "GPT2Config": "models.gpt2_config",
+    "Decoder": "models.decoder",
+    "DecoderConfig": "models.decoder_config",
+    "GPT2": "models.decoder",
+    "GPT2Config": "models.decoder_config",
     "Attention": "models.attention",
     "ChatDataModule": "data.chat_datamodule",
     "ContextParallelStrategy": "distributed.context.strategy",

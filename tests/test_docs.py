@@ -23,7 +23,7 @@ from flashtrain import registry
 from flashtrain.command.overrides import plain_words
 from flashtrain.command.request import settings_of
 from flashtrain.errors import UserError
-from flashtrain.models import GPT2, GPT2Config
+from flashtrain.models import Decoder, DecoderConfig
 from flashtrain.registry import registered
 from flashtrain.report import __main__ as report
 from flashtrain.spec import task_of
@@ -163,9 +163,9 @@ def test_the_mask_of_the_guide_is_the_rule_in_words_and_what_attention_sees() ->
 def test_the_layer_of_the_guide_is_its_definition_and_keeps_documents_apart() -> None:
     made = run_block("add a layer")
     run_block("add a layer, its test", **{name: made[name] for name in ("torch", "scan")})
-    config = GPT2Config.of_size("demo", vocab_size=61, context=64, pattern=["recurrence", "full"])
-    assert GPT2Config.of_plain(config.plain()) == config
-    model = GPT2(config, attention="sdpa", residual="weights").eval()
+    config = DecoderConfig.of_size("demo", vocab_size=61, context=64, pattern=["recurrence", "full"])
+    assert DecoderConfig.of_plain(config.plain()) == config
+    model = Decoder(config, attention="sdpa", residual="weights").eval()
     rows = torch.randint(0, 61, (1, 40), generator=torch.Generator().manual_seed(0))
     cache = model.new_cache()
     parts = [model(rows[:, :9], cache=cache), *(model(rows[:, t : t + 1], cache=cache) for t in range(9, 40))]

@@ -14,7 +14,7 @@ from flashtrain.command.compose import CHOOSES, FOLDER, as_value
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.shipped import conf_folder, recipe_files
 from flashtrain.registry import registered
-from flashtrain.settings.options import Decoder, Logger
+from flashtrain.settings.options import DecoderName, Logger
 from flashtrain.settings.schema import all_settings, meant
 from flashtrain.settings.settings import mode_names
 
@@ -46,7 +46,7 @@ def plain_words(words: Sequence[str]) -> list[str]:
     devices = [f"trainer.devices={gpus[2]}" for word in words if (gpus := _GPUS.match(word))]
     words = [*(_GPUS.sub(r"\1", word) for word in words), *(word for word in devices if word not in words)]
     models = [word.partition("=")[2].lower() for word in words if word.startswith(("model=", "model.name="))]
-    own = set(models) - {*get_args(Decoder)}
+    own = set(models) - {*get_args(DecoderName)}
     kept = ("-", "model.size=") if own else ("-",)  # a model of one's own has sizes of its own
     sweep = "-m" in words or "--multirun" in words
     return [word if word.startswith(kept) else _plain(word, sweep) for word in words]

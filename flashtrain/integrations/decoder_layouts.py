@@ -1,4 +1,4 @@
-"""The names of tensors and configuration entries under which transformers stores the decoders that GPT2 can be.
+"""The names of tensors and configuration entries under which transformers stores the decoders that Decoder can be.
 
 model=gpt2 is transformers' GPT-2, and with rotary positions its Starcoder2; model=llama is its Llama. The latter two
 store the matrices of q, k, v (and of gate and value) separately, which flashtrain's models join into one.
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from flashtrain.integrations.weight_files import Part
 from flashtrain.models.attention_spec import AttentionSpec
 from flashtrain.models.block import EPSILON
-from flashtrain.models.gpt2_config import DecoderConfig
+from flashtrain.models.decoder_config import DecoderConfig
 from flashtrain.models.layer_spec import mixers
 
 WITH_VOCABULARY = ("token_embedding", "head")  # modules that may have more rows than tokens

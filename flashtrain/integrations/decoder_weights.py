@@ -1,7 +1,7 @@
 """Loading and saving decoders in Hugging Face transformers' layouts (safetensors and config.json).
 
 config, state_dict = load_decoder("path/to/gpt2")
-model = GPT2(config)
+model = Decoder(config)
 model.load_state_dict(state_dict)
 save_decoder(model, "for_transformers")         # AutoModelForCausalLM.from_pretrained("for_transformers")
 """
@@ -25,12 +25,12 @@ from flashtrain.integrations.weight_files import (
     write_folder,
 )
 from flashtrain.models.block import round_up
-from flashtrain.models.gpt2 import GPT2
-from flashtrain.models.gpt2_config import DecoderConfig
+from flashtrain.models.decoder import Decoder
+from flashtrain.models.decoder_config import DecoderConfig
 from flashtrain.models.rope_scaling import ORIGINAL, RopeScaling
 
 
-def save_decoder(model: GPT2, folder: str | Path, *, end_of_text: int | None = None) -> str:
+def save_decoder(model: Decoder, folder: str | Path, *, end_of_text: int | None = None) -> str:
     """Save a decoder for transformers as GPT-2, Llama or Starcoder2 where possible, else in flashtrain's own layout.
 
     Args:
@@ -44,7 +44,7 @@ def save_decoder(model: GPT2, folder: str | Path, *, end_of_text: int | None = N
         OSError: The folder cannot be written.
     """
     kind = None
-    if isinstance(model, GPT2):
+    if isinstance(model, Decoder):
         kind = next((name for name, layout in LAYOUTS.items() if layout.holds(model.config)), None)
     if kind is None:
         return save_weights(model, folder)
@@ -65,7 +65,7 @@ def save_decoder(model: GPT2, folder: str | Path, *, end_of_text: int | None = N
 def load_decoder(
     folder_or_file: str | Path, *, vocab_rows: int | None = None
 ) -> tuple[DecoderConfig, dict[str, Tensor]]:
-    """Load the configuration and state dict of a GPT2 from transformers' weights or from those of save_weights.
+    """Load the configuration and state dict of a Decoder from transformers' weights or from those of save_weights.
 
     Tensors are on the CPU in the file's dtype. For transformers' weights config.dropout is 0 whatever the file has.
 
@@ -75,7 +75,7 @@ def load_decoder(
             tokens rounded up to a multiple of 64; GPT-2's 50,257 become 50,304).
 
     Raises:
-        UserError: There are no weights, or they are of another architecture, or GPT2 cannot compute the same.
+        UserError: There are no weights, or they are of another architecture, or Decoder cannot compute the same.
     """
     content, tensors = read_folder(folder_or_file)
     own = own_config(content, "gpt2", folder_or_file)
@@ -89,7 +89,7 @@ def load_decoder(
         tied = config.tie_embeddings and name == "lm_head.weight"  # a copy of the table
         if not tied and not name.endswith(layout.ignored):
             bare[name] = tensor.t().contiguous() if name.endswith(layout.transposed) else tensor
-    make, parts = partial(GPT2, config, attention="sdpa"), partial(layout.parts, config=config)
+    make, parts = partial(Decoder, config, attention="sdpa"), partial(layout.parts, config=config)
     return config, converted(bare, make, parts, folder_or_file)
 
 

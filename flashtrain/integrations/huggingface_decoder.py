@@ -193,7 +193,7 @@ class HuggingFaceDecoder(Trainable):
         cache: Any = None,
         last_only: bool = False,
     ) -> Tensor:
-        """Return logits (B, S, V) for the token after each of tokens (B, S); other arguments: see GPT2.forward."""
+        """Return logits (B, S, V) for the token after each of tokens (B, S); other arguments: see Decoder.forward."""
         options = {} if positions is None else {"position_ids": self._positions(tokens, positions)}
         return self.module(
             input_ids=tokens,

@@ -51,7 +51,7 @@ def transformers_decoder(
         changes: Entries that replace those of the configuration; experts_implementation may be among them.
         attention: "flash", "sdpa" or "standard".
         context: The longest sequence in tokens, which extends rotary positions where needed (None: the model's).
-        residual: Dtype of the residual stream under autocast, "weights" or "compute": see GPT2.
+        residual: Dtype of the residual stream under autocast, "weights" or "compute": see Decoder.
         rope_base: New base of rotary positions (None: the model's).
         rope, rope_factor: Scaling of rotary positions, a kind of RopeScaling (None: ntk) and its factor (None: 1).
         lora: Arguments of peft's LoraConfig, to train adapters alone (None: train the model itself).

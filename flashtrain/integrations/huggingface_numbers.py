@@ -16,7 +16,7 @@ from flashtrain.models.sharded_sequence import sharded_sequence
 
 
 def flops_per_token(module: Any, length: int) -> float:
-    """Return the FLOPs of forward and backward for one token in a sequence of `length` tokens, as in GPT2.
+    """Return the FLOPs of forward and backward for one token in a sequence of `length` tokens, as in Decoder.
 
     Only the experts that a token is routed to and the keys in each layer's window are counted. A frozen matrix counts
     4 FLOPs a weight instead of 6, since it has no gradient.

@@ -13,7 +13,7 @@ from flashtrain.integrations.weight_files import write_folder
 
 FORMAT = "flashtrain"
 # Models by their name in config.json: (configuration class, module class), names in flashtrain.models.
-MODELS = {"gpt2": ("GPT2Config", "GPT2"), "bert": ("BertConfig", "Bert")}
+MODELS = {"gpt2": ("DecoderConfig", "Decoder"), "bert": ("BertConfig", "Bert")}
 OWN = "flashtrain's own layout: flashtrain.integrations' load_decoder or load_bert reads it"
 
 

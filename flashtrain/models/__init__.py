@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from flashtrain.models.block import Block as Block
     from flashtrain.models.classifier import Classifier as Classifier
     from flashtrain.models.classifier_config import ClassifierConfig as ClassifierConfig
-    from flashtrain.models.gpt2 import GPT2 as GPT2
-    from flashtrain.models.gpt2_config import SIZES as SIZES
-    from flashtrain.models.gpt2_config import GPT2Config as GPT2Config
+    from flashtrain.models.decoder import GPT2 as GPT2
+    from flashtrain.models.decoder import Decoder as Decoder
+    from flashtrain.models.decoder_config import SIZES as SIZES
+    from flashtrain.models.decoder_config import DecoderConfig as DecoderConfig
+    from flashtrain.models.decoder_config import GPT2Config as GPT2Config
     from flashtrain.models.longer_context import with_context as with_context
     from flashtrain.models.positions import RotaryPositions as RotaryPositions
     from flashtrain.models.trainable import Trainable as Trainable
@@ -39,9 +41,11 @@ _HOMES = {
     "Block": "block",
     "Classifier": "classifier",
     "ClassifierConfig": "classifier_config",
-    "GPT2": "gpt2",
-    "GPT2Config": "gpt2_config",
-    "SIZES": "gpt2_config",
+    "Decoder": "decoder",
+    "DecoderConfig": "decoder_config",
+    "GPT2": "decoder",
+    "GPT2Config": "decoder_config",
+    "SIZES": "decoder_config",
     "MemorySavings": "activation_checkpointing",
     "Trainable": "trainable",
     "RotaryPositions": "positions",

@@ -2,7 +2,7 @@
 
     config, state_dict = load_decoder("gpt2")                                # 1,024 learned positions
     config, state_dict = with_context(config, state_dict, 8192, interpolate=True)
-    model = GPT2(config)
+    model = Decoder(config)
     model.load_state_dict(state_dict)
 
 Shapes: E embedding width, C positions of a learned table.
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flashtrain.errors import UserError
-from flashtrain.models.gpt2_config import DecoderConfig
+from flashtrain.models.decoder_config import DecoderConfig
 
 POSITION_TABLE = "position_embedding.weight"
 

@@ -53,7 +53,7 @@ NEEDED = {
 
 
 class Trainable(nn.Module):
-    """A module that tasks.LanguageModel can train, such as GPT2 or a model registered by a user's program.
+    """A module that tasks.LanguageModel can train, such as Decoder or a model registered by a user's program.
 
     A model must have loss and flops_per_token. The other methods are optional: with them a run chooses the micro-batch
     and activation checkpointing by itself, compiles block by block, and prints a sample.
@@ -64,7 +64,7 @@ class Trainable(nn.Module):
     balancing_loss: Tensor | None = None  # the routers' part of the latest loss, without its coefficient; logged
     # Whether it generates text: it has new_cache, and its forward takes `cache` and `last_only`.
     generates: bool = False
-    residual: str = "weights"  # dtype of the residual stream under autocast: see GPT2
+    residual: str = "weights"  # dtype of the residual stream under autocast: see Decoder
     savings = MemorySavings()  # of the latest save_memory
 
     # These are abstract for readers and type checkers: check_contract reports in one line which of them are missing.

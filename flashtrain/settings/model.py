@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from flashtrain.errors import UserError, above, at_least, between, one_of
-from flashtrain.settings.options import Adapter, Decoder, DecoderSize, Positions, Quantize, Residual, Rope, option
+from flashtrain.settings.options import Adapter, DecoderName, DecoderSize, Positions, Quantize, Residual, Rope, option
 from flashtrain.settings.training import no_options
 
 _OF_TRANSFORMERS = ("path", "config", "adapter")
@@ -93,7 +93,7 @@ class ModelSettings:
         above("model.adapter_alpha", self.adapter_alpha, 0)
         above("model.rope_base", self.rope_base, 1)
         at_least("model.rope_factor", self.rope_factor, 1)
-        if self.name in get_args(Decoder):
+        if self.name in get_args(DecoderName):
             one_of("model.size", self.size, get_args(DecoderSize))
             one_of("model.positions", self.positions or "learned", get_args(Positions))
         between("model.dropout", self.dropout, 0.0, 1.0, include_high=False)
@@ -113,4 +113,4 @@ class ModelSettings:
             given = [name for name in names if getattr(self, name) != getattr(plain, name)]
             if given and not used:
                 raise UserError(f"model.{given[0]}={getattr(self, given[0])} is used by {by}")
-        no_options("model", self.name, self.options, get_args(Decoder))
+        no_options("model", self.name, self.options, get_args(DecoderName))

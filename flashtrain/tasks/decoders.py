@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from flashtrain.errors import UserError
-from flashtrain.models.gpt2 import GPT2
-from flashtrain.models.gpt2_config import FAMILIES, SIZES, DecoderConfig
+from flashtrain.models.decoder import Decoder
+from flashtrain.models.decoder_config import FAMILIES, SIZES, DecoderConfig
 from flashtrain.models.trainable import Trainable, as_trainable, check_contract
 from flashtrain.registry import component, register
 from flashtrain.settings.mask import MaskSettings
@@ -40,9 +40,9 @@ def check_layers(model: ModelSettings, mask: MaskSettings, context: int) -> Deco
     return config
 
 
-def _decoder(family: str, settings: ModelSettings, *, vocab_size: int, context: int, attention: str) -> GPT2:
+def _decoder(family: str, settings: ModelSettings, *, vocab_size: int, context: int, attention: str) -> Decoder:
     config = decoder_config(family, settings, vocab_size=vocab_size, context=context)
-    return GPT2(config, attention=attention, residual=settings.residual)
+    return Decoder(config, attention=attention, residual=settings.residual)
 
 
 for _family in FAMILIES:

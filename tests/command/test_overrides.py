@@ -13,7 +13,7 @@ from flashtrain.command.overrides import plain_words
 from flashtrain.command.request import settings_of
 from flashtrain.command.sweep import expand
 from flashtrain.errors import UserError
-from flashtrain.models.gpt2_config import FAMILIES, SIZES
+from flashtrain.models.decoder_config import FAMILIES, SIZES
 from flashtrain.settings import options
 
 
@@ -134,7 +134,7 @@ def test_a_mistake_of_form_is_one_line(words: list[str], line: str) -> None:
 
 def test_the_names_in_the_settings_are_those_of_the_models() -> None:
     assert set(get_args(options.DecoderSize)) == set(SIZES)
-    assert set(FAMILIES) < set(get_args(options.Decoder))
+    assert set(FAMILIES) < set(get_args(options.DecoderName))
 
 
 @pytest.mark.parametrize("group", ["logger", "optimizer", "schedule", "data", "hardware", "attention"])

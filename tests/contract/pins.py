@@ -20,7 +20,7 @@ FILE = Path(__file__).with_name("pins.json")
 sys.path[:0] = [str(ROOT / folder) for folder in ("", "recipes", "kernels", "tests")]
 
 from flashtrain.command.compose import compose_settings  # noqa: E402
-from flashtrain.models import GPT2, SIZES, GPT2Config  # noqa: E402
+from flashtrain.models import SIZES, Decoder, DecoderConfig  # noqa: E402
 from flashtrain.tasks.batching import estimator  # noqa: E402
 from flashtrain.tasks.decoders import make_model  # noqa: E402
 from flashtrain.training.hardware import Hardware  # noqa: E402
@@ -59,7 +59,7 @@ def weights_and_flops() -> dict[str, Any]:
     for family in FAMILIES:
         for size in SIZES:
             with torch.device("meta"):
-                model = GPT2(GPT2Config.of_size(size, family, vocab_size=50257, context=4096), attention="sdpa")
+                model = Decoder(DecoderConfig.of_size(size, family, vocab_size=50257, context=4096), attention="sdpa")
             weights = [(name, list(weight.shape)) for name, weight in model.state_dict().items()]
             found[f"{family} {size}"] = [short(weights), model.flops_per_token(32768)]
     return found
@@ -96,8 +96,8 @@ def losses_and_gradients() -> dict[str, list[float]]:
     found = {}
     for family in FAMILIES:
         torch.manual_seed(1)
-        shape = GPT2Config.of_size("demo", family, vocab_size=257, context=64, dropout=0.1)
-        model = GPT2(shape, attention="sdpa")
+        shape = DecoderConfig.of_size("demo", family, vocab_size=257, context=64, dropout=0.1)
+        model = Decoder(shape, attention="sdpa")
         tokens = torch.randint(0, 257, (2, 65))
         loss = model.loss(tokens[:, :-1], tokens[:, 1:])
         loss.backward()

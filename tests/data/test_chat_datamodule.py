@@ -14,7 +14,7 @@ import pytorch_lightning as pl
 import torch
 from chat_folders import CHATML, THINKING, save_tokenizer_folder
 
-from flashtrain import GPT2, GPT2Config, LanguageModel
+from flashtrain import Decoder, DecoderConfig, LanguageModel
 from flashtrain.data.chat_datamodule import ChatDataModule
 from flashtrain.data.packing import IGNORED_LABEL
 from flashtrain.errors import UserError
@@ -161,11 +161,11 @@ def test_where_devices_share_sequences_all_count_the_labels_of_all(make):
     assert [one.weight for one in ranks[0]] == pytest.approx([2 * one.label_count / total for one in ranks[0]])
 
 
-def model_of(data) -> GPT2:
+def model_of(data) -> Decoder:
     torch.manual_seed(0)
-    config = GPT2Config.of_size("demo", "llama", vocab_size=data.tokenizer.vocab_size, context=CONTEXT)
+    config = DecoderConfig.of_size("demo", "llama", vocab_size=data.tokenizer.vocab_size, context=CONTEXT)
     config = config.changed(layers=1, embed=16, heads=2, kv_heads=1, ffn=32)
-    return GPT2(config, attention="standard").double()
+    return Decoder(config, attention="standard").double()
 
 
 class Gradients(pl.Callback):

@@ -17,7 +17,7 @@ from flashtrain.distributed.sharding import groups_of, shard
 from flashtrain.errors import UserError
 from flashtrain.integrations.huggingface_attention import register_with_transformers
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
-from flashtrain.models import GPT2, GPT2Config, MemorySavings
+from flashtrain.models import Decoder, DecoderConfig, MemorySavings
 from flashtrain.models.trainable import as_trainable
 from flashtrain.tasks import LanguageModel
 from flashtrain.training.gradient_clipping import clip_gradients
@@ -30,10 +30,10 @@ def mesh(tmp_path):
     dist.destroy_process_group()
 
 
-def decoder(savings: MemorySavings) -> GPT2:
+def decoder(savings: MemorySavings) -> Decoder:
     torch.manual_seed(0)
-    config = GPT2Config.of_size("demo", "llama", vocab_size=17, context=16, dropout=0.2)
-    model = GPT2(config.changed(layers=2, embed=32, ffn=48), attention="sdpa").double()
+    config = DecoderConfig.of_size("demo", "llama", vocab_size=17, context=16, dropout=0.2)
+    model = Decoder(config.changed(layers=2, embed=32, ffn=48), attention="sdpa").double()
     model.save_memory(savings)
     return model
 
@@ -58,7 +58,7 @@ def test_checkpointed_blocks_are_computed_again_under_fsdp2(mesh, savings):
 class LossOf(torch.nn.Module):
     """The loss as a forward, which is what DDP wraps."""
 
-    def __init__(self, model: GPT2) -> None:
+    def __init__(self, model: Decoder) -> None:
         super().__init__()
         self.model = model
 
@@ -156,7 +156,7 @@ def summed(method, *given):
     return method(*given).sum()
 
 
-class Preferring(GPT2):
+class Preferring(Decoder):
     """A decoder with a method of its own, which a task calls in place of the loss."""
 
     forward_methods = ("loss", "preference")
@@ -179,7 +179,7 @@ class Wrapped(torch.nn.Module):
 
 def test_every_method_that_a_model_names_computes_with_whole_weights(mesh):
     torch.manual_seed(0)
-    config = GPT2Config.of_size("demo", "llama", vocab_size=17, context=16).changed(layers=2)
+    config = DecoderConfig.of_size("demo", "llama", vocab_size=17, context=16).changed(layers=2)
     plain, sharded = (Preferring(config, attention="sdpa").double() for _ in range(2))
     sharded.load_state_dict(plain.state_dict())
     shard(sharded, mesh)

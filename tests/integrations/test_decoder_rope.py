@@ -11,7 +11,7 @@ import transformers
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
 from flashtrain.integrations import load_decoder, save_decoder
-from flashtrain.models import GPT2
+from flashtrain.models import Decoder
 from flashtrain.models.rope_scaling import RopeScaling
 from flashtrain.tasks.decoders import make_model
 from flashtrain.tasks.language.starting_weights import weights_at_context
@@ -28,7 +28,7 @@ SCALINGS = {
 
 
 @torch.no_grad()
-def largest_difference(ours: GPT2, theirs: torch.nn.Module) -> float:
+def largest_difference(ours: Decoder, theirs: torch.nn.Module) -> float:
     return float((ours.eval()(TOKENS)[..., :61] - theirs.eval()(TOKENS).logits).abs().max())
 
 
@@ -50,9 +50,9 @@ def their_llama(folder, **entries) -> transformers.LlamaForCausalLM:
     return model
 
 
-def read_by_us(folder) -> GPT2:
+def read_by_us(folder) -> Decoder:
     config, state = load_decoder(folder)
-    model = GPT2(config, attention="sdpa")
+    model = Decoder(config, attention="sdpa")
     model.load_state_dict(state)
     return model
 
@@ -65,7 +65,7 @@ def test_a_llama_of_transformers_starts_an_own_decoder_and_returns(name, tmp_pat
     ours = read_by_us(tmp_path / "theirs")
     assert ours.config.rope_base == 777.0
     assert largest_difference(ours, theirs) < 1e-5
-    unscaled = GPT2(ours.config.changed(rope_factor=1.0), attention="sdpa")
+    unscaled = Decoder(ours.config.changed(rope_factor=1.0), attention="sdpa")
     unscaled.load_state_dict(ours.state_dict())
     assert largest_difference(unscaled, theirs) > 1e-3
     save_decoder(ours, tmp_path / "ours")

@@ -13,7 +13,7 @@ from transformers.models.starcoder2 import modeling_starcoder2
 
 from flashtrain.errors import UserError
 from flashtrain.integrations import load_decoder, save_decoder
-from flashtrain.models import GPT2, GPT2Config
+from flashtrain.models import Decoder, DecoderConfig
 
 TOKENS = torch.randint(0, 61, (2, 16), generator=torch.Generator().manual_seed(1))
 KINDS = {
@@ -44,10 +44,10 @@ def float64(monkeypatch) -> None:
     monkeypatch.setattr(modeling_starcoder2.Starcoder2RotaryEmbedding, "forward", angles)
 
 
-def make(family: str = "llama", positions: str = "rotary", **changes) -> GPT2:
+def make(family: str = "llama", positions: str = "rotary", **changes) -> Decoder:
     torch.manual_seed(0)
-    config = GPT2Config.of_size("demo", family, vocab_size=61, context=16, positions=positions)
-    model = GPT2(config.changed(**changes), attention="sdpa").double().eval()
+    config = DecoderConfig.of_size("demo", family, vocab_size=61, context=16, positions=positions)
+    model = Decoder(config.changed(**changes), attention="sdpa").double().eval()
     for parameter in model.parameters():  # biases and norms too: an untouched zero or one could hide a mix-up
         parameter.data += 0.1 * torch.randn_like(parameter)
     return model
@@ -60,9 +60,9 @@ def read_by_transformers(folder):
     return model.eval()
 
 
-def read_by_us(folder, attention: str = "sdpa") -> GPT2:
+def read_by_us(folder, attention: str = "sdpa") -> Decoder:
     config, state = load_decoder(folder)
-    model = GPT2(config, attention=attention).double().eval()
+    model = Decoder(config, attention=attention).double().eval()
     model.load_state_dict(state)
     return model
 
@@ -124,7 +124,7 @@ def test_large_weights_are_several_files_which_both_read(tmp_path, monkeypatch) 
 
 
 def test_what_no_layout_of_transformers_holds_is_written_in_our_own(tmp_path) -> None:
-    model = GPT2(make().config.changed(positions="learned"), attention="sdpa")
+    model = Decoder(make().config.changed(positions="learned"), attention="sdpa")
     assert "flashtrain's own layout" in save_decoder(model, tmp_path)
 
 

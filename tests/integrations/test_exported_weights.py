@@ -11,14 +11,14 @@ from safetensors.torch import save_file
 
 from flashtrain.errors import UserError
 from flashtrain.integrations import load_bert, load_decoder, save_weights, weight_files
-from flashtrain.models import GPT2, Bert, BertConfig, GPT2Config
+from flashtrain.models import Bert, BertConfig, Decoder, DecoderConfig
 
 TOKENS = torch.arange(12)[None]
 
 
-def demo(family: str = "llama") -> GPT2:
+def demo(family: str = "llama") -> Decoder:
     torch.manual_seed(0)
-    return GPT2(GPT2Config.of_size("demo", family, vocab_size=61, context=16), attention="sdpa")
+    return Decoder(DecoderConfig.of_size("demo", family, vocab_size=61, context=16), attention="sdpa")
 
 
 @pytest.mark.parametrize(("family", "dtype"), [("gpt2", torch.float32), ("llama", torch.bfloat16)])
@@ -27,7 +27,7 @@ def test_a_model_comes_back_as_it_was(tmp_path, family, dtype):
     save_weights(model, tmp_path / "exported")
     config, state_dict = load_decoder(tmp_path / "exported")
     assert config == model.config
-    again = GPT2(config, attention="sdpa").to(dtype)
+    again = Decoder(config, attention="sdpa").to(dtype)
     again.load_state_dict(state_dict)
     assert torch.equal(again(TOKENS), model(TOKENS))
 
@@ -64,7 +64,7 @@ def test_an_index_names_files_of_its_own_folder_alone(tmp_path):
 
 
 def test_another_programs_models_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r"kind of model to export 'Linear'.* Bert, GPT2"):
+    with pytest.raises(UserError, match=r"kind of model to export 'Linear'.* Bert, Decoder"):
         save_weights(torch.nn.Linear(2, 2), tmp_path)
 
 

@@ -11,7 +11,7 @@ from flashtrain.data.bpe import BPETokenizer
 from flashtrain.data.tokenizers import ByteTokenizer, load_tokenizer
 from flashtrain.data.wordpiece import SpecialTokens, WordPieceTokenizer
 from flashtrain.integrations import save_bert, save_decoder, save_tokenizer, save_weights
-from flashtrain.models import GPT2, GPT2Config
+from flashtrain.models import Decoder, DecoderConfig
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_config import BertConfig
 
@@ -37,9 +37,9 @@ def tokenizer(request, bpe):
     return ByteTokenizer() if request.param == "bytes" else bpe
 
 
-def decoder(vocab_size: int, family: str = "gpt2") -> GPT2:
+def decoder(vocab_size: int, family: str = "gpt2") -> Decoder:
     torch.manual_seed(0)
-    return GPT2(GPT2Config.of_size("demo", family, vocab_size=vocab_size, context=32), attention="sdpa")
+    return Decoder(DecoderConfig.of_size("demo", family, vocab_size=vocab_size, context=32), attention="sdpa")
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])

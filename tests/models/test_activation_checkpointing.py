@@ -12,7 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flashtrain.models import GPT2, GPT2Config, MemorySavings, activation_checkpointing, gpt2
+from flashtrain.models import Decoder, DecoderConfig, MemorySavings, activation_checkpointing, gpt2
 from flashtrain.models.activation_checkpointing import CHECKPOINTING
 from flashtrain_kernels import dispatch
 
@@ -29,10 +29,10 @@ SAVINGS = {
 
 def build(
     attention: str, savings: MemorySavings, family: str = "llama", dropout: float = 0.0, layers: int = LAYERS
-) -> GPT2:
+) -> Decoder:
     torch.manual_seed(0)
-    config = GPT2Config.of_size("demo", family, vocab_size=50, context=16, dropout=dropout)
-    model = GPT2(config.changed(layers=layers, embed=32, ffn=48), attention=attention).double()
+    config = DecoderConfig.of_size("demo", family, vocab_size=50, context=16, dropout=dropout)
+    model = Decoder(config.changed(layers=layers, embed=32, ffn=48), attention=attention).double()
     model.save_memory(savings)
     return model
 
@@ -46,7 +46,7 @@ def tokens() -> torch.Tensor:
     return torch.randint(0, 50, (2, 12), generator=torch.Generator().manual_seed(1))
 
 
-def loss_and_gradients(model: GPT2, loss=None, mask=None) -> list[torch.Tensor]:
+def loss_and_gradients(model: Decoder, loss=None, mask=None) -> list[torch.Tensor]:
     torch.manual_seed(2)
     value = (loss or model.loss)(tokens(), tokens().roll(-1, 1), mask=mask)
     return [value, *torch.autograd.grad(value, list(model.parameters()))]

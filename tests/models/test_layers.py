@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flashtrain.errors import UserError
-from flashtrain.models import GPT2, GPT2Config
+from flashtrain.models import Decoder, DecoderConfig
 from flashtrain.models.layer_spec import layer_of
 from flashtrain_kernels import masks
 
@@ -14,12 +14,12 @@ MIXED = ["window:8", "nope", "full"]
 PATTERNS = [[one] for one in MIXED] + [MIXED]
 
 
-def build(pattern: list[str], attention: str = "sdpa") -> GPT2:
+def build(pattern: list[str], attention: str = "sdpa") -> Decoder:
     torch.manual_seed(0)
-    config = GPT2Config.of_size(
+    config = DecoderConfig.of_size(
         "demo", "llama", vocab_size=61, context=64, layers=3, width=32, heads=2, pattern=pattern
     )
-    return GPT2(config, attention=attention, residual="weights").double().eval()
+    return Decoder(config, attention=attention, residual="weights").double().eval()
 
 
 def tokens(length: int = 40) -> torch.Tensor:
@@ -70,7 +70,7 @@ def test_a_layer_without_positions_has_none():
 def test_files_hold_alike_layers_by_their_sizes_and_others_one_by_one():
     for pattern in PATTERNS:
         config = build(pattern).config
-        assert GPT2Config.of_plain(config.plain()) == config
+        assert DecoderConfig.of_plain(config.plain()) == config
         assert all(layer_of(layer.plain()) == layer for layer in config.layers)
     old = {
         "vocab_size": 61,
@@ -82,7 +82,7 @@ def test_files_hold_alike_layers_by_their_sizes_and_others_one_by_one():
         "kv_heads": 2,
         "ffn": 48,
     }
-    assert {name: GPT2Config.of_plain(old).plain()[name] for name in old} == old
+    assert {name: DecoderConfig.of_plain(old).plain()[name] for name in old} == old
 
 
 def test_flops_of_a_window_are_of_the_keys_that_it_sees():
@@ -93,11 +93,11 @@ def test_flops_of_a_window_are_of_the_keys_that_it_sees():
 
 
 def test_more_kinds_of_layers_than_torch_compiles_are_refused_rather_than_run_eagerly():
-    many = GPT2Config.of_size(
+    many = DecoderConfig.of_size(
         "demo", vocab_size=61, context=64, layers=9, pattern=[f"window:{n}" for n in range(1, 10)]
     )
     with torch.device("meta"):
-        model = GPT2(many, attention="sdpa")
+        model = Decoder(many, attention="sdpa")
     with pytest.raises(UserError, match="9 kinds of layers"):
         model.compile_blocks()
 

@@ -6,21 +6,21 @@ import pytest
 import torch
 
 from flashtrain.errors import UserError
-from flashtrain.models import GPT2, GPT2Config, RotaryPositions, with_context
+from flashtrain.models import Decoder, DecoderConfig, RotaryPositions, with_context
 from flashtrain.models.rope_scaling import RopeScaling
 
 TOKENS = torch.arange(40)[None] % 13
 
 
-def small(family: str = "gpt2", **changes) -> GPT2:
+def small(family: str = "gpt2", **changes) -> Decoder:
     torch.manual_seed(0)
-    config = GPT2Config.of_size("demo", family, vocab_size=13, context=16)
-    return GPT2(config.changed(**{"layers": 1, "embed": 32, "ffn": 32, **changes}), attention="sdpa")
+    config = DecoderConfig.of_size("demo", family, vocab_size=13, context=16)
+    return Decoder(config.changed(**{"layers": 1, "embed": 32, "ffn": 32, **changes}), attention="sdpa")
 
 
-def extended(model: GPT2, context: int, **options) -> GPT2:
+def extended(model: Decoder, context: int, **options) -> Decoder:
     config, state = with_context(model.config, model.state_dict(), context, **options)
-    longer = GPT2(config, attention="sdpa")
+    longer = Decoder(config, attention="sdpa")
     longer.load_state_dict(state)
     return longer
 
@@ -73,4 +73,4 @@ def test_rotary_settings_are_refused_for_learned_positions(option):
     with pytest.raises(UserError, match=f"{option}=4 "):
         with_context(model.config, model.state_dict(), 16, **{option: 4.0})
     with pytest.raises(UserError, match=f"{option}=4 "):
-        GPT2Config.of_size("demo", vocab_size=13, context=16, **{option: 4.0})
+        DecoderConfig.of_size("demo", vocab_size=13, context=16, **{option: 4.0})

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flashtrain.models import GPT2, GPT2Config, MemorySavings
+from flashtrain.models import Decoder, DecoderConfig, MemorySavings
 from flashtrain_kernels import masks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -31,10 +31,10 @@ class Counted(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def build(family: str, attention: str, dropout: float = 0.0) -> GPT2:
+def build(family: str, attention: str, dropout: float = 0.0) -> Decoder:
     torch.manual_seed(0)
-    config = GPT2Config.of_size("demo", family, vocab_size=50, context=S, dropout=dropout)
-    return GPT2(config, attention=attention).cuda()
+    config = DecoderConfig.of_size("demo", family, vocab_size=50, context=S, dropout=dropout)
+    return Decoder(config, attention=attention).cuda()
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -141,9 +141,9 @@ def test_memory_savings_compile_with_inductor(name):
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_each_kind_needs_less_memory_than_the_one_before(compiled):
-    config = GPT2Config.of_size("124m", vocab_size=512, context=32768)
+    config = DecoderConfig.of_size("124m", vocab_size=512, context=32768)
     torch.manual_seed(0)
-    model = GPT2(config, attention="flash").cuda()
+    model = Decoder(config, attention="flash").cuda()
     tokens = torch.randint(0, 512, (1, 32768), device="cuda")
     ladder = [MemorySavings(), *(MemorySavings(kind) for kind in ("selective", "full"))]
     ladder += [MemorySavings("full", ffn_chunk=2048), MemorySavings("full", True, ffn_chunk=2048)]

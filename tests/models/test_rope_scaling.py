@@ -11,7 +11,7 @@ from transformers import modeling_rope_utils
 
 from flashtrain.errors import UserError
 from flashtrain.models import RotaryPositions, with_context
-from flashtrain.models.gpt2_config import DecoderConfig
+from flashtrain.models.decoder_config import DecoderConfig
 from flashtrain.models.rope_scaling import RopeScaling
 
 # Entries of published models, with their base and head dimension.

@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import flashtrain
 from flashtrain.integrations import huggingface_context, register_with_transformers
-from flashtrain.models import GPT2, GPT2Config
+from flashtrain.models import Decoder, DecoderConfig
 from flashtrain.models.attention_functions import flash_attention
 from flashtrain.models.token_probe import probe
 from flashtrain_kernels import flash_attn_kvpacked_func, flash_attn_qkvpacked_func
@@ -205,17 +205,17 @@ def test_a_convolution_is_named() -> None:
 
 def test_our_own_decoders_mix_by_attention_alone() -> None:
     for family in ("gpt2", "llama"):
-        config = GPT2Config.of_size("demo", family, vocab_size=VOCABULARY, context=64)
-        model = GPT2(config).eval()
+        config = DecoderConfig.of_size("demo", family, vocab_size=VOCABULARY, context=64)
+        model = Decoder(config).eval()
         assert found(lambda tokens, model=model: model.loss(tokens, tokens)) is None
         assert model.shares_sequences is True
 
 
 def test_a_model_made_from_one_of_ours_is_not_known() -> None:
-    class Changed(GPT2):
+    class Changed(Decoder):
         pass
 
-    assert Changed(GPT2Config.of_size("demo", vocab_size=VOCABULARY, context=64)).shares_sequences is None
+    assert Changed(DecoderConfig.of_size("demo", vocab_size=VOCABULARY, context=64)).shares_sequences is None
 
 
 def of_transformers(kind: str, **sizes: object) -> nn.Module:

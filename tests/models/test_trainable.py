@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from flashtrain.errors import UserError
-from flashtrain.models import GPT2, GPT2Config, MemorySavings, Trainable
+from flashtrain.models import Decoder, DecoderConfig, MemorySavings, Trainable
 from flashtrain.models.trainable import as_trainable, check_contract
 from flashtrain.tasks import LanguageModel
 from flashtrain_kernels import masks
@@ -66,8 +66,8 @@ def test_a_modules_own_loss_is_its_loss() -> None:
 
 
 def test_a_trainable_stays_itself_and_weights_keep_their_names() -> None:
-    config = GPT2Config.of_size("demo", vocab_size=VOCABULARY, context=8)
-    model = GPT2(config)
+    config = DecoderConfig.of_size("demo", vocab_size=VOCABULARY, context=8)
+    model = Decoder(config)
     assert as_trainable(model) is model
     module = Logits()
     wrapped = as_trainable(module)
@@ -81,7 +81,7 @@ def test_a_trainable_stays_itself_and_weights_keep_their_names() -> None:
 def test_losses_of_tokens_are_torchs_with_gradients_for_any_use_of_them(family: str) -> None:
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCABULARY, "context": 8, "vocab_rows": 24}
-    model = GPT2(GPT2Config.of_size("demo", family, **sizes).changed(layers=2), attention="sdpa").double()
+    model = Decoder(DecoderConfig.of_size("demo", family, **sizes).changed(layers=2), attention="sdpa").double()
     tokens, labels = batch()
     weights = torch.randn(2, 5, dtype=torch.float64)
     positions = torch.tensor([[0, 1, 0, 1, 2]] * 2)

@@ -180,7 +180,7 @@ def test_mode_plan_prints_every_kind_and_marks_the_one_taken():
 
 def test_a_decoder_with_a_layer_of_unknown_memory_asks_for_the_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AttentionSpec, "memory", lambda self, **_: None)
-    with pytest.raises(UserError, match=r"GPT2 cannot be estimated\. Set trainer\.micro_batch"):
+    with pytest.raises(UserError, match=r"Decoder cannot be estimated\. Set trainer\.micro_batch"):
         batching()
     chosen = batching("trainer.micro_batch=4")
     assert (chosen.micro_batch, chosen.estimate) == (4, None)

@@ -15,7 +15,7 @@ from flashtrain.command.job import settle
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import read_settings, read_summary
 from flashtrain.integrations import save_decoder, save_weights
-from flashtrain.models import GPT2, GPT2Config
+from flashtrain.models import Decoder, DecoderConfig
 from flashtrain.models.longer_context import stretched
 from flashtrain.run.train import check_same_model
 from flashtrain.settings.settings import Settings
@@ -26,22 +26,22 @@ from flashtrain.training.checkpoints import read_checkpoint
 from flashtrain.training.hardware import detect_hardware
 
 
-def start(*words: str, vocab_size: int = 257) -> GPT2:
+def start(*words: str, vocab_size: int = 257) -> Decoder:
     model = model_builder(compose_settings(["recipe=gpt2", *words]))(vocab_size=vocab_size, attention="sdpa")
-    assert isinstance(model, GPT2)
+    assert isinstance(model, Decoder)
     return model
 
 
 @pytest.fixture(scope="module")
-def demo() -> GPT2:
+def demo() -> Decoder:
     torch.manual_seed(0)
-    return GPT2(GPT2Config.of_size("demo", vocab_size=257, context=64), attention="sdpa")
+    return Decoder(DecoderConfig.of_size("demo", vocab_size=257, context=64), attention="sdpa")
 
 
 @pytest.fixture(scope="module")
-def rotary() -> GPT2:
+def rotary() -> Decoder:
     torch.manual_seed(0)
-    return GPT2(GPT2Config.of_size("demo", "llama", vocab_size=257, context=64), attention="sdpa")
+    return Decoder(DecoderConfig.of_size("demo", "llama", vocab_size=257, context=64), attention="sdpa")
 
 
 @pytest.fixture(scope="module")

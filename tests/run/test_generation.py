@@ -4,17 +4,17 @@ import pytest
 import torch
 
 from flashtrain.errors import UserError
-from flashtrain.models import GPT2, GPT2Config
+from flashtrain.models import Decoder, DecoderConfig
 from flashtrain.models.generation import generate
 
 CONTEXT = 12
 
 
 @pytest.fixture(params=["gpt2", "llama"])
-def model(request) -> GPT2:
+def model(request) -> Decoder:
     torch.manual_seed(0)
-    config = GPT2Config.of_size("demo", request.param, vocab_size=50, context=CONTEXT)
-    model = GPT2(config, attention="sdpa").double()
+    config = DecoderConfig.of_size("demo", request.param, vocab_size=50, context=CONTEXT)
+    model = Decoder(config, attention="sdpa").double()
     for parameter in model.parameters():  # far enough from the start that the likeliest token is no near tie
         parameter.data *= 3
     return model
@@ -23,7 +23,7 @@ def model(request) -> GPT2:
 PROMPT = torch.tensor([[1, 2, 3], [7, 8, 9]])
 
 
-def recomputed(model: GPT2, tokens: torch.Tensor, new: int) -> torch.Tensor:
+def recomputed(model: Decoder, tokens: torch.Tensor, new: int) -> torch.Tensor:
     """Greedy continuation without a cache: the documented window is read whole for every token."""
     first = max(0, tokens.shape[1] - CONTEXT)
     for _ in range(new):

@@ -9,7 +9,7 @@ import torch
 from quiet_trainer import quiet_trainer
 from torch.utils.data import DataLoader
 
-from flashtrain import GPT2, GPT2Config, LanguageModel
+from flashtrain import Decoder, DecoderConfig, LanguageModel
 from flashtrain.data.packing import Batch
 from flashtrain.models import MemorySavings, Trainable
 
@@ -36,7 +36,7 @@ def train_one_step(model: Trainable, document_mask: bool) -> LanguageModel:
 @pytest.mark.parametrize("attention", ["flash", "sdpa", "standard"])
 def test_with_a_document_mask_a_packed_row_is_scored_as_its_documents_alone(attention):
     torch.manual_seed(0)
-    model = GPT2(GPT2Config.of_size("demo", vocab_size=7, context=8), attention=attention)
+    model = Decoder(DecoderConfig.of_size("demo", vocab_size=7, context=8), attention=attention)
     tokens, labels = batch()["tokens"], batch()["labels"]
     with torch.no_grad():
         first, second = (model.loss(tokens[:, part], labels[:, part]).item() for part in (slice(0, 3), slice(3, 8)))
@@ -45,7 +45,7 @@ def test_with_a_document_mask_a_packed_row_is_scored_as_its_documents_alone(atte
 
 
 def test_flops_are_those_of_the_documents_in_a_packed_row():
-    model = GPT2(GPT2Config.of_size("demo", vocab_size=7, context=8), attention="sdpa")
+    model = Decoder(DecoderConfig.of_size("demo", vocab_size=7, context=8), attention="sdpa")
     task = train_one_step(model, document_mask=True)
     keys = (1 + 2 + 3 + 1 + 2 + 3 + 4 + 5) / 8  # that a token sees, on average
     assert task.mean_length == round(2 * keys - 1) == 4
@@ -65,7 +65,7 @@ def test_the_loss_is_compiled_whole_or_under_full_checkpointing_by_blocks(saving
         return function
 
     monkeypatch.setattr(torch, "compile", record)
-    model = GPT2(GPT2Config.of_size("demo", vocab_size=17, context=8), attention="sdpa")
+    model = Decoder(DecoderConfig.of_size("demo", vocab_size=17, context=8), attention="sdpa")
     model.save_memory(savings)
     task = LanguageModel(model, compile=True)
     task.configure_model()
@@ -81,7 +81,7 @@ class Doubled(LanguageModel):
 
 def test_a_derived_tasks_loss_is_trained_logged_and_compiled(monkeypatch):
     torch.manual_seed(0)
-    model = GPT2(GPT2Config.of_size("demo", vocab_size=7, context=8), attention="sdpa")
+    model = Decoder(DecoderConfig.of_size("demo", vocab_size=7, context=8), attention="sdpa")
     with torch.no_grad():
         expected = 2 * LanguageModel(model, document_mask=True).batch_loss(batch()).item()
     task = Doubled(model, document_mask=True)

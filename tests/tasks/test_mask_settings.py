@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 import flashtrain
 import flashtrain.tasks.language.prepare  # what it registers is not forgotten with own_mask
-from flashtrain import GPT2, GPT2Config, LanguageModel, generate, registry
+from flashtrain import Decoder, DecoderConfig, LanguageModel, generate, registry
 from flashtrain.command import request
 from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.command.overrides import plain_words
@@ -128,9 +128,9 @@ def batch(context: int = SIZE) -> Batch:
     )
 
 
-def model() -> GPT2:
+def model() -> Decoder:
     torch.manual_seed(0)
-    return GPT2(GPT2Config.of_size("demo", vocab_size=7, context=SIZE), attention="sdpa")
+    return Decoder(DecoderConfig.of_size("demo", vocab_size=7, context=SIZE), attention="sdpa")
 
 
 def fit(task: LanguageModel) -> LanguageModel:

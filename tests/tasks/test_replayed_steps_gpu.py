@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashtrain.models import GPT2, Classifier, ClassifierConfig, GPT2Config
+from flashtrain.models import Classifier, ClassifierConfig, Decoder, DecoderConfig
 from flashtrain.tasks import LanguageModel, MaskedPixels, SequenceClassification
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -33,7 +33,7 @@ def classifier_losses(cuda_graphs: bool) -> list[torch.Tensor]:
 
 def language_model_losses(cuda_graphs: bool) -> list[torch.Tensor]:
     torch.manual_seed(0)
-    model = GPT2(GPT2Config.of_size("demo", "gpt2", vocab_size=50, context=256)).cuda()
+    model = Decoder(DecoderConfig.of_size("demo", "gpt2", vocab_size=50, context=256)).cuda()
     task = LanguageModel(model, compile=True, cuda_graphs=cuda_graphs)
     task.configure_model()
     tokens = torch.randint(0, 50, (STEPS, 4, 256), generator=torch.Generator().manual_seed(2)).cuda()

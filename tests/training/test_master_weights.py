@@ -8,8 +8,8 @@ import pytest
 import torch
 from tiny_training import TinyModel
 
-from flashtrain.models.gpt2 import GPT2
-from flashtrain.models.gpt2_config import GPT2Config
+from flashtrain.models.decoder import Decoder
+from flashtrain.models.decoder_config import DecoderConfig
 from flashtrain.models.layer_spec import layers_alike
 from flashtrain.training import master_weights, optimizers
 from flashtrain.training.master_weights import MasterWeights
@@ -21,8 +21,8 @@ BUILDERS = {"adamw": adamw, "muon": muon}
 
 def tiny_gpt2(tie=True):
     torch.manual_seed(0)
-    config = GPT2Config(17, 20, 9, 8, layers_alike(1, 8, 2, 2, 16), tie_embeddings=tie)
-    return GPT2(config, attention="sdpa")
+    config = DecoderConfig(17, 20, 9, 8, layers_alike(1, 8, 2, 2, 16), tie_embeddings=tie)
+    return Decoder(config, attention="sdpa")
 
 
 def steps(model, optimizer, count=5, start=0):

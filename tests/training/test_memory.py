@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from flashtrain import GPT2, GPT2Config
+from flashtrain import Decoder, DecoderConfig
 from flashtrain.models.activation_checkpointing import MemorySavings
 from flashtrain.models.layer_spec import layers_alike
 from flashtrain.training.memory import GIB, Blocks, MemoryEstimate, estimate_memory
@@ -247,9 +247,9 @@ def test_each_byte_of_an_exchange_counts_where_the_exchange_is_the_peak_of_a_blo
 
 
 def saved_by_autograd(layers: int) -> int:
-    """Bytes that autograd saves for the backward of a GPT2 in eager mode under autocast, its weights apart."""
-    config = GPT2Config(128, 128, 64, 64, layers_alike(layers, 64, 4, 4, 256))
-    model, sizes, alive = GPT2(config, attention="sdpa"), {}, []
+    """Bytes that autograd saves for the backward of a Decoder in eager mode under autocast, its weights apart."""
+    config = DecoderConfig(128, 128, 64, 64, layers_alike(layers, 64, 4, 4, 256))
+    model, sizes, alive = Decoder(config, attention="sdpa"), {}, []
     own = {weight.untyped_storage()._cdata for weight in model.parameters()}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:

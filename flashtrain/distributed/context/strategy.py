@@ -39,7 +39,7 @@ DATA, CONTEXT = "data", "context"  # dimensions of the mesh
 class ContextParallelStrategy(ShardedCheckpoints):
     """Shards every sequence among `context_parallel_size` devices; the loss is that of training on one device.
 
-    The module's attention must be flashtrain.models.Attention (as in GPT2), or a transformers model's after
+    The module's attention must be flashtrain.models.Attention (as in Decoder), or a transformers model's after
     register_with_transformers. Any other attention is rejected in the first step. Learned positions must be those of
     flashtrain.next_positions, without a cache: torch.arange would number a rank's tokens from 0, which nothing detects.
     A batch is a dictionary with "tokens" (B, S), or transformers' "input_ids", and "labels" (B, S), -100 for ignored;

@@ -9,7 +9,7 @@ import torch
 
 from flashtrain.data.sources import StandardLibrarySource
 from flashtrain.data.text_files import FilesSource
-from flashtrain.models.gpt2 import GPT2
+from flashtrain.models.decoder import Decoder
 from flashtrain.models.trainable import Trainable
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.attention_masks import attended_context
@@ -33,7 +33,7 @@ def plan_language(settings: Settings, hardware: Hardware) -> str:
         from flashtrain.tasks.language.starting_weights import weights_at_context
 
         config, _ = weights_at_context(settings.weights, settings.model, settings.context)
-        build_model = partial(GPT2, config, residual=settings.model.residual)
+        build_model = partial(Decoder, config, residual=settings.model.residual)
     with torch.device("meta"):
         model = build_model(attention=hardware.attention)
     batching = fit_memory(settings, hardware, model)

@@ -17,7 +17,7 @@ from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.errors import UserError, first_line
 from flashtrain.files.disk import write_atomically
 from flashtrain.folders.run_folder import SAMPLE
-from flashtrain.models.gpt2_config import FAMILIES
+from flashtrain.models.decoder_config import FAMILIES
 from flashtrain.models.trainable import Trainable
 from flashtrain.registry import component
 from flashtrain.settings.data import DataSettings

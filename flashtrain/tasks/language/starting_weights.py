@@ -12,8 +12,8 @@ from flashtrain.data.tokenizers import Tokenizer, load_tokenizer, without_begin
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import BEST, CONFIG_FILE, TOKENIZER, find_checkpoint
 from flashtrain.integrations import load_decoder
-from flashtrain.models.gpt2 import GPT2
-from flashtrain.models.gpt2_config import FAMILIES, DecoderConfig
+from flashtrain.models.decoder import Decoder
+from flashtrain.models.decoder_config import FAMILIES, DecoderConfig
 from flashtrain.models.longer_context import with_context
 from flashtrain.models.trainable import Trainable
 from flashtrain.settings.aliases import current_value
@@ -104,7 +104,7 @@ def model_of_weights(where: str, start: Weights, *, residual: str, vocab_size: i
     """
     config, state = start
     check_tokens(where, config, vocab_size)
-    model = GPT2(config, attention=attention, residual=residual)
+    model = Decoder(config, attention=attention, residual=residual)
     model.load_state_dict(state)
     return model
 

@@ -29,7 +29,7 @@ class LanguageModel(TrainingTask):
     mixture-of-experts model includes its balancing loss; that of a step's last micro-batch is logged too.
 
     Args:
-        model: has `.loss(tokens, labels, positions=, mask=)`, a float32 scalar, as GPT2 does; or any module whose
+        model: has `.loss(tokens, labels, positions=, mask=)`, a float32 scalar, as Decoder does; or any module whose
             forward gives logits (B, S, V) of tokens (B, S).
         document_mask: attention stays within each document of a packed row, and positions restart there.
         mask: returns each batch's mask, in place of document_mask and of the causal rule: called by name with documents

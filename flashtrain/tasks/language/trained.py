@@ -8,8 +8,8 @@ import torch
 
 from flashtrain.data.tokenizers import load_tokenizer, without_begin
 from flashtrain.folders.run_folder import BEST, TOKENIZER, find_checkpoint, read_settings
-from flashtrain.models.gpt2 import GPT2
-from flashtrain.models.gpt2_config import FAMILIES, DecoderConfig
+from flashtrain.models.decoder import Decoder
+from flashtrain.models.decoder_config import FAMILIES, DecoderConfig
 from flashtrain.models.trainable import Trainable
 from flashtrain.registry import component
 from flashtrain.settings.aliases import current_value
@@ -38,7 +38,7 @@ def load_trained(given: str, *, attention: str, settings: Settings | None = None
         config = DecoderConfig.of_plain(description["shape"])
         if settings is not None:
             config, state = at_context(settings.model, settings.context, config, state, where=path)
-        model: Trainable = GPT2(config, attention=attention, residual=requested.model.residual)
+        model: Trainable = Decoder(config, attention=attention, residual=requested.model.residual)
     else:
         if settings is not None:
             own = own.having(context=max(own.context, settings.context), model=settings.model)

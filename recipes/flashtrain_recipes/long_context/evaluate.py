@@ -19,8 +19,8 @@ from flashtrain.data.packing import PackedSamples, Spans
 from flashtrain.data.token_cache import OpenTokens
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import read_settings
+from flashtrain.models.decoder import Decoder
 from flashtrain.models.generation import MaskMaker, row_mask
-from flashtrain.models.gpt2 import GPT2
 from flashtrain.tasks.attention_masks import make_mask
 from flashtrain.tasks.language.trained import load_trained, move
 from flashtrain.training.hardware import Hardware
@@ -83,7 +83,7 @@ def _across_documents(cache: OpenTokens, held_out: Spans, window: int, most: int
 
 @torch.no_grad()
 def score_windows(
-    model: GPT2,
+    model: Decoder,
     windows: Tensor,
     *,
     context: int,
@@ -139,7 +139,7 @@ def score_run(
     trained = load_trained(str(checkpoint), attention=hardware.attention)
     if not trained.model.generates:
         raise UserError(f"{type(trained.model).__name__} cannot be scored: only flashtrain's decoders can.")
-    model = cast(GPT2, move(trained.model, hardware.kind, hardware.precision))
+    model = cast(Decoder, move(trained.model, hardware.kind, hardware.precision))
     mask = make_mask(read_settings(trained.folder).applied_mask, packed=False)
     dtype = autocast_dtype(hardware.precision)
     score = partial(score_windows, model, windows, context=context, scored=scored, autocast=dtype, mask=mask)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from flashtrain.errors import UserError
-from flashtrain.models.gpt2 import GPT2
-from flashtrain.models.gpt2_config import GPT2Config
+from flashtrain.models.decoder import Decoder
+from flashtrain.models.decoder_config import DecoderConfig
 from flashtrain.settings.mask import MaskSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.text_data import vocabulary_of
@@ -118,9 +118,9 @@ class GPT2Case(StepCase):
     vocab_size: int
     vocab_rows: int | None = None  # of every baseline's embedding table; None: vocab_size rounded up to 64
 
-    def config(self) -> GPT2Config:
+    def config(self) -> DecoderConfig:
         """Return the model configuration that every baseline builds."""
-        return GPT2Config.of_size(
+        return DecoderConfig.of_size(
             self.model, vocab_size=self.vocab_size, context=self.context, vocab_rows=self.vocab_rows
         )
 
@@ -129,7 +129,7 @@ class GPT2Case(StepCase):
 
     def flops_per_token(self) -> float:
         with torch.device("meta"):
-            return GPT2(self.config(), attention="sdpa").flops_per_token(self.context)
+            return Decoder(self.config(), attention="sdpa").flops_per_token(self.context)
 
 
 def cases(settings: Settings) -> list[GPT2Case]:

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashtrain.errors import UserError
-from flashtrain.models.gpt2 import GPT2
-from flashtrain.models.gpt2_config import GPT2Config
+from flashtrain.models.decoder import Decoder
+from flashtrain.models.decoder_config import DecoderConfig
 from flashtrain.models.trainable import Trainable
 from flashtrain.settings.model import ModelSettings
 from flashtrain.tasks.decoders import decoder_config
@@ -26,13 +26,13 @@ from flashtrain_kernels import Mask
 
 
 class PlainGPT(Trainable):
-    """A GPT-2 decoder without dropout. Its weights have the names of flashtrain.models.gpt2.GPT2's.
+    """A GPT-2 decoder without dropout. Its weights have the names of flashtrain.models.decoder.Decoder's.
 
     Args:
         attention: "sdpa" or "standard" (with the S x S matrix).
     """
 
-    def __init__(self, shape: GPT2Config, attention: str) -> None:
+    def __init__(self, shape: DecoderConfig, attention: str) -> None:
         super().__init__()
         self.config = shape
         self.token_embedding = nn.Embedding(shape.vocab_rows, shape.embed)
@@ -70,9 +70,9 @@ class PlainGPT(Trainable):
         return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), labels.flatten())
 
     def flops_per_token(self, context: int | None = None) -> float:
-        """Return the FLOPs per token, forward and backward, as GPT2.flops_per_token counts them."""
+        """Return the FLOPs per token, forward and backward, as Decoder.flops_per_token counts them."""
         with torch.device("meta"):
-            return GPT2(self.config, attention="sdpa").flops_per_token(context)
+            return Decoder(self.config, attention="sdpa").flops_per_token(context)
 
 
 class PlainBlock(nn.Module):
@@ -123,7 +123,7 @@ def build_plain(settings: ModelSettings, *, vocab_size: int, context: int, atten
             f"model=plain with model.positions={config.positions} and model.dropout={config.dropout:g}: expected "
             "learned positions and no dropout."
         )
-    start = GPT2(config, attention="sdpa")  # first, so that it draws what model=gpt2 would draw
+    start = Decoder(config, attention="sdpa")  # first, so that it draws what model=gpt2 would draw
     plain = PlainGPT(config, "standard" if attention == "standard" else "sdpa")
     plain.load_state_dict(start.state_dict())
     return plain

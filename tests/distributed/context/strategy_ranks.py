@@ -31,7 +31,7 @@ import flashtrain
 from flashtrain.distributed.context.sequence import ContextSequence
 from flashtrain.distributed.sharding import shard
 from flashtrain.errors import UserError
-from flashtrain.models import GPT2, GPT2Config, MemorySavings, RotaryPositions
+from flashtrain.models import Decoder, DecoderConfig, MemorySavings, RotaryPositions
 from flashtrain.models.layer_spec import layers_alike
 from flashtrain.models.sharded_sequence import mean_over_context, whole
 from flashtrain.models.trainable import Trainable
@@ -41,7 +41,7 @@ from flashtrain_kernels import masks
 VOCABULARY, CONTEXT, ROWS = 29, 45, 2
 
 
-class Decoder(nn.Module):
+class ForeignDecoder(nn.Module):
     """Someone's own model: an embedding, two blocks around flashtrain.models.Attention, and a head."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class PlainTask(pl.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.decoder = Decoder().double()
+        self.decoder = ForeignDecoder().double()
         self.losses: list[float] = []
 
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
@@ -113,14 +113,14 @@ class ManualTask(PlainTask):
 
 
 class DocumentTask(PlainTask):
-    """A GPT2 of ours under a document mask, sharded by configure_model."""
+    """A Decoder of ours under a document mask, sharded by configure_model."""
 
     def __init__(self, savings: MemorySavings | None = None) -> None:
         pl.LightningModule.__init__(self)
         self.losses = []
         torch.manual_seed(1)
-        config = GPT2Config(VOCABULARY, 32, CONTEXT, 16, layers_alike(2, 16, 4, 2, 24, rotary=True), "rotary")
-        self.model = GPT2(config).double()
+        config = DecoderConfig(VOCABULARY, 32, CONTEXT, 16, layers_alike(2, 16, 4, 2, 24, rotary=True), "rotary")
+        self.model = Decoder(config).double()
         self.model.save_memory(savings or MemorySavings())
         self.gradients: list[list[float]] = []
 
@@ -142,9 +142,9 @@ class OurTask(LanguageModel):
 
     def __init__(self) -> None:
         torch.manual_seed(2)
-        config = GPT2Config.of_size("demo", "llama", vocab_size=VOCABULARY, context=CONTEXT)
+        config = DecoderConfig.of_size("demo", "llama", vocab_size=VOCABULARY, context=CONTEXT)
         config = config.changed(layers=1, embed=16, ffn=24)
-        super().__init__(GPT2(config).double(), document_mask=True)
+        super().__init__(Decoder(config).double(), document_mask=True)
 
 
 def row(index: int) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from unshared_models import OfTransformers
 import flashtrain
 from flashtrain.distributed.context.ulysses import Ulysses
 from flashtrain.integrations import register_with_transformers
-from flashtrain.models import GPT2, GPT2Config, MemorySavings
+from flashtrain.models import Decoder, DecoderConfig, MemorySavings
 from flashtrain.tasks import LanguageModel
 
 LAYERS, STEPS = 2, 3
@@ -74,8 +74,8 @@ def test_blocks_compile_around_attention_and_a_new_batch_compiles_nothing(kind, 
 
     def task(compiled: bool) -> pl.LightningModule:
         torch.manual_seed(2)
-        config = GPT2Config.of_size("demo", "llama", vocab_size=VOCABULARY, context=CONTEXT)
-        model = GPT2(config.changed(layers=LAYERS, embed=32, ffn=48, heads=4, kv_heads=2))
+        config = DecoderConfig.of_size("demo", "llama", vocab_size=VOCABULARY, context=CONTEXT)
+        model = Decoder(config.changed(layers=LAYERS, embed=32, ffn=48, heads=4, kv_heads=2))
         model.save_memory(MemorySavings(kind))
         return LanguageModel(model, document_mask=True, compile=compiled)
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashtrain.models import GPT2, GPT2Config, RotaryPositions
+from flashtrain.models import Decoder, DecoderConfig, RotaryPositions
 from flashtrain_recipes.long_context.evaluate import score_windows
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-def demo(family: str, context: int, attention: str = "flash") -> GPT2:
+def demo(family: str, context: int, attention: str = "flash") -> Decoder:
     torch.manual_seed(0)
-    config = GPT2Config.of_size("demo", family, vocab_size=257, context=context)
-    return GPT2(config, attention=attention).cuda()
+    config = DecoderConfig.of_size("demo", family, vocab_size=257, context=context)
+    return Decoder(config, attention=attention).cuda()
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
@@ -24,7 +24,7 @@ def test_scores_in_bfloat16_are_near_those_of_float32_on_a_cpu(family, stride) -
     model = demo(family, 1000)
     options = {"context": 600, "scored": 200, "stride": stride}
     half = score_windows(model, windows, autocast=torch.bfloat16, **options)
-    exact = GPT2(model.config, attention="sdpa")
+    exact = Decoder(model.config, attention="sdpa")
     exact.load_state_dict(model.cpu().state_dict())
     torch.testing.assert_close(half, score_windows(exact, windows, **options), atol=0.05, rtol=0)
 

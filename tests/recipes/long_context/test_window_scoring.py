@@ -10,7 +10,7 @@ import torch
 
 from flashtrain.data.packing import Spans
 from flashtrain.errors import UserError
-from flashtrain.models import GPT2, GPT2Config
+from flashtrain.models import Decoder, DecoderConfig
 from flashtrain_recipes.long_context.evaluate import held_out_windows, score_windows
 
 
@@ -44,11 +44,11 @@ def test_held_out_text_shorter_than_a_window_is_refused() -> None:
         held_out_windows(cache, held_out, window=10, most=100)
 
 
-class Watched(GPT2):
+class Watched(Decoder):
     """A model that predicts nothing, and notes what it read and which tokens it was asked about."""
 
     def __init__(self, vocab_size: int = 200) -> None:
-        super().__init__(GPT2Config.of_size("demo", vocab_size=vocab_size, context=64), attention="sdpa")
+        super().__init__(DecoderConfig.of_size("demo", vocab_size=vocab_size, context=64), attention="sdpa")
         self.read: list[list[int]] = []
 
     def hidden(self, tokens, **_):
@@ -78,7 +78,7 @@ def test_every_context_is_asked_about_the_same_tokens(windows) -> None:
 
 def test_the_scored_tokens_are_each_windows_last() -> None:
     torch.manual_seed(0)
-    model = GPT2(GPT2Config.of_size("demo", vocab_size=50, context=32), attention="sdpa")
+    model = Decoder(DecoderConfig.of_size("demo", vocab_size=50, context=32), attention="sdpa")
     windows = torch.randint(0, 50, (3, 33))
     losses = score_windows(model, windows, context=32, scored=8)
     with torch.no_grad():
@@ -104,7 +104,7 @@ def test_what_is_read_ends_with_what_is_asked(windows, context, stride, read) ->
 
 def test_many_windows_are_read_in_portions_with_the_same_losses(monkeypatch) -> None:
     torch.manual_seed(0)
-    model = GPT2(GPT2Config.of_size("demo", vocab_size=50, context=16), attention="sdpa")
+    model = Decoder(DecoderConfig.of_size("demo", vocab_size=50, context=16), attention="sdpa")
     windows = torch.randint(0, 50, (5, 17))
     together = score_windows(model, windows, context=16, scored=4)
     monkeypatch.setattr("flashtrain_recipes.long_context.evaluate.TOKENS_PER_PASS", 32)
@@ -113,7 +113,7 @@ def test_many_windows_are_read_in_portions_with_the_same_losses(monkeypatch) -> 
 
 def test_dropout_is_off() -> None:
     torch.manual_seed(0)
-    model = GPT2(GPT2Config.of_size("demo", vocab_size=50, context=16, dropout=0.5), attention="sdpa")
+    model = Decoder(DecoderConfig.of_size("demo", vocab_size=50, context=16, dropout=0.5), attention="sdpa")
     windows = torch.randint(0, 50, (2, 17))
     first, second = (score_windows(model.train(), windows, context=16, scored=4) for _ in range(2))
     assert torch.equal(first, second)

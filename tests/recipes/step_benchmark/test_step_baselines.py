@@ -13,8 +13,8 @@ import torch
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
-from flashtrain.models.gpt2 import GPT2
-from flashtrain.models.gpt2_config import SIZES
+from flashtrain.models.decoder import Decoder
+from flashtrain.models.decoder_config import SIZES
 from flashtrain.tasks.decoders import make_model
 from flashtrain.training.hardware import detect_hardware
 from flashtrain_recipes.step_benchmark.baselines import all_baselines
@@ -29,21 +29,21 @@ CPU = torch.device("cpu")
 CASE = GPT2Case("demo", 24, 3, "fp32", vocab_size=64, vocab_rows=64)
 
 
-def our_model() -> GPT2:
+def our_model() -> Decoder:
     torch.manual_seed(0)
-    model = GPT2(CASE.config(), attention="standard").double()
+    model = Decoder(CASE.config(), attention="standard").double()
     for parameter in model.parameters():  # biases start at zero, where a forgotten one would not show
         torch.nn.init.normal_(parameter, std=0.05)
     return model
 
 
-def plain(ours: GPT2, attention: str, _: Path) -> tuple:
+def plain(ours: Decoder, attention: str, _: Path) -> tuple:
     model = PlainGPT(ours.config, attention).double()
     model.load_state_dict(ours.state_dict())
     return model.loss, model.token_embedding.weight
 
 
-def hugging_face(ours: GPT2, attention: str, folder: Path) -> tuple:
+def hugging_face(ours: Decoder, attention: str, folder: Path) -> tuple:
     transformers = pytest.importorskip("transformers")
     from flashtrain.integrations import save_decoder
 

@@ -5,22 +5,22 @@ import torch
 import torch.nn.functional as F
 
 from flashtrain.errors import UserError
-from flashtrain.models import GPT2, GPT2Config
+from flashtrain.models import Decoder, DecoderConfig
 from flashtrain.models.activation_checkpointing import MemorySavings
 
 KINDS = ["flash", "sdpa", "standard"]
 FAMILIES = ["gpt2", "llama"]
 
 
-def small_config(family: str = "gpt2", **changes) -> GPT2Config:
-    config = GPT2Config.of_size("demo", family, vocab_size=50, context=16)
+def small_config(family: str = "gpt2", **changes) -> DecoderConfig:
+    config = DecoderConfig.of_size("demo", family, vocab_size=50, context=16)
     return config.changed(**{"layers": 2, "embed": 32, "ffn": 48, **changes})
 
 
 # float64 shows that two ways are the same to the last digit.
-def build(family: str = "gpt2", attention: str = "sdpa", **changes) -> GPT2:
+def build(family: str = "gpt2", attention: str = "sdpa", **changes) -> Decoder:
     torch.manual_seed(0)
-    return GPT2(small_config(family, **changes), attention=attention).double()
+    return Decoder(small_config(family, **changes), attention=attention).double()
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_learned_positions_past_the_context_are_refused_and_rotary_ones_are_not(
 
 @pytest.mark.parametrize(("residual", "dtype"), [("weights", torch.float32), ("compute", torch.bfloat16)])
 def test_under_autocast_the_residual_stream_is_kept_as_asked(residual, dtype):
-    model = GPT2(
+    model = Decoder(
         small_config(vocab_size=17, vocab_rows=20, context=9, heads=2, kv_heads=2, embed=8, ffn=16), "sdpa", residual
     )
     seen = []

@@ -1,7 +1,7 @@
 """GPT-2 (Radford et al. 2019) and, from the same block, a Llama-style decoder ("llama").
 
     config = DecoderConfig.of_size("124m", vocab_size=50257, context=1024)
-    model = GPT2(config, attention="flash")
+    model = Decoder(config, attention="flash")
     loss = model.loss(tokens, labels)               # tokens, labels (B, S) int64; labels[b, s] follows tokens[b, s]
 
 Shapes: B batch, S sequence, E embedding width, V rows of the embedding table (vocab_rows).
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from flashtrain.errors import one_of
 from flashtrain.models.attention_functions import AnyMask
 from flashtrain.models.block import INITIAL_STD, Block, make_blocks, normalization, start_normal
-from flashtrain.models.gpt2_config import DecoderConfig
+from flashtrain.models.decoder_config import DecoderConfig
 from flashtrain.models.key_value_cache import KeyValueCache
 from flashtrain.models.layer_masks import layer_masks
 from flashtrain.models.positions import LearnedPositions, RotaryPositions, check_learned
@@ -32,7 +32,7 @@ from flashtrain_kernels.environment import autocast_dtype
 RESIDUALS = get_args(options.Residual)
 
 
-class GPT2(Trainable):
+class Decoder(Trainable):
     """A GPT-2 or Llama-style decoder: embedding, blocks, final norm, output head (tied to the embedding or not).
 
     Args:
@@ -67,7 +67,7 @@ class GPT2(Trainable):
         )
         self.final_norm = normalization(config.norm, config.embed, config.bias)
         self.head = None if config.tie_embeddings else nn.Linear(config.embed, config.vocab_rows, bias=False)
-        self._exact = type(self) is GPT2  # FSDP2 makes it another class
+        self._exact = type(self) is Decoder  # FSDP2 makes it another class
         self.reset_parameters()
 
     @property
@@ -199,3 +199,6 @@ class GPT2(Trainable):
             multiplied -= self.token_embedding.weight.numel()
         length = config.context if context is None else context
         return 6.0 * multiplied + sum(layer.mixer.flops(length) for layer in config.layers)
+
+
+GPT2 = Decoder  # its name when every decoder was a GPT-2

@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
-from test_gpt2 import build, small_config
+from test_decoder import build, small_config
 
 from flashtrain.errors import UserError
-from flashtrain.models import GPT2, SIZES, GPT2Config
+from flashtrain.models import SIZES, Decoder, DecoderConfig
 
 FAMILIES = ["gpt2", "llama"]
 
@@ -17,10 +17,10 @@ FAMILIES = ["gpt2", "llama"]
 # Sizes
 
 
-def on_meta(size: str, family: str = "gpt2", vocab_rows: int = 50257, context: int = 1024) -> GPT2:
-    config = GPT2Config.of_size(size, family, vocab_size=50257, vocab_rows=vocab_rows, context=context)
+def on_meta(size: str, family: str = "gpt2", vocab_rows: int = 50257, context: int = 1024) -> Decoder:
+    config = DecoderConfig.of_size(size, family, vocab_size=50257, vocab_rows=vocab_rows, context=context)
     with torch.device("meta"):
-        return GPT2(config, attention="sdpa")
+        return Decoder(config, attention="sdpa")
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,8 @@ def test_the_1_3b_size_has_heads_of_128_and_gpt3_xls_parameters():
 
 
 def test_the_demo_size_has_about_a_million_parameters():
-    config = GPT2Config.of_size("demo", vocab_size=257, context=256)
-    assert GPT2(config, attention="sdpa").parameter_count() == pytest.approx(0.87e6, rel=0.02)
+    config = DecoderConfig.of_size("demo", vocab_size=257, context=256)
+    assert Decoder(config, attention="sdpa").parameter_count() == pytest.approx(0.87e6, rel=0.02)
 
 
 @pytest.mark.parametrize("size", [size for size in SIZES if size != "demo"])
@@ -53,7 +53,7 @@ def test_the_modern_family_is_of_the_same_sizes(size):
 
 
 def test_vocab_rows_default_to_a_multiple_of_64():
-    assert GPT2Config.of_size("124m", vocab_size=50257, context=1024).vocab_rows == 50304
+    assert DecoderConfig.of_size("124m", vocab_size=50257, context=1024).vocab_rows == 50304
 
 
 def test_flops_per_token_give_the_measured_mfu_of_gpt2_124m():
@@ -74,7 +74,7 @@ def test_an_untied_input_embedding_adds_no_flops():
 
 def test_weights_start_as_gpt2s_do():
     torch.manual_seed(0)
-    model = GPT2(small_config(embed=128, ffn=512, layers=4), attention="sdpa")
+    model = Decoder(small_config(embed=128, ffn=512, layers=4), attention="sdpa")
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             assert not parameter.any(), name
