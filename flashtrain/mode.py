@@ -25,6 +25,7 @@ class Mode:
     of_checkpoint = False  # whether it works on a checkpoint, with the run's own settings
     own = ""  # the group of settings that only this mode has
     requested_by = ""  # the setting that, where it has a value, makes mode=plan plan this mode and not a training
+    example = ("", "")  # for --help: words after `python -m flashtrain`, and what they do
 
     def uses(self, settings: Settings) -> str | None:
         """Return names of the settings and groups that this mode uses, separated by spaces; None: training's."""

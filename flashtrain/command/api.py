@@ -137,7 +137,7 @@ def evaluate(run: Trained, *, quiet: bool = True, **settings: Any) -> dict[str, 
         run: a Run, a run folder, a checkpoint in one, a transformers model's folder, or a classifier's .safetensors.
         quiet: print warnings only and draw no progress.
         settings: settings that differ from the run's (from recipe="hf"'s for a transformers model), such as
-            data={"path": OTHER}. mode="passkey" tests passkeys instead.
+            data={"path": OTHER}. mode="passkey" runs that mode instead.
 
     Raises:
         UserError: there is no such checkpoint, or a setting does not apply to it.

@@ -1,4 +1,4 @@
-"""The settings of a mode that works on a trained model: mode=evaluate, generate, export and passkey.
+"""The settings of a mode that works on a trained model: mode=evaluate, generate, export ...
 
 They are the run's own (its config.yaml) with the command line's on top, so no recipe is named; so are resume=RUN's.
 mode=evaluate and generate also take a model that no run has trained: of model.path, or of weights with a recipe.

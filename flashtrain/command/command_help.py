@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import get_args
 
 from flashtrain.files.shipped import recipe_description, recipe_files
+from flashtrain.mode import modes
 from flashtrain.settings import options
-from flashtrain.settings.settings import mode_names
 
 TEXT = """\
 usage: python -m flashtrain recipe=NAME [setting=value ...]
@@ -57,21 +57,19 @@ Everything that can be set: python -m flashtrain recipe=NAME --cfg job, or docs/
 Your own recipes: a folder of YAML files named in the environment variable FLASHTRAIN_RECIPES.\
 """
 
-# An example of each mode, and what it does; a mode that a program registered has neither here, and is named.
-EXAMPLES = {
+# An example of each mode that every task has, and what it does; the others have theirs as Mode.example.
+_TASKS_OWN = {
     "train": ("recipe=gpt2", "train; a folder below runs/ has the settings, the metrics, checkpoints and a summary"),
     "plan": ("recipe=gpt2 mode=plan", "parameters, memory and time; nothing is started"),
     "evaluate": ("mode=evaluate checkpoint=RUN", "the held-out loss, or accuracy"),
     "generate": ('mode=generate checkpoint=RUN prompt="def main"', "text, with generate.max_new_tokens=120"),
     "export": ("mode=export checkpoint=RUN", "weights and tokenizer that transformers reads"),
-    "benchmark": ("recipe=gpt2-speed", "a recipe that measures: one table, baselines in turns"),
-    "lengths": ("recipe=gpt2-long lengths.contexts=[1024,4096]", "trains each, scores all on the same held-out tokens"),
-    "passkey": (
-        "mode=passkey checkpoint=RUN passkey.lengths=[1024,4096]",
-        "is a number hidden in a long text found again?",
-    ),
-    "preview": ("recipe=pathfinder-preview", "a recipe that draws its data"),
 }
+
+
+def examples() -> dict[str, tuple[str, str]]:
+    """Return an example of each mode, as words after `python -m flashtrain`, and what it does."""
+    return {**_TASKS_OWN, **{name: mode.example for name, mode in modes().items()}}
 
 
 def help_text() -> str:
@@ -79,13 +77,13 @@ def help_text() -> str:
     files = recipe_files()
     width = max(len(name) for name in files) + 2 if files else 0
     recipes = "\n".join(f"  recipe={name:<{width}}{recipe_description(path)}" for name, path in sorted(files.items()))
-    modes = []
-    for name in mode_names():
-        example, does = EXAMPLES.get(name, (f"recipe=NAME mode={name}", ""))
-        modes += [f"  {name:<10} python -m flashtrain {example}", *([f"             {does}"] if does else [])]
+    lines = []
+    for name, (example, does) in examples().items():
+        lines += [f"  {name:<10} python -m flashtrain {example or f'recipe=NAME mode={name}'}"]
+        lines += [f"             {does}"] if does else []
     return TEXT.format(
         recipes=recipes or "  none found",
-        modes="\n".join(modes),
+        modes="\n".join(lines),
         loggers=", ".join(get_args(options.Logger)),
         masks=", ".join(get_args(options.Mask)),
     )

@@ -1,4 +1,4 @@
-"""Runs mode=evaluate, generate, export and passkey on a run folder or a checkpoint."""
+"""Runs mode=evaluate, generate, export and others on a run folder or a checkpoint."""
 
 from __future__ import annotations
 

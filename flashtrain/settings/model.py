@@ -20,7 +20,7 @@ _OF_OUR_DECODERS = ("size", *OWN_SIZES, "positions", "dropout", "vocab_rows", "i
 class ModelSettings:
     """The decoder that is trained, its size and its adapter (conf/model)."""
 
-    name: str = "gpt2"  # the decoder: gpt2, llama, plain, huggingface, or a registered one
+    name: str = "gpt2"  # the decoder: gpt2, llama, huggingface, or a registered one
     size: str = option("124m", DecoderSize, others=True)  # layers, heads and width of flashtrain's own decoders
     layers: int | None = None  # number of layers of flashtrain's own decoders; null: the size's, as the next four
     width: int | None = None  # embedding width

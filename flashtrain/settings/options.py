@@ -38,7 +38,7 @@ TooLong = Literal["cut", "drop", "refuse"]
 TrainOn = Literal["assistant", "all"]
 # decoders
 Adapter = Literal["lora"]
-DecoderName = Literal["gpt2", "llama", "plain"]  # likewise
+DecoderName = Literal["gpt2", "llama"]  # likewise
 DecoderSize = Literal["demo", "124m", "355m", "774m", "1.3b", "1.5b"]  # of these decoders
 Mask = Literal["causal", "document", "window", "prefix", "chunked"]  # likewise
 Positions = Literal["learned", "rotary"]

@@ -29,15 +29,14 @@ class Settings:
     """All settings of a run that every task has."""
 
     recipe: str = "gpt2"  # the file of recipes/, or of a folder of your own, whose settings are the run's
-    # What the command does: train, plan, evaluate, generate, export or passkey; of some recipes benchmark, lengths or
-    # preview.
+    # What the command does: train, plan, evaluate, generate, export, or a mode of the recipes, which --help lists.
     mode: str = "train"
     task: str = "language_model"  # what is trained: a registered task, which the recipe sets
     seed: int = 0  # the seed of random weights, of the order of samples and of dropout
     output: str = "runs"  # the folder in which run folders are made
     # The run to go on with: auto (the newest unfinished one of the same settings), a run's folder, or a checkpoint.
     resume: str | None = None
-    checkpoint: str | None = None  # what mode=evaluate, generate, export and passkey load: a run folder or a checkpoint
+    checkpoint: str | None = None  # the run folder or checkpoint that mode=evaluate, generate, export ... load
     weights: str | None = None  # what to start from: a run, an export, a checkpoint, or a folder of transformers
     attention: AttentionSettings = field(default_factory=AttentionSettings)
     memory: MemorySettings = field(default_factory=MemorySettings)

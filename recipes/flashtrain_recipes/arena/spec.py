@@ -52,6 +52,7 @@ class Preview(Mode):
 
     measures = True
     requested_by = "pathfinder.preview"
+    example = ("recipe=pathfinder-preview", "a recipe that draws its data")
 
     def uses(self, settings: Settings) -> str:
         return "pathfinder output"

@@ -45,6 +45,7 @@ class Benchmark(Mode):
     measures = True
     own = "benchmark"
     requested_by = "benchmark.name"
+    example = ("recipe=gpt2-speed", "a recipe that measures: one table, baselines in turns")
 
     def uses(self, settings: Settings) -> str:
         options = settings.benchmark

@@ -77,6 +77,10 @@ class Lengths(Mode):
     study = True
     own = "lengths"
     requested_by = "lengths.contexts"
+    example = (
+        "recipe=gpt2-long lengths.contexts=[1024,4096]",
+        "trains each, scores all on the same held-out tokens",
+    )
 
     def uses(self, settings: Settings) -> None:
         return None
@@ -112,6 +116,10 @@ class Passkey(Mode):
 
     of_checkpoint = True
     own = "passkey"
+    example = (
+        "mode=passkey checkpoint=RUN passkey.lengths=[1024,4096]",
+        "is a number hidden in a long text found again?",
+    )
 
     def uses(self, settings: Settings) -> str:
         return "passkey checkpoint attention context data mask model"
