@@ -24,59 +24,13 @@ settings.load_profile("flashtrain")
 # While files are imported and tests collected nothing is thrown away: see pytest_collection_finish.
 gc.disable()
 
-# What takes longest comes first, so that no process of tests is left with it at the end; with the fixtures of LAUNCHES.
-LONGEST = (
-    "test_the_tables_tiles_compile",
-    "test_they_compile_with_wgmma_and_tma",
-    "test_the_kernels_are_right_in_the_interpreter",
-    "test_the_commands_of_a_page_work",
-    "test_kills_cost_no_checkpoint",
-    "test_several_devices_are_a_process_of_their_own",
-    "test_a_killed_sweep_takes_its_job_along",
-    "test_several_devices_train_as_one_does",
-    # On a GPU.
-    "test_compute_sanitizer_finds_no_access_outside_of_memory",
-    "test_every_implementation_gives_speed_mfu_and_memory",
-    "test_windows_documents_and_block_masks_run_by_ours_and_by_flex_attention",
-    "test_calls_by_themselves_features_and_caches_have_the_processors_time_and_a_small_error",
-    "test_the_commands_cost_is_measured",
-    "test_standard_attention_runs_out_of_memory_where_ours_goes_on",
-    "test_all_are_measured_in_both_directions_with_time_memory_and_a_small_error",
-    "test_a_million_tokens_on_the_gpu",
-    "test_on_a_gpu_our_kernels_are_as_exact_as_standard_attention",
-    "test_each_kind_needs_less_memory_than_the_one_before",
-    "test_with_dropout_the_loss_compiles_with_inductor",
-    "test_a_compiled_model_is_one_graph_and_trains",
-    "test_memory_savings_compile_with_inductor",
-)
-
-
-# Fixtures that start processes for all tests that ask for them: these are whole runs, ranks and installs.
-LAUNCHES = {
-    "launched", "live", "wheels", "two_ranks",
-    "huggingface_ranks", "huggingface_training", "huggingface_strategies",
-}  # fmt: skip
-
-
-# And those for which numba compiles the walks of Pathfinder's images, for a quarter of a minute.
-COMPILES = {"images_of"}
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    names = set(getattr(item, "fixturenames", ()))
-    if names & LAUNCHES:
-        item.add_marker("integration")
-    if names & COMPILES:
-        item.add_marker("slow")
-
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: (not _is_long(item), _mixed(item)))
-
-
-def _is_long(item: pytest.Item) -> bool:
-    return item.name.startswith(LONGEST) or not LAUNCHES.isdisjoint(getattr(item, "fixturenames", ()))
+    """What takes longest comes first, so that no process of tests is left with it at the end."""
+    items.sort(
+        key=lambda item: (*(not item.get_closest_marker(name) for name in ("longest", "integration")), _mixed(item))
+    )
 
 
 def _mixed(item: pytest.Item) -> int:

@@ -86,10 +86,12 @@ def shipped_yaml() -> set[str]:
     return {f"flashtrain/{file.relative_to(CHECKOUT).as_posix()}" for file in files}
 
 
+@pytest.mark.integration
 def test_flashtrains_wheel_carries_exactly_the_checkouts_configuration_and_recipes(wheels: dict[str, Path]):
     assert {name for name in contents(wheels["flashtrain"]) if name.endswith(".yaml")} == shipped_yaml()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", PROJECTS)
 def test_a_wheel_carries_every_module_of_its_package(wheels: dict[str, Path], name: str):
     modules = {
@@ -100,6 +102,7 @@ def test_a_wheel_carries_every_module_of_its_package(wheels: dict[str, Path], na
     assert modules - contents(wheels[name]) == set()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", PROJECTS)
 def test_a_wheel_carries_its_package_and_nothing_beside_it(wheels: dict[str, Path], name: str):
     files = contents(wheels[name])
@@ -108,6 +111,7 @@ def test_a_wheel_carries_its_package_and_nothing_beside_it(wheels: dict[str, Pat
     assert [file for file in files if "/results/" in file or "/tests/" in file or "__pycache__" in file] == []
 
 
+@pytest.mark.integration
 def test_an_installed_wheel_finds_its_own_configuration_and_recipes(installed: Path, tmp_path: Path):
     conf, recipes, *names = run(sys.executable, "-c", FIND, cwd=tmp_path, pythonpath=installed).split()
     assert Path(conf) == installed / "flashtrain" / "conf"
@@ -127,6 +131,7 @@ def test_an_editable_install_finds_those_of_the_checkout(tmp_path: Path):
     assert Path(experiments) == CHECKOUT / "recipes" / "flashtrain_recipes" / "__init__.py"  # and no copy of them
 
 
+@pytest.mark.integration
 def test_the_kernels_import_without_flashtrain_and_its_dependencies(wheels: dict[str, Path], tmp_path: Path):
     alone = pip_install(tmp_path / "alone", wheels["flashtrain_kernels"])
     file, *strangers = run(sys.executable, "-c", LIST_LOADED, cwd=tmp_path, pythonpath=alone).split()
@@ -134,6 +139,7 @@ def test_the_kernels_import_without_flashtrain_and_its_dependencies(wheels: dict
     assert strangers == []
 
 
+@pytest.mark.integration
 def test_the_kernels_need_torch_and_triton_only(wheels: dict[str, Path]):
     with zipfile.ZipFile(wheels["flashtrain_kernels"]) as archive:
         metadata = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
@@ -147,6 +153,7 @@ def version(wheel: Path) -> str:
     return wheel.name.split("-")[1]
 
 
+@pytest.mark.integration
 @pytest.mark.slow  # .ci/run's first command is the same from a clone
 def test_the_installed_wheels_train_from_any_folder(installed: Path, text_folder: Path, tmp_path: Path):
     tiny = [word for word in TINY if not word.startswith("trainer.steps=")]

@@ -255,6 +255,7 @@ def test_in_a_hydra_program_and_in_a_thread(tiny: dict[str, Any], a_hydra_progra
     assert GlobalHydra.instance().hydra is before is not None
 
 
+@pytest.mark.longest
 @pytest.mark.slow  # two ranks start
 def test_several_devices_are_a_process_of_their_own(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))

@@ -157,6 +157,7 @@ def test_a_row_of_a_job_that_still_runs_is_its_own(tmp_path) -> None:
     assert json.loads((tmp_path / "summary.json").read_text()) == {"status": "out of memory"}
 
 
+@pytest.mark.longest
 @pytest.mark.slow  # five processes, one after the other
 def test_a_killed_sweep_takes_its_job_along_and_goes_on_to_the_same_weights(
     tiny_runs: TinyRuns, trained: Path, tmp_path: Path

@@ -42,6 +42,7 @@ def temporary(request, tmp_path: Path):
             yield Path(folder)
 
 
+@pytest.mark.longest
 @pytest.mark.parametrize(
     ("kind", "ranks", "temporary"),
     [

@@ -26,6 +26,7 @@ def wrong(found: list[dict], mine: list[Case]) -> list[str]:
     return lines
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("model", [*MODELS, *MORE])
 def test_losses_and_gradients_are_one_process(huggingface_ranks: Path, model: str) -> None:
     for folder, degree in (("two", 2), ("four", 4)):

@@ -7,6 +7,8 @@ import torch
 from huggingface_fitting import LORA, SIZES, fit
 from ranks import of_ranks
 
+pytestmark = pytest.mark.integration
+
 SCENARIOS = {"ddp": (False, True), "fsdp": (False, True), "random": (False, False), "lora": (True, True)}
 SCENARIOS["lora-ddp"] = SCENARIOS["lora"]
 WHOLE = {"model.embed_tokens.weight": 61 * 32, "model.layers.0.mlp.up_proj.weight": 48 * 32}

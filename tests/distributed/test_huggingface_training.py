@@ -42,6 +42,7 @@ def same_curve(folder: Path, name: str, expected: dict[str, Any]) -> None:
     assert [rank["logged"] for rank in found] == [pytest.approx(expected["logged"], rel=1e-6)] * len(found)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ALONE)
 def test_twenty_steps_are_one_process(huggingface_training: Path, tmp_path: Path, name: str) -> None:
     if name == "adapters":
@@ -50,6 +51,7 @@ def test_twenty_steps_are_one_process(huggingface_training: Path, tmp_path: Path
     same_curve(huggingface_training / ranks, name, train(tmp_path))
 
 
+@pytest.mark.integration
 def test_the_script_of_the_guide_trains_as_one_process_does(huggingface_training: Path, tmp_path: Path) -> None:
     expected = script(tmp_path, huggingface_training, devices=1, strategy="auto")
     same_curve(huggingface_training / "two", "script", expected)

@@ -11,6 +11,8 @@ from tiny_training import TinyData, TinyTask, tiny_trainer
 
 from flashtrain.training.checkpoints import AtomicCheckpointIO, read_checkpoint, weights_in
 
+pytestmark = pytest.mark.integration
+
 
 def one_process(folder: Path, steps: int, resume: Path | None = None, accumulate: int = 1) -> TinyTask:
     """The same global batches of 8 samples on one device."""

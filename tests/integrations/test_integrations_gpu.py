@@ -77,6 +77,7 @@ def test_generation_in_float32_equals_eager_token_for_token(kind, cache):
     assert found.tolist() == expected.tolist()
 
 
+@pytest.mark.longest
 def test_a_compiled_model_is_one_graph_and_trains():
     torch._dynamo.reset()
     model, ids, real = on_gpu("qwen3", register_with_transformers()), tokens(2, S).cuda(), padding(S, [S, 130], "left")

@@ -120,6 +120,7 @@ def test_a_bias_of_minus_infinity_hides_whole_rows_and_all_that_is_in_its_keys()
 
 
 # It compiles 60 to 80 kernels: minutes where Triton's cache is empty, as it may be since these tests come first.
+@pytest.mark.longest
 @pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="compute-sanitizer is not on PATH")
 def test_compute_sanitizer_finds_no_access_outside_of_memory(path):
     places = os.pathsep.join([str(HERE), str(HERE.parents[1] / "kernels"), os.environ.get("PYTHONPATH", "")])

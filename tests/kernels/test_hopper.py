@@ -12,6 +12,7 @@ IN_TURN = ("deterministic", "deterministic window", "deterministic packed")
 
 
 # Slow: ptxas takes some thirty seconds of a core for each direction.
+@pytest.mark.longest
 @pytest.mark.slow
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_they_compile_with_wgmma_and_tma_and_without_spills_or_serialised_products(direction):

@@ -141,6 +141,7 @@ def test_the_gpu_builds_the_same_plans(name, order):
         assert all(torch.equal(a.cpu(), b) for a, b in zip(got[:3], wanted[:3], strict=True))
 
 
+@pytest.mark.longest
 @pytest.mark.gpu
 @pytest.mark.parametrize("path", ["portable"], indirect=True)  # one kernel makes all plans, and the CPU takes a minute
 def test_a_million_tokens_on_the_gpu():

@@ -10,6 +10,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 
 
 # The features in parts, because together they are slow on a slow machine. A process for what is quick.
+@pytest.mark.longest
 @pytest.mark.interpreter
 @pytest.mark.parametrize(
     ("files", "part"),
@@ -26,6 +27,7 @@ def test_the_kernels_are_right_in_the_interpreter(files, part):
 
 # Compiling all that is compiled for sm_90 takes two minutes of a core. For other GPUs .ci/run compiles them, with two
 # releases of Triton and on days that take turns.
+@pytest.mark.longest
 @pytest.mark.slow
 def test_the_tables_tiles_compile_without_spills_within_shared_memory_and_with_tensor_cores():
     rows = compiled_rows("compile_cases.py", "90")

@@ -12,7 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flashtrain.models import Decoder, DecoderConfig, MemorySavings, activation_checkpointing, gpt2
+from flashtrain.models import Decoder, DecoderConfig, MemorySavings, activation_checkpointing, decoder
 from flashtrain.models.activation_checkpointing import CHECKPOINTING
 from flashtrain_kernels import dispatch
 
@@ -221,8 +221,8 @@ def test_offloading_sends_each_blocks_input_and_nothing_else_to_the_host(savings
 
 def test_the_loss_takes_as_many_tokens_at_once_as_it_is_told(monkeypatch):
     asked: list[int | None] = []
-    real = gpt2.linear_cross_entropy
-    monkeypatch.setattr(gpt2, "linear_cross_entropy", lambda *a, chunk, **k: (asked.append(chunk), real(*a, **k))[1])
+    real = decoder.linear_cross_entropy
+    monkeypatch.setattr(decoder, "linear_cross_entropy", lambda *a, chunk, **k: (asked.append(chunk), real(*a, **k))[1])
     for savings in (MemorySavings(), MemorySavings(loss_chunk=7)):
         build("sdpa", savings).loss(tokens(), tokens())
     assert asked == [None, 7]

@@ -293,6 +293,7 @@ def on_a_gpu(config: ClassifierConfig, attention: str, exact: bool = False) -> t
     return losses.pixels.detach(), list(model.blocks[0].attention.qkv.weight.grad.double().chunk(3))
 
 
+@pytest.mark.longest
 @pytest.mark.gpu
 @pytest.mark.parametrize("pattern", ["dense", "butterfly-local-global", "tiles"])
 def test_on_a_gpu_our_kernels_are_as_exact_as_standard_attention(pattern) -> None:

@@ -83,6 +83,7 @@ def test_the_compiled_loss_of_packed_documents_is_the_eager_one(family, precisio
     assert_near(loss_and_gradients(model, compiled, precision, mask), eager, 4e-2 if precision is not None else 5e-3)
 
 
+@pytest.mark.longest
 @pytest.mark.parametrize("family", FAMILIES)
 def test_with_dropout_the_loss_compiles_with_inductor(family):
     torch.compiler.reset()
@@ -125,6 +126,7 @@ def test_memory_savings_give_the_same_loss_and_gradients(name, dropout, attentio
     assert_near(loss_and_gradients(model, model.loss, torch.bfloat16, None), exact, 4e-2)
 
 
+@pytest.mark.longest
 @pytest.mark.parametrize("name", SAVINGS)
 def test_memory_savings_compile_with_inductor(name):
     torch.compiler.reset()
@@ -139,6 +141,7 @@ def test_memory_savings_compile_with_inductor(name):
     assert_near(loss_and_gradients(model, loss, torch.bfloat16, None), exact, 4e-2)
 
 
+@pytest.mark.longest
 @pytest.mark.parametrize("compiled", [False, True])
 def test_each_kind_needs_less_memory_than_the_one_before(compiled):
     config = DecoderConfig.of_size("124m", vocab_size=512, context=32768)

@@ -65,12 +65,14 @@ def leave_unfinished(folder: Path) -> None:
     write_summary(folder, {"status": "running"})
 
 
+@pytest.mark.integration
 def test_a_folder_in_which_another_process_runs_is_refused_and_says_whose_it_is(live: Path) -> None:
     with pytest.raises(Busy, match=r"another run is using .*: process \d+ on .* since 20") as refusal:
         hold(live)
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.integration
 def test_resume_auto_passes_over_a_run_that_lives(live: Path, tmp_path: Path, caplog) -> None:
     settings = compose_settings(["recipe=gpt2"])
     with caplog.at_level("INFO"):
@@ -84,6 +86,7 @@ def test_resume_auto_passes_over_a_run_that_lives(live: Path, tmp_path: Path, ca
     let_go(older)
 
 
+@pytest.mark.integration
 def test_hydra_run_dir_of_a_run_that_lives_is_refused_before_hydra_writes_there(
     live: Path, monkeypatch, capsys
 ) -> None:
@@ -100,6 +103,7 @@ def test_a_run_lets_go_of_its_folder_at_its_end(trained: Path) -> None:
         pass
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("environment", "first"),
     [
@@ -122,6 +126,7 @@ def test_of_ranks_that_train_together_the_first_holds_the_folder(
         hold(live)  # its first rank's: no refusal
 
 
+@pytest.mark.integration
 def test_slurms_other_ranks_go_where_their_first_one_has_gone(live: Path, monkeypatch) -> None:
     settings = compose_settings(["recipe=gpt2", "seed=8"])
     for name, value in {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"}.items():

@@ -126,6 +126,7 @@ def test_conversations_must_be_somewhere(runs, word, message):
         make_data(compose_settings(runs.settings_words(word)), detect_hardware("cpu")).setup()
 
 
+@pytest.mark.longest
 @pytest.mark.slow  # processes of their own
 @pytest.mark.parametrize(
     "devices", ["trainer.devices=2", "trainer.devices=2 context_parallel=2", "trainer.devices=4 context_parallel=2"]

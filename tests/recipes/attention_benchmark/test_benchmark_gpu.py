@@ -27,6 +27,7 @@ def rows_of(recipe: str, folder, *words: str) -> list[dict]:
     return read_result(result).rows
 
 
+@pytest.mark.longest
 def test_all_are_measured_in_both_directions_with_time_memory_and_a_small_error(tmp_path) -> None:
     rows = rows_of(
         "attention-benchmark", tmp_path, "benchmark.seqlens=[512]", "benchmark.masks=[causal]", "benchmark.tokens=4096"
@@ -36,6 +37,7 @@ def test_all_are_measured_in_both_directions_with_time_memory_and_a_small_error(
     assert all(row["host_milliseconds"] > 0 for row in rows)
 
 
+@pytest.mark.longest
 def test_calls_by_themselves_features_and_caches_have_the_processors_time_and_a_small_error(tmp_path) -> None:
     words = ("benchmark.rows=as-called", "benchmark.seqlens=[1,256]", "benchmark.warm_seconds=90")
     rows = rows_of("attention-benchmark", tmp_path, *words, "benchmark.implementations=[flashtrain,sdpa-flash]")
@@ -45,6 +47,7 @@ def test_calls_by_themselves_features_and_caches_have_the_processors_time_and_a_
     assert all(row["gpu_milliseconds"] > 0 for row in ours if row["part"] == "decoding")
 
 
+@pytest.mark.longest
 def test_windows_documents_and_block_masks_run_by_ours_and_by_flex_attention(tmp_path) -> None:
     masks = "benchmark.masks=[window-256,causal-varlen,causal-document,prefix-lm,block-random]"
     words = ("benchmark.seqlens=[2048]", "benchmark.head_dims=[64]", "benchmark.densities=[0.25]", masks)
@@ -55,6 +58,7 @@ def test_windows_documents_and_block_masks_run_by_ours_and_by_flex_attention(tmp
     assert all(row["error"] < 0.03 for row in rows)
 
 
+@pytest.mark.longest
 @pytest.mark.parametrize(("weights", "batch"), [("fp32", 2), ("bf16", 4)])
 def test_every_implementation_gives_speed_mfu_and_memory(weights: str, batch: int, tmp_path) -> None:
     pytest.importorskip("transformers")
@@ -77,6 +81,7 @@ def test_every_implementation_gives_speed_mfu_and_memory(weights: str, batch: in
     assert all(row["speedup"] > 0 for row in rows)
 
 
+@pytest.mark.longest
 def test_standard_attention_runs_out_of_memory_where_ours_goes_on(tmp_path) -> None:
     words = ("benchmark.contexts=[1024,262144]", "benchmark.tokens=1024")
     rows = rows_of("context-speed", tmp_path, *words, "benchmark.implementations=[flashtrain,standard]")
@@ -86,6 +91,7 @@ def test_standard_attention_runs_out_of_memory_where_ours_goes_on(tmp_path) -> N
     assert told["flashtrain", 1024]["peak_memory_gib"] < told["plain PyTorch", 1024]["peak_memory_gib"], told
 
 
+@pytest.mark.longest
 def test_the_commands_cost_is_measured(tmp_path) -> None:
     words = ("benchmark.contexts=[256]", "benchmark.batches=[8]", "benchmark.implementations=[flashtrain]")
     rows = rows_of("gpt2-speed", tmp_path, *words, "benchmark.command_steps=40", "data.include_tests=false")

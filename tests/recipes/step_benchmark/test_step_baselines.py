@@ -114,7 +114,9 @@ DEMO = ["recipe=gpt2", "model.size=demo", "model.vocab_rows=null", "context=32"]
 
 
 def built(name: str, seed: int = 3, **options):
-    settings = compose_settings([*DEMO, f"model.name={name}", *(f"model.{key}={value}" for key, value in options.items())])
+    settings = compose_settings(
+        [*DEMO, f"model.name={name}", *(f"model.{key}={value}" for key, value in options.items())]
+    )
     torch.manual_seed(seed)
     return make_model(settings.model, vocab_size=320, context=settings.context, attention="sdpa").double()
 

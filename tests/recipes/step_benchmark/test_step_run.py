@@ -68,6 +68,7 @@ def test_context_speed_keeps_the_tokens_of_a_step_until_one_sequence_is_longer(t
     assert (tmp_path / "run" / "context.png").stat().st_size > 10_000
 
 
+@pytest.mark.longest
 def test_the_commands_cost_is_measured_beside_the_bare_loop(tmp_path, monkeypatch) -> None:
     asked = []
 

@@ -65,6 +65,7 @@ def test_a_disc_anywhere_has_pillows_pixels_at_the_edges_too(side: int, radius: 
         assert found.sum() == expected.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("side", "contour", "count"), [(32, "hard", 40), (64, "easy", 3), (128, "easy", 4), (256, "hard", 3), (48, "3", 5)]
 )
@@ -78,6 +79,7 @@ def test_whole_images_have_the_programs_pixels(images_of: ImagesOf, side: int, c
         assert np.array_equal(found[number].numpy(), expected)
 
 
+@pytest.mark.slow
 def test_dashes_of_long_and_of_short_curves_may_be_brighter_in_each_image_by_itself(images_of: ImagesOf) -> None:
     images = images_of(64, "easy", 3)
     factors = torch.tensor([[1.0, 1.0], [1.2, 0.8], [0.75, 1.3]])
@@ -103,6 +105,7 @@ def test_a_dash_and_a_disc_at_the_edge_are_cut_off() -> None:
     assert np.array_equal(rasterise(windows, markers, parameters)[0].numpy(), expected)
 
 
+@pytest.mark.slow
 def test_portions_do_not_show(images_of: ImagesOf, monkeypatch: pytest.MonkeyPatch) -> None:
     images = images_of(32, "hard", 40)
     whole = drawn(images)
@@ -112,6 +115,7 @@ def test_portions_do_not_show(images_of: ImagesOf, monkeypatch: pytest.MonkeyPat
     assert drawn(images, []).shape == (0, 32, 32)
 
 
+@pytest.mark.slow
 def test_all_of_drawing_is_one_graph(images_of: ImagesOf) -> None:
     images = images_of(32, "hard", 40)
     strokes = images.strokes([1, 2, 3])
@@ -120,6 +124,7 @@ def test_all_of_drawing_is_one_graph(images_of: ImagesOf) -> None:
     assert torch.equal(whole(strokes["windows"], strokes["markers"]), drawn(images, [1, 2, 3]))
 
 
+@pytest.mark.slow
 @pytest.mark.gpu
 @pytest.mark.parametrize("side", [32, 128, 256])
 def test_a_gpu_draws_the_same_to_the_pixel(images_of: ImagesOf, side: int) -> None:

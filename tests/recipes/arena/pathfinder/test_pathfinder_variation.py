@@ -24,6 +24,7 @@ def changed(drawn: Tensor, strength: float, seed: int = 0) -> Tensor:
     return varied(strength)(drawn, torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.slow
 def test_half_of_the_images_stay_as_they_are_and_the_others_differ_from_one_another(pixels: Tensor) -> None:
     many = pixels[:1].expand(400, -1)
     found = changed(many, 1.0)
@@ -32,11 +33,13 @@ def test_half_of_the_images_stay_as_they_are_and_the_others_differ_from_one_anot
     assert len(found.unique(dim=0)) > 150
 
 
+@pytest.mark.slow
 def test_one_seed_draws_the_same_changes(pixels: Tensor) -> None:
     assert torch.equal(changed(pixels, 1.0, 3), changed(pixels, 1.0, 3))
     assert not torch.equal(changed(pixels, 1.0, 3), changed(pixels, 1.0, 4))
 
 
+@pytest.mark.slow
 def test_shapes_stay_in_their_places(pixels: Tensor) -> None:
     """Everything that is drawn lies within a pixel of where it was, and discs stay white."""
     found = changed(pixels, 1.0).view(-1, 32, 32)
