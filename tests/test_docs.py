@@ -371,7 +371,7 @@ def test_no_two_settings_share_their_meaning(generated: dict[str, str]) -> None:
     assert [names for names in by_meaning.values() if len(names) > 1] == []
 
 
-def test_the_lines_of_the_troubleshooting_page_are_said_by_the_code() -> None:
+def test_the_lines_of_the_troubleshooting_page_are_reported_by_the_code() -> None:
     page = (ROOT / "docs" / "reference" / "troubleshooting.md").read_text(encoding="utf-8")
     lines = re.findall(r"^\| `([^`]+)` \|", page, flags=re.MULTILINE)
     assert len(lines) > 10

@@ -120,7 +120,7 @@ def anchors(page: Path) -> set[str]:
     return {anchor_of(heading) for heading in headings} | set(re.findall(r"^::: (.+)$", text, flags=re.MULTILINE))
 
 
-def test_the_readme_is_short_and_says_early_what_it_cannot_do() -> None:
+def test_the_readme_is_short_and_reports_early_what_it_cannot_do() -> None:
     lines = README.splitlines()
     assert len(lines) <= 200
     assert lines.index("## What it cannot do") < 30

@@ -65,7 +65,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return read_checkpoint(folder / "checkpoints" / "last.ckpt")["state_dict"]
 
 
-def test_a_run_is_the_commands_bit_for_bit_says_nothing_and_leaves_the_process_as_it_was(
+def test_a_run_is_the_commands_bit_for_bit_prints_nothing_and_leaves_the_process_as_it_was(
     tiny: dict[str, Any], trained: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = flashtrain.train(**tiny)
@@ -223,7 +223,7 @@ def test_sigterm_leaves_a_checkpoint_and_is_then_the_programs(tiny: dict[str, An
     assert read_checkpoint(run.checkpoint)["global_step"] in (2, 3)
 
 
-def test_a_run_that_fails_raises_and_says_so_in_its_row(tiny: dict[str, Any], at: Any) -> None:
+def test_a_run_that_fails_raises_and_reports_it_in_its_row(tiny: dict[str, Any], at: Any) -> None:
     def fail() -> None:
         raise ZeroDivisionError("of a callback")
 

@@ -36,7 +36,7 @@ def test_help_has_an_example_of_every_mode_that_is_taken_as_it_stands() -> None:
             assert settings_of(words).mode == mode
 
 
-def test_a_missing_file_is_one_line_and_leaves_a_row_that_says_so(tiny_runs: TinyRuns, capfd) -> None:
+def test_a_missing_file_is_one_line_and_leaves_a_row_that_reports_it(tiny_runs: TinyRuns, capfd) -> None:
     status, folder = tiny_runs.run("missing-file", "data.path=nowhere.txt")
     assert status == 2
     line = capfd.readouterr().err

@@ -93,7 +93,7 @@ def test_a_run_that_cannot_be_continued_keeps_its_settings_and_its_row(tiny_runs
     assert {name: (folder / name).read_text() for name in before} == before
 
 
-def test_the_last_weights_are_the_best_where_the_validation_after_the_last_step_says_so(tiny_runs: TinyRuns) -> None:
+def test_the_last_weights_are_the_best_where_the_validation_after_the_last_step_reports_it(tiny_runs: TinyRuns) -> None:
     status, folder = tiny_runs.run("late-best", "trainer.steps=7", "optimizer.learning_rate=0.0005")
     assert status == 0
     best = read_checkpoint(folder / "checkpoints" / "best.ckpt")
@@ -101,7 +101,7 @@ def test_the_last_weights_are_the_best_where_the_validation_after_the_last_step_
     assert all(torch.equal(value, best["state_dict"][name]) for name, value in weights(folder).items())
 
 
-def test_whichever_rank_fails_says_so_in_the_summary(tiny_runs: TinyRuns, monkeypatch) -> None:
+def test_whichever_rank_fails_reports_it_in_the_summary(tiny_runs: TinyRuns, monkeypatch) -> None:
     monkeypatch.setattr("flashtrain.command.job.is_first_rank", lambda: False)
     status, folder = tiny_runs.run("second-rank", "optimizer.learning_rate=1e30", "optimizer.gradient_clip=0")
     assert status == 2
@@ -119,7 +119,7 @@ class OutOfMemoryAt(pl.Callback):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity")
 
 
-def test_a_training_run_that_runs_out_of_memory_tells_its_estimate_and_keeps_its_checkpoint(
+def test_a_training_run_that_runs_out_of_memory_reports_its_estimate_and_keeps_its_checkpoint(
     tiny_runs: TinyRuns, trained, monkeypatch
 ) -> None:
     monkeypatch.setitem(registry._components["callback"], "full", lambda _: OutOfMemoryAt(4))
@@ -173,7 +173,7 @@ def test_weights_and_biases_offline_gets_the_configuration_and_the_resumed_run_k
     assert {name.split("-")[3] for name in runs} == {first.strip()}
 
 
-def test_a_sample_that_fails_is_said_and_the_training_stays_finished(tiny_runs, monkeypatch, caplog) -> None:
+def test_a_sample_that_fails_is_reported_and_the_training_stays_finished(tiny_runs, monkeypatch, caplog) -> None:
     def failing(*_: object, **__: object) -> str:
         raise RuntimeError("probability tensor contains\n inf or nan")
 

@@ -42,7 +42,7 @@ def test_a_bare_pythonpath_finds_the_folders_from_any_working_directory(tmp_path
     assert shown.stdout.split() == [str(CHECKOUT / "conf"), str(CHECKOUT / "recipes")]
 
 
-def test_a_missing_folder_is_said_with_both_places(shipped: Path):
+def test_a_missing_folder_is_reported_with_both_places(shipped: Path):
     (shipped / "conf").rmdir()
     with pytest.raises(UserError, match=r"'conf' is neither at .*flashtrain.conf nor at .*root.conf"):
         places.conf_folder()

@@ -39,7 +39,7 @@ def test_a_gpu_trains_the_recipe_itself_in_bf16_with_our_kernels(settle) -> None
     assert (settings.model.size, hardware.precision, hardware.attention, said) == ("124m", "bf16-mixed", "flash", "")
 
 
-def test_a_machine_without_a_gpu_trains_the_demo_and_says_so_in_one_line(settle) -> None:
+def test_a_machine_without_a_gpu_trains_the_demo_and_reports_it_in_one_line(settle) -> None:
     settings, _, said = settle(cpu())
     assert settings.is_demo
     assert settings.model.size == "demo"
@@ -57,7 +57,7 @@ def test_who_asks_for_a_model_gets_it_on_a_cpu_too(settle, word) -> None:
     assert (f"{asked}= names a model, so the full recipe runs on this CPU" in said) == ("demo" not in asked)
 
 
-def test_weights_that_are_not_there_are_told_before_anything_is_built(settle) -> None:
+def test_weights_that_are_not_there_are_reported_before_anything_is_built(settle) -> None:
     with pytest.raises(UserError, match="weights=/nowhere"):
         settle(cpu(), "weights=/nowhere")
 

@@ -125,7 +125,7 @@ def test_sft_asks_for_its_model_and_its_data_at_once() -> None:
     assert "data.path" not in refused("recipe=sft", "data.path=x")
 
 
-def test_the_versions_are_said_without_importing_torch() -> None:
+def test_the_versions_are_reported_without_importing_torch() -> None:
     watch = "import sys; from flashtrain.__main__ import main; sys.argv[1:] = ['--version']\ntry: main()\n"
     done = subprocess.run(
         [sys.executable, "-c", f"{watch}except SystemExit: print('torch' in sys.modules)"],

@@ -32,7 +32,7 @@ def test_it_is_the_product_of_all_values_listed() -> None:
 
 
 @pytest.mark.parametrize("before", [None, {"status": "running", "model": "gpt2-demo"}])
-def test_a_killed_job_is_a_row_that_says_so(tmp_path, before) -> None:
+def test_a_killed_job_is_a_row_that_reports_it(tmp_path, before) -> None:
     if before:
         write_summary(tmp_path, before)
     sweep.note_failure(tmp_path, ["context=512"], -9)
@@ -91,7 +91,9 @@ def sweeps(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "gpt2-sweep").iterdir())
 
 
-def test_a_sweep_that_is_told_to_end_shows_the_jobs_so_far_and_says_how_to_go_on(run_jobs, tmp_path, capsys) -> None:
+def test_a_sweep_that_is_asked_to_end_shows_the_jobs_so_far_and_reports_how_to_go_on(
+    run_jobs, tmp_path, capsys
+) -> None:
     status, jobs = run_jobs(Jobs("finished", "stopped", stop_after=2))
     assert (status, jobs.seeds) == (143, ["seed=0", "seed=1"])
     (folder,) = sweeps(tmp_path)

@@ -81,7 +81,7 @@ def test_a_broken_line_is_named_and_refused(file, template, line, told):
         texts(file(TALK, line, TALK), template)
 
 
-def test_a_share_of_broken_lines_may_be_left_out_with_a_line_that_says_so(file, template, caplog):
+def test_a_share_of_broken_lines_may_be_left_out_with_a_line_that_reports_it(file, template, caplog):
     caplog.set_level(logging.WARNING)
     rows = file(TALK, "{", TALK, {"messages": [ASK]}, TALK)
     assert len(texts(rows, template, skip_broken=0.5)) == 3
@@ -115,7 +115,7 @@ def test_conversations_are_cached_as_tokens_with_a_mark_for_each(file, template,
     assert open_or_build(other, template.tokenizer, tmp_path / "cache").folder != cache.folder
 
 
-def test_what_a_template_rewrites_is_told_in_a_line(file, tmp_path, caplog):
+def test_what_a_template_rewrites_is_reported_in_a_line(file, tmp_path, caplog):
     caplog.set_level(logging.WARNING)
     rewriting = ChatTemplate(huggingface_tokenizer(save_tokenizer_folder(tmp_path / "other", THINKING)))
     thought = {"role": "assistant", "content": "<think>hm</think>Hi."}

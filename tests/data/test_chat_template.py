@@ -407,7 +407,7 @@ def test_a_template_of_ones_own_takes_the_tokenizers_place(make, tmp_path):
     assert template.key() != make(CHATML).key()
 
 
-def test_a_tokenizer_without_a_template_serves_texts_and_says_what_conversations_need(make):
+def test_a_tokenizer_without_a_template_serves_texts_and_reports_what_conversations_need(make):
     template = make(None)
     assert learnt(template, {"text": "plain"}) == [["plain<|end|>"]]
     with pytest.raises(UserError, match=r"no chat template.*data\.chat_template=FILE"):
@@ -435,7 +435,7 @@ def test_what_is_wrong_with_a_row_is_one_line(make, row, told):
         make(MISTRAL).pieces(row)
 
 
-def test_a_template_that_is_no_jinja_is_told_before_anything_is_read_and_one_that_is_runs_in_a_sandbox(make):
+def test_a_template_that_is_no_jinja_is_reported_before_anything_is_read_and_one_that_is_runs_in_a_sandbox(make):
     with pytest.raises(UserError, match="the chat template is not valid Jinja"):
         make("{% for %}")
     with pytest.raises(UserError, match=r"the chat template does not accept it: access to attribute '__class__'"):

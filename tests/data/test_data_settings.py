@@ -57,7 +57,7 @@ def test_a_demo_for_the_standard_library_goes_with_other_text(recipe) -> None:
     assert apply_demo(compose_settings(words), words).data.path == "BOOKS"
 
 
-def test_an_evaluation_on_another_source_forgets_what_the_run_was_told_of_its_own(tmp_path) -> None:
+def test_an_evaluation_on_another_source_forgets_what_the_run_was_given_of_its_own(tmp_path) -> None:
     settings = compose_settings(["recipe=gpt2", *HUB, "data.config=en", "data.text_column=body"])
     write_config(asdict(settings), tmp_path)
     (tmp_path / "checkpoints").mkdir()

@@ -104,7 +104,7 @@ def test_runs_of_several_contexts_can_hold_out_the_same_documents(data):
     assert held_out(200, 16) == held_out(200)  # its own samples must fit all the same
 
 
-def test_what_could_not_be_held_out_is_said_once(data, caplog):
+def test_what_could_not_be_held_out_is_reported_once(data, caplog):
     module = data(["a" * 600], context=16)
     module.setup()  # as Lightning does again
     module.setup()
@@ -121,12 +121,12 @@ def test_what_could_not_be_held_out_is_said_once(data, caplog):
         *(("num_workers", -1), ("seed", -1), ("validation_fraction", 1.5)),
     ],
 )
-def test_impossible_arguments_are_told(data, name, value):
+def test_impossible_arguments_are_reported(data, name, value):
     with pytest.raises(UserError, match=f"{name}={value}"):
         data(**{name: value})
 
 
-def test_a_tokenizer_that_is_none_and_a_text_that_is_too_short_are_told(data):
+def test_a_tokenizer_that_is_none_and_a_text_that_is_too_short_are_reported(data):
     with pytest.raises(UserError, match=r"unknown tokenizer 'bpee'\. Did you mean 'bpe'"):
         TextDataModule("stdlib", "bpee")
     with pytest.raises(UserError, match="fewer than"):
@@ -149,7 +149,7 @@ def test_validation_runs_with_it_and_none_held_out_is_no_error(data, tmp_path):
     assert fit(data(validation_fraction=0.0), tmp_path, limit_val_batches=1.0).validated == []
 
 
-def test_accumulation_that_the_trainer_does_not_share_is_told(data, tmp_path):
+def test_accumulation_that_the_trainer_does_not_share_is_reported(data, tmp_path):
     with pytest.raises(UserError, match=r"accumulate=1.*accumulate_grad_batches=4"):
         trainer(tmp_path, accumulate_grad_batches=4).fit(Recorder(), data())
 
@@ -159,7 +159,7 @@ def test_overfit_batches_is_refused(data, tmp_path):
         trainer(tmp_path, overfit_batches=2).fit(Recorder(), data())
 
 
-def test_resuming_says_nothing_about_unreliable_results(data, tmp_path, recwarn):
+def test_resuming_prints_nothing_about_unreliable_results(data, tmp_path, recwarn):
     saving = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=5, save_top_k=-1, filename="{step}")
     fit(data(), tmp_path, callbacks=[saving])
     fit(data(), tmp_path, resume=tmp_path / "saved" / "step=5.ckpt")
@@ -167,7 +167,7 @@ def test_resuming_says_nothing_about_unreliable_results(data, tmp_path, recwarn)
 
 
 @pytest.mark.parametrize("name", ["seed", "context", "samples", "tokens"])
-def test_each_number_that_says_what_was_read_is_told_where_it_differs(data, caplog, name):
+def test_each_number_that_says_what_was_read_is_reported_where_it_differs(data, caplog, name):
     module = data()
     module.setup()
     state = module.train_dataloader().state_dict()
@@ -200,7 +200,7 @@ def masked(text: str, folder) -> TextDataModule:
 
 
 @pytest.mark.parametrize("made", [of_text, of_tokens, of_a_mixture, masked])
-def test_another_text_of_the_same_length_is_told_when_a_run_resumes(made, tmp_path, caplog):
+def test_another_text_of_the_same_length_is_reported_when_a_run_resumes(made, tmp_path, caplog):
     def loader(text: str):
         data = made(text, tmp_path)
         data.context, data.batch_size, data.validation_fraction = 16, 1, 0

@@ -125,7 +125,7 @@ def test_another_batch_size_goes_on_with_the_next_sample_also_after_the_last_res
     assert third.state_dict()["samples_read"] == 17
 
 
-def test_other_data_or_another_seed_is_told(caplog):
+def test_other_data_or_another_seed_is_reported(caplog):
     state = make().state_dict()
     resumed(state)
     assert caplog.text == ""

@@ -63,7 +63,7 @@ def test_shares_of_a_block_are_whole_and_none_is_lost():
     assert tiny.tolist() == [BLOCK - 2, 1, 1]
 
 
-def test_another_weight_is_told_when_a_run_goes_on(mixed, list_source, caplog):
+def test_another_weight_is_reported_when_a_run_goes_on(mixed, list_source, caplog):
     state = mixed().train_dataloader().state_dict()
     state["mixture"] += 1
     mixed().train_dataloader().load_state_dict(state)
@@ -78,7 +78,7 @@ def test_validation_is_mixed_by_weight_and_apart_from_training(mixed):
     assert data.train_tokens + data.validation_tokens == sum(len(cache.tokens) for cache in data.cache.caches)
 
 
-def test_the_epochs_of_each_are_said(mixed):
+def test_the_epochs_of_each_are_reported(mixed):
     data = mixed()
     small = len(data._samples(data.split.training).parts[1])
     assert f"code {800 / 4 / small:.2g}" in data.epochs_of_parts(800)

@@ -49,7 +49,7 @@ def test_the_fingerprint_follows_paths_sizes_and_python(small_library, monkeypat
     assert source.fingerprint() != second
 
 
-def test_a_python_without_its_sources_is_told_in_one_line(small_library, monkeypatch, tmp_path):
+def test_a_python_without_its_sources_is_reported_in_one_line(small_library, monkeypatch, tmp_path):
     monkeypatch.setattr(sources.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "nothing")})
     with pytest.raises(UserError, match="no source files of the Python standard library") as told:
         StandardLibrarySource().fingerprint()

@@ -50,7 +50,7 @@ def test_nothing_is_held_out_where_nothing_is_to_spare_with_a_line_or_of_a_fract
     assert "too small to hold out some for validation" in caplog.text
 
 
-def test_a_corpus_shorter_than_a_sample_is_told_with_the_numbers():
+def test_a_corpus_shorter_than_a_sample_is_reported_with_the_numbers():
     with pytest.raises(UserError, match=r"50 tokens, fewer than the 65 .*context=64.*at most 49, or more text"):
         split([20, 30])
 

@@ -152,7 +152,7 @@ def test_a_state_that_is_of_something_else_is_one_line(data):
         loader.load_state_dict({**state, "streams": [state["streams"][0]] * 2})
 
 
-def test_what_needs_a_trained_tokenizer_or_more_text_says_so(tmp_path):
+def test_what_needs_a_trained_tokenizer_or_more_text_reports_it(tmp_path):
     with pytest.raises(UserError, match=r"data\.tokenizer=bytes"):
         StreamingDataModule(FilesSource(tmp_path), "bpe")
     files = ["recipe=gpt2", "data=files", "data.path=x", "data.streaming=true"]

@@ -140,7 +140,7 @@ def test_files_of_another_form_are_one_line(tmp_path):
     fails(tmp_path / "folder", r"data\.path=.* \.npy or \.bin")
 
 
-def test_what_needs_documents_or_text_says_so(tmp_path):
+def test_what_needs_documents_or_text_reports_it(tmp_path):
     np.save(tmp_path / "a.npy", IDS.astype("uint16"))
     with pytest.raises(UserError, match=r"document_mask=true .*data\.end_of_text=ID"):
         TextDataModule(TokenFiles(tmp_path), NO_TOKENIZER, 16, 2, document_mask=True).setup()

@@ -24,7 +24,7 @@ def test_a_folder_without_one_has_none_and_another_kind_is_refused(tmp_path) -> 
         WordPieceTokenizer.load(tmp_path)
 
 
-def test_what_a_text_spells_is_said_to_be_read_as_tokens(tmp_path, caplog) -> None:
+def test_what_a_text_spells_is_reported_to_be_read_as_tokens(tmp_path, caplog) -> None:
     (tmp_path / "vocab.txt").write_text("\n".join([*WORDS, "a"]))
     tokenizer = WordPieceTokenizer.load(tmp_path)
     assert list(counted(["a [SEP]", "a"], tokenizer)) == ["a [SEP]", "a"]

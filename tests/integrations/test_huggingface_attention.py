@@ -57,7 +57,7 @@ def test_a_model_is_switched_in_place():
     torch.testing.assert_close(model(tokens(2, S)).logits, before, atol=1e-4, rtol=1e-4)
 
 
-def test_a_missing_transformers_is_said_in_one_line(monkeypatch):
+def test_a_missing_transformers_is_reported_in_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UserError, match=r"pip install 'flashtrain\[hub\]'"):
         register_with_transformers()

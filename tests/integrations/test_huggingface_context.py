@@ -97,7 +97,7 @@ MIDDLE = torch.tensor([[1, 1, 0, 1] * 4] * ROWS)
         ({"cu_seq_lens_q": torch.tensor([0, 9, 16]), "cu_seq_lens_k": torch.tensor([0, 9, 16])}, "end at 16"),
     ],
 )
-def test_what_a_part_cannot_be_told_is_refused(inputs: dict[str, Any], message: str) -> None:
+def test_what_a_part_cannot_be_given_is_refused(inputs: dict[str, Any], message: str) -> None:
     assert message in refused(Part(MIDDLE, torch.ones(ROWS, LENGTH)), ours(), **inputs)
 
 

@@ -87,7 +87,7 @@ def test_positions_that_a_model_of_the_users_makes_are_searched():
     torch.testing.assert_close(got.last_hidden_state, wanted.last_hidden_state, rtol=0, atol=1e-12)
 
 
-def test_a_forward_that_failed_says_nothing_of_layers_that_are_called_by_themselves():
+def test_a_forward_that_failed_prints_nothing_of_layers_that_are_called_by_themselves():
     model = llama(1, kind=LlamaModel)
     layer, hidden = model.layers[0], torch.randn(BATCH, LENGTH, 16, dtype=torch.double)
     rotary = model.rotary_emb(hidden, PACKED)

@@ -670,7 +670,7 @@ def test_older_and_other_names_of_entries_are_changed(tmp_path: Path) -> None:
     assert transformers_decoder(config="gemma3_text", changes=few).config.layer_types[1] == "full_attention"
 
 
-def test_a_mask_that_positions_cannot_say_is_refused() -> None:
+def test_a_mask_that_positions_cannot_express_is_refused() -> None:
     ours, _ = pair("llama")
     ids = tiny.tokens(1, sum(DOCUMENTS))
     whole = masks.causal(sum(DOCUMENTS))

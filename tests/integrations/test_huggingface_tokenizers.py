@@ -109,7 +109,7 @@ def test_wordpiece_is_the_same_for_transformers(lower, tmp_path) -> None:
     assert load_tokenizer(export).encode("The quick fox!") == ours.encode("The quick fox!")
 
 
-def test_a_tokenizer_of_another_kind_is_said_to_be_none(tmp_path) -> None:
+def test_a_tokenizer_of_another_kind_is_reported_as_none(tmp_path) -> None:
     class Own(ByteTokenizer):
         pass
 

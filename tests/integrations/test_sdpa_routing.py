@@ -96,7 +96,7 @@ def test_left_calls_are_counted_by_reason():
     assert str(route_sdpa()) == "routed 0 calls; left 0 to torch"
 
 
-def test_what_our_function_refuses_is_left_to_torch_with_what_it_said(monkeypatch):
+def test_what_our_function_refuses_is_left_to_torch_with_its_reason(monkeypatch):
     def refusing(*args, **kwargs):
         raise ValueError("dropout_p must be less")
 

@@ -144,7 +144,7 @@ def test_gpus_before_sm_80_are_refused_with_what_to_use_instead():
         dispatch._require_sm80((7, 5))
 
 
-def test_without_triton_a_gpu_call_says_so(monkeypatch):
+def test_without_triton_a_gpu_call_reports_it(monkeypatch):
     monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda name: None)
     dispatch._require_triton.cache_clear()
     with pytest.raises(ValueError, match="needs the package triton"):

@@ -219,7 +219,7 @@ def test_offloading_sends_each_blocks_input_and_nothing_else_to_the_host(savings
     assert all(shape.numel() == 0 for shape in sent if len(shape) != 3)
 
 
-def test_the_loss_takes_as_many_tokens_at_once_as_it_is_told(monkeypatch):
+def test_the_loss_takes_as_many_tokens_at_once_as_it_is_given(monkeypatch):
     asked: list[int | None] = []
     real = decoder.linear_cross_entropy
     monkeypatch.setattr(decoder, "linear_cross_entropy", lambda *a, chunk, **k: (asked.append(chunk), real(*a, **k))[1])

@@ -51,7 +51,7 @@ def test_rows_come_in_the_order_of_the_job_numbers(tmp_path: Path):
     assert found == [("0", 0), ("2", 2), ("10", 10), ("study/monday", 3)]
 
 
-def test_a_job_without_a_summary_is_a_row_that_says_so(tmp_path: Path):
+def test_a_job_without_a_summary_is_a_row_that_reports_it(tmp_path: Path):
     job(tmp_path / "0", context=1024)
     (tmp_path / "1").mkdir()
     early = collect_summaries(tmp_path)[1]

@@ -131,7 +131,7 @@ class Registered(Trainable):
     """A model of a user's program."""
 
 
-def test_a_registered_model_has_no_savings_and_says_so():
+def test_a_registered_model_has_no_savings_and_reports_it():
     assert choose_batching(settings_of("trainer.micro_batch=4"), CPU, Registered()).savings == MemorySavings()
     with pytest.raises(UserError, match=r"Registered has no memory savings.* memory.activation_checkpointing=none"):
         fit_memory(settings_of("trainer.micro_batch=4", "memory.activation_checkpointing=full"), CPU, Registered())

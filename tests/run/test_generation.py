@@ -101,7 +101,7 @@ def test_mistakes_are_refused_in_one_line(model, options, message):
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_no_numbers_are_said_in_one_line(model, temperature, value):
+def test_weights_that_are_no_numbers_are_reported_in_one_line(model, temperature, value):
     next(model.blocks[0].parameters()).data.fill_(value)
     with pytest.raises(UserError, match="NaN"):
         generate(model, PROMPT, 3, temperature=temperature)

@@ -190,7 +190,7 @@ def refused(runs: TinyRuns, capsys, caplog, *words: str) -> str:
     return [line for line in capsys.readouterr().err.splitlines() if line.startswith("flashtrain: ")][-1]
 
 
-def test_weights_that_do_not_fit_are_said_in_a_line(runs: TinyRuns, tmp_path, capsys) -> None:
+def test_weights_that_do_not_fit_are_reported_in_a_line(runs: TinyRuns, tmp_path, capsys) -> None:
     """On one device too, where Lightning's teardown then fails on the model without weights."""
     transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SIZES, "num_hidden_layers": 1})).save_pretrained(
         tmp_path
@@ -202,7 +202,7 @@ def test_weights_that_do_not_fit_are_said_in_a_line(runs: TinyRuns, tmp_path, ca
     assert "'model.layers.1.input_layernorm.weight' is missing" in capsys.readouterr().err
 
 
-def test_mistakes_are_said_in_a_line_before_any_text_is_read(
+def test_mistakes_are_reported_in_a_line_before_any_text_is_read(
     runs: TinyRuns, llama: Path, tmp_path, capsys, caplog
 ) -> None:
     def changed(name: str, **content) -> Path:

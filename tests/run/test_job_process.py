@@ -48,7 +48,7 @@ def is_alive(process: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_job_saves_and_ends_when_its_command_is_killed_or_told_to_end(tmp_path: Path, number) -> None:
+def test_a_job_saves_and_ends_when_its_command_is_killed_or_reported_to_end(tmp_path: Path, number) -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT_SCRIPT, str(tmp_path), JOB],
         env=checkout_environment(),
@@ -69,7 +69,7 @@ def test_a_job_saves_and_ends_when_its_command_is_killed_or_told_to_end(tmp_path
         parent.wait()
 
 
-def test_what_a_job_starts_itself_is_not_told_of_the_sweep(monkeypatch) -> None:
+def test_what_a_job_starts_itself_is_not_reported_of_the_sweep(monkeypatch) -> None:
     monkeypatch.setenv(PARENT, str(os.getppid()))
     monkeypatch.setattr(job_process, "_watch", lambda parent: None)
     end_with_parent()

@@ -55,7 +55,7 @@ def test_the_recipe_in_full_is_planned_for_eight_h100s() -> None:
     assert "leave out mode=plan and hardware.plan_for" in text
 
 
-def test_a_gpu_that_flashtrain_never_ran_on_is_said_to_be_one() -> None:
+def test_a_gpu_that_flashtrain_never_ran_on_is_reported_to_be_one() -> None:
     assert "computed; flashtrain has run on H100 and H200 only." in plan_of("recipe=bert", "hardware.plan_for=rtx4090")
 
 
@@ -89,7 +89,7 @@ def test_the_share_of_the_peak_is_within_what_the_named_files_measured() -> None
     assert all(file in MEASURED_MFU for file in files)
 
 
-def test_changes_that_are_said_to_fit_do() -> None:
+def test_changes_that_are_reported_to_fit_do() -> None:
     words = ("recipe=hf", "model.config=llama-8b", "hardware.plan_for=h100")
     text = plan_of(*words)
     assert re.search(r"does not fit: needs 12\d\.\d GiB, 71\.2 GiB may be used \(90% of what is free\)\.", text)

@@ -241,7 +241,7 @@ def test_a_config_yaml_as_the_checkpoint_has_it_resumes_without_a_line(saved, ca
     assert caplog.messages == []
 
 
-def test_what_differs_between_config_yaml_and_the_checkpoint_is_said(saved, caplog) -> None:
+def test_what_differs_between_config_yaml_and_the_checkpoint_is_reported(saved, caplog) -> None:
     checkpoint, content = saved
     edit(checkpoint, "\nseed: 3\n", "\nseed: 4\n")
     edit(checkpoint, "  learning_rate: 0.0006\n", "  learning_rate: 0.0005\n")

@@ -66,7 +66,7 @@ def leave_unfinished(folder: Path) -> None:
 
 
 @pytest.mark.integration
-def test_a_folder_in_which_another_process_runs_is_refused_and_says_whose_it_is(live: Path) -> None:
+def test_a_folder_in_which_another_process_runs_is_refused_and_reports_whose_it_is(live: Path) -> None:
     with pytest.raises(Busy, match=r"another run is using .*: process \d+ on .* since 20") as refusal:
         hold(live)
     assert "\n" not in str(refusal.value)
@@ -138,7 +138,7 @@ def test_slurms_other_ranks_go_where_their_first_one_has_gone(live: Path, monkey
     let_go(first)
 
 
-def test_a_file_system_without_locks_is_said_and_the_run_goes_on(tmp_path: Path, monkeypatch, caplog) -> None:
+def test_a_file_system_without_locks_is_reported_and_the_run_goes_on(tmp_path: Path, monkeypatch, caplog) -> None:
     def no_locks(*_, **__):
         raise OSError(errno.ENOLCK, "No locks available")
 

@@ -45,7 +45,7 @@ def written(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def test_an_export_has_the_origins_dtype_and_says_by_how_much_it_rounds(of_half: Path, caplog) -> None:
+def test_an_export_has_the_origins_dtype_and_reports_by_how_much_it_rounds(of_half: Path, caplog) -> None:
     exact = best(of_half)
     assert {one.dtype for one in exact.values()} == {torch.float32}
     with caplog.at_level("INFO", "flashtrain"):
@@ -60,7 +60,7 @@ def test_an_export_has_the_origins_dtype_and_says_by_how_much_it_rounds(of_half:
     assert "export.dtype=float32" in caplog.messages[-1]
 
 
-def test_float32_is_exact_and_says_nothing_of_rounding(of_half: Path, caplog) -> None:
+def test_float32_is_exact_and_prints_nothing_of_rounding(of_half: Path, caplog) -> None:
     exact = best(of_half)
     with caplog.at_level("INFO", "flashtrain"):
         folder = flashtrain.export(of_half, quiet=False, export={"dtype": "float32"})

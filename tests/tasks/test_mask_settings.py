@@ -53,7 +53,7 @@ WITHIN = "mask.documents=true"
 
 
 @pytest.mark.parametrize("words", [("mask=document",), (WITHIN,), ("data.document_mask=true",), ("mask=Document",)])
-def test_documents_are_kept_apart_however_it_is_said(words: tuple[str, ...]) -> None:
+def test_documents_are_kept_apart_however_it_is_set(words: tuple[str, ...]) -> None:
     assert torch.equal(dense(*words), CAUSAL & APART)
     assert settings_of(*words).mask_label == "document"
 

@@ -102,7 +102,7 @@ def test_a_killed_rank_ends_every_strategy_alike(strategy: str, tiny_runs: TinyR
     assert read_summary(folder)["error"].startswith("rank 1 was killed by SIGKILL")
 
 
-def test_a_rank_that_ended_by_itself_has_said_why(capsys, monkeypatch) -> None:
+def test_a_rank_that_ended_by_itself_has_reported_why(capsys, monkeypatch) -> None:
     noted: list[str] = []
     name_killed_ranks(noted.append)
     observe(monkeypatch, "raise SystemExit(75)")

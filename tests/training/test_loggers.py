@@ -102,7 +102,7 @@ def test_an_id_that_names_a_path_writes_nowhere_else(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_wandb_says_nothing_itself(tmp_path, monkeypatch, capsys):
+def test_wandb_prints_nothing_itself(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("WANDB_SILENT", raising=False)
     made = make_loggers(["wandb"], tmp_path, mode="offline", config={"context": 8})
     made[1].log_metrics({"loss": 1.0}, step=0)
@@ -111,7 +111,7 @@ def test_wandb_says_nothing_itself(tmp_path, monkeypatch, capsys):
     assert "".join(capsys.readouterr()) == ""
 
 
-def test_several_loggers_at_once_are_told_the_same(tmp_path):
+def test_several_loggers_at_once_get_the_same(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     made = make_loggers(["none", "tensorboard", "wandb"], tmp_path, mode="offline")
@@ -123,7 +123,7 @@ def test_several_loggers_at_once_are_told_the_same(tmp_path):
     assert [(event.step, event.value) for event in read.Scalars("loss")] == [(3, 1.5)]
 
 
-def test_what_is_not_installed_is_told_before_anything_is_built(monkeypatch):
+def test_what_is_not_installed_is_reported_before_anything_is_built(monkeypatch):
     words = plain_words(["recipe=gpt2", "hardware=cpu", "logger=[NONE,tensorboard]"])
     settings = compose_settings(words)
     assert settings.logger.kinds == ["none", "tensorboard"]

@@ -101,7 +101,7 @@ ROWS = [f'{{"step": {step}, "loss": {step}.5}}\n'.encode() for step in range(6)]
 @pytest.mark.parametrize(
     "damaged", [b'{"step": 2, "lo\x00\xff": 2.5}\n', b"\xff\n", b"7\n", b"{}\n", b'{"step": "2"}\n']
 )
-def test_a_run_goes_on_over_a_damaged_line_and_says_so(path, caplog, damaged):
+def test_a_run_goes_on_over_a_damaged_line_and_reports_it(path, caplog, damaged):
     path.write_bytes(b"".join([*ROWS[:2], damaged, *ROWS[3:]]))
     logger = MetricsFile(path)
     with caplog.at_level("INFO"):
@@ -120,7 +120,7 @@ def test_a_run_goes_on_over_a_damaged_line_and_says_so(path, caplog, damaged):
 
 
 @pytest.mark.parametrize(("left", "gap"), [(0, "0 to 3"), (2, "2 to 3"), (4, None), (6, None)])
-def test_a_run_goes_on_where_lines_are_lost_and_says_so(path, caplog, left, gap):
+def test_a_run_goes_on_where_lines_are_lost_and_reports_it(path, caplog, left, gap):
     path.write_bytes(b"".join(ROWS[:left]))
     with caplog.at_level("INFO"):
         MetricsFile(path).continue_from(4, every=1)

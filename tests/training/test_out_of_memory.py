@@ -43,7 +43,7 @@ def test_the_line_has_what_was_asked_for_the_estimate_by_part_and_what_to_change
         assert part in line
 
 
-def test_a_model_without_an_estimate_is_told_what_happened_and_what_always_helps():
+def test_a_model_without_an_estimate_gets_a_line_what_happened_and_what_always_helps():
     line = out_of_memory_line(RuntimeError("CUDA error: out of memory\nCompile with"), None, free_bytes=None)
     assert line.startswith("out of memory: CUDA error: out of memory. To change: a shorter context=")
     assert "checkpoint" not in line

@@ -31,7 +31,7 @@ def test_a_model_whose_attention_is_its_own_is_refused_at_its_first_step(two, na
         assert "in FSDPMixing.mixer.attention)" in said
 
 
-def test_one_without_attention_is_refused_in_validation_too_and_trains_where_told_so(two):
+def test_one_without_attention_is_refused_in_validation_too_and_trains_where_reported_so(two):
     for rank in two["unshared"]:
         assert "a validation step in which no attention is shared by the 2 devices" in rank["validated"]
         assert all(map(math.isfinite, rank["unchecked"]))
@@ -47,7 +47,7 @@ def test_a_step_that_steps_its_optimiser_itself_is_refused_before_it_does(two):
 MORE = "tokens see each other by more than shared attention"
 
 
-def test_a_registered_model_with_a_recurrence_is_refused_and_says_how_to_declare_it(two):
+def test_a_registered_model_with_a_recurrence_is_refused_and_reports_how_to_declare_it(two):
     for rank in two["mixing"]:
         assert rank["recurrence"].startswith(f"0 steps: a training step in which {MORE} (stack in the step itself)")
         assert "declare shares_sequences = True in the class of the model" in rank["recurrence"]
@@ -131,7 +131,7 @@ def test_a_training_step_that_is_passed_over_leaves_the_next_to_be_probed():
 
 
 @pytest.mark.parametrize(("degree", "options"), [(1, {}), (2, {"check_attention": False})])
-def test_one_device_and_whoever_says_so_are_not_probed(degree, options):
+def test_one_device_and_whoever_reports_it_are_not_probed(degree, options):
     assert step(strategy(degree, Task(attention=False), **options), "training") == "taken"
     assert LENGTHS == []
 

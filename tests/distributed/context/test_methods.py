@@ -26,7 +26,7 @@ HELD = 16384
         (1, 12, 12, "ulysses"),
     ],
 )
-def test_auto_takes_a_ring_on_two_ranks_else_what_moves_least_and_says_why(degree, heads, kv_heads, method):
+def test_auto_takes_a_ring_on_two_ranks_else_what_moves_least_and_reports_why(degree, heads, kv_heads, method):
     choice = choose_method("auto", Sizes(degree, heads, kv_heads, 64, HELD))
     assert choice.method == method
     assert choice.why

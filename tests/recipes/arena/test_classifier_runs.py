@@ -74,7 +74,7 @@ def summary(folder) -> dict:
     return json.loads((folder / "summary.json").read_text())
 
 
-def test_both_stages_are_trained_and_the_curve_tells_of_all(finished) -> None:
+def test_both_stages_are_trained_and_the_curve_reports_of_all(finished) -> None:
     rows = curve(finished)
     assert [(row["stage"], row["side"], row["step"], row["images"]) for row in rows] == [
         (1, 24, 3, 12), (1, 24, 5, 20), (2, 28, 3, 32), (2, 28, 4, 36),

@@ -56,7 +56,7 @@ def test_the_papers_stand_beside_their_own_task_only(task, same, others) -> None
         assert len(table.notes) == 1
 
 
-def test_speed_is_told_over_standard_attention_at_the_same_task_batch_and_compilation() -> None:
+def test_speed_is_reported_over_standard_attention_at_the_same_task_batch_and_compilation() -> None:
     def row(name: str, rate: float, compiled: bool, task: str = "text") -> dict:
         length = {"text": 4096, "image": 1024}.get(task, 8)
         return {"implementation": name, "task": task, "length": length, "batch": 2, "compiled": compiled,

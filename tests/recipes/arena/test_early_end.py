@@ -28,7 +28,7 @@ def early(curriculum: TinyRuns) -> Path:
     return folder
 
 
-def test_the_curve_and_the_summary_tell_the_steps_really_made(early) -> None:
+def test_the_curve_and_the_summary_report_the_steps_really_made(early) -> None:
     rows = [(row["stage"], str(row["contour"]), row["step"], row["images"]) for row in curve(early)]
     assert rows == [(1, "2", 3, 12), (2, "3", 3, 24), (3, "easy", 3, 36), (3, "easy", 4, 40)]
     assert (summary(early)["stages"], summary(early)["steps"], summary(early)["samples"]) == (3, 10, 40)

@@ -62,7 +62,7 @@ def test_a_setting_that_some_stage_takes_or_that_stands_beside_stages_of_ones_ow
         settle(compose_settings([*words, "hardware=cpu"]), [*words, "hardware=cpu", "hardware.demo=never"])
 
 
-def test_the_plan_tells_every_stages_cost_and_starts_nothing(tmp_path, monkeypatch) -> None:
+def test_the_plan_reports_every_stages_cost_and_starts_nothing(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("FLASHTRAIN_CACHE", str(tmp_path))
     text = plan_classifier(compose_settings(["recipe=pathx"]), detect_hardware("cpu"))
     assert text.count("TFLOP each") == 13

@@ -129,7 +129,7 @@ def test_each_degree_has_ranks_of_its_own(runs) -> None:
         ("fails", "failed", "rank 1 of 2 failed: causal, 64 tokens, 4/2x16, 2 ranks, ring, zigzag: a mistake"),
     ],
 )
-def test_what_fails_on_one_rank_is_a_row_that_says_so_and_the_cases_go_on(runs, name, status, error) -> None:
+def test_what_fails_on_one_rank_is_a_row_that_reports_it_and_the_cases_go_on(runs, name, status, error) -> None:
     found = {(row["way"], row["seqlen"]): row for row in rows(runs, name)}
     failed = found.pop(("ring", 64))
     assert (failed["status"], failed.get("error")) == (status, error)

@@ -74,7 +74,7 @@ def test_a_run_leaves_its_rows_notes_figures_and_a_flat_summary(tmp_path) -> Non
     assert all(row["error"] < 1e-5 for row in result.rows)
 
 
-def test_when_the_time_is_over_each_case_left_is_rows_that_say_so_and_the_run_is_finished(
+def test_when_the_time_is_over_each_case_left_is_rows_that_report_it_and_the_run_is_finished(
     tmp_path, monkeypatch
 ) -> None:
     real = time.monotonic
@@ -88,7 +88,7 @@ def test_when_the_time_is_over_each_case_left_is_rows_that_say_so_and_the_run_is
     assert json.loads((tmp_path / "summary.json").read_text())["cases_measured"] == 2
 
 
-def test_a_run_stopped_by_a_signal_keeps_its_rows_and_says_so(tmp_path, monkeypatch) -> None:
+def test_a_run_stopped_by_a_signal_keeps_its_rows_and_reports_it(tmp_path, monkeypatch) -> None:
     before_length(monkeypatch, 64, lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert run(tmp_path) == 143
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "stopped"

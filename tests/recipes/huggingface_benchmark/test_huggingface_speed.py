@@ -86,7 +86,7 @@ def test_a_step_updates_the_weights_unless_it_is_to_have_none(updates: bool) -> 
         assert (losses[0] - losses[-1] > 0.01) == updates == isinstance(step.optimizer, MasterWeights)
 
 
-def test_a_run_has_a_row_for_each_implementation_and_batch_and_says_how_much_faster(tmp_path) -> None:
+def test_a_run_has_a_row_for_each_implementation_and_batch_and_reports_how_much_faster(tmp_path) -> None:
     words = [*WORDS, "benchmark.models=[tiny]"]
     assert run_job(compose_settings(words), tmp_path, overrides=words, started=time.monotonic()) == 0
     rows = read_result(tmp_path / "result.json").rows

@@ -82,7 +82,7 @@ def test_a_longer_context_is_better_worse_or_neither_by_the_difference_on_the_sa
     assert rows[1]["perplexity_high"] > rows[0]["perplexity_low"]
 
 
-def test_differences_in_loss_are_told_with_their_intervals() -> None:
+def test_differences_in_loss_are_reported_with_their_intervals() -> None:
     rows = rows_of(c1024=0.0, c2048=-0.02, c4096=0.03)
     assert rows[0]["loss_less_shorter"] is None
     assert rows[0]["loss_less_shortest_sliding_low"] is None
@@ -91,7 +91,7 @@ def test_differences_in_loss_are_told_with_their_intervals() -> None:
     assert rows[2]["loss_less_shorter_low"] == pytest.approx(0.05, abs=1e-4)  # a constant shift has no spread
 
 
-def test_one_window_is_too_little_text_to_tell() -> None:
+def test_one_window_is_too_little_text_to_judge() -> None:
     single = Windows(WINDOWS.tokens[:1], np.array([0]), "windows")
     found = {c: {WHOLE: NOISE[:1] + 3, SLIDING: NOISE[:1] + 3} for c in (1024, 2048)}
     rows = length_rows({c: trained(500.0) for c in found}, found, single, seed=0)
@@ -116,7 +116,7 @@ def test_the_papers_values_stand_beside_and_are_not_ours() -> None:
     assert not any("paper" in heading for heading in table(rows[:1]).headings)  # one context is no comparison
 
 
-def test_a_length_that_did_not_finish_stays_a_row_that_says_so() -> None:
+def test_a_length_that_did_not_finish_stays_a_row_that_reports_it() -> None:
     failed = {"status": "out of memory", "error": "out of memory: 80 GiB", "model": "gpt2-124m", "tokens": 1000}
     summaries = {1024: trained(500.0), 2048: failed, 4096: trained(400.0)}
     rows = length_rows(summaries, {1024: scores(0.0), 4096: scores(-0.1)}, WINDOWS, seed=0)

@@ -54,7 +54,7 @@ def test_gpt2_speed_measures_every_implementation_at_every_batch(speed) -> None:
     assert result.command.startswith("python -m flashtrain recipe=gpt2-speed")
 
 
-def test_its_summary_is_flat_and_says_how_many_cases_were_measured(speed) -> None:
+def test_its_summary_is_flat_and_reports_how_many_cases_were_measured(speed) -> None:
     row = json.loads((speed / "summary.json").read_text())
     assert not any(isinstance(value, (dict, list)) for value in row.values())
     assert (row["status"], row["recipe"], row["cases"], row["cases_measured"]) == ("finished", "gpt2-speed", 2, 2)
@@ -99,7 +99,7 @@ def test_the_commands_cost_is_measured_beside_the_bare_loop(tmp_path, monkeypatc
     assert (told.data.tokenizer, told.logger.name, told.optimizer.epsilon) == ("bytes", "csv", 1e-7)
 
 
-def test_a_command_that_fails_or_takes_too_long_is_a_row_that_says_so(tmp_path, monkeypatch) -> None:
+def test_a_command_that_fails_or_takes_too_long_is_a_row_that_reports_it(tmp_path, monkeypatch) -> None:
     def command(words, timeout, **_):
         raise subprocess.TimeoutExpired(words, timeout)
 

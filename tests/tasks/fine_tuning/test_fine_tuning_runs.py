@@ -45,7 +45,7 @@ def hugging_face(tmp_path_factory: pytest.TempPathFactory):
     return folder
 
 
-def test_the_row_tells_micro_f1_on_test_texts(tuned) -> None:
+def test_the_row_reports_micro_f1_on_test_texts(tuned) -> None:
     row = read_summary(tuned)
     assert (row["status"], row["scored"], row["samples"], row["target"]) == ("finished", "test", 32, "labels")
     assert 0 <= row["micro_f1"] <= 1
@@ -53,7 +53,7 @@ def test_the_row_tells_micro_f1_on_test_texts(tuned) -> None:
     assert row["validation_micro_f1"] is not None
 
 
-def test_labels_that_the_text_tells_are_learned(head_runs: TinyRuns) -> None:
+def test_labels_that_the_text_shows_are_learned(head_runs: TinyRuns) -> None:
     status, folder = head_runs.run("learned", "trainer.steps=40", "trainer.validate_every=40", "bert.family=modern")
     assert status == 0
     assert read_summary(folder)["micro_f1"] > 0.95

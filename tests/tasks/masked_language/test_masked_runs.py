@@ -25,7 +25,7 @@ from flashtrain.training.hardware import detect_hardware
 pytestmark = pytest.mark.integration  # whole runs
 
 
-def test_the_row_tells_real_tokens_fill_and_accuracy(trained_bert) -> None:
+def test_the_row_reports_real_tokens_fill_and_accuracy(trained_bert) -> None:
     row = read_summary(trained_bert)
     assert (row["status"], row["model"], row["steps"], row["layout"]) == ("finished", "bert-tiny", 4, "packed")
     assert 0 < row["tokens"] <= 4 * 256

@@ -36,7 +36,7 @@ def test_it_draws_as_many_images_as_asked(tmp_path: Path) -> None:
         assert picture.width == 1200
 
 
-def test_its_plan_tells_what_would_be_drawn_and_of_no_training(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_its_plan_reports_what_would_be_drawn_and_of_no_training(tmp_path: Path, monkeypatch, capsys) -> None:
     words = ["recipe=pathfinder-preview", "mode=plan", "pathfinder.side=64", f"output={tmp_path}"]
     monkeypatch.setattr(sys, "argv", ["flashtrain", *words])
     with pytest.raises(SystemExit) as ended:

@@ -76,7 +76,7 @@ def test_these_are_the_images_of_the_generators_version() -> None:
     assert (VERSION, *found) == (2, 60, 1, [[42, 83], [56, 87], [65, 87]], [22, 381, 381])
 
 
-def test_curves_that_cannot_fit_are_said_in_a_line() -> None:
+def test_curves_that_cannot_fit_are_reported_in_a_line() -> None:
     straight = replace(of_side(32), continuity=50.0)
     with pytest.raises(UserError, match="no two curves of 14 dashes fit an image of side 32"):
         generate_records(ImageStream(straight, 0, "train"), 0, 100)
