@@ -2,7 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 
 def versions_text() -> str:
