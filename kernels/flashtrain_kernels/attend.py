@@ -25,13 +25,12 @@ from .arguments import (
     sizes_of,
     softmax_scale_or_default,
 )
-from .bounded import Bounded
 from .checks import check_flag, check_window
 from .dropped_weights import signed_probabilities
-from .eager import Pass, computed, pass_of
+from .eager import Pass, attention, computed, pass_of
 from .environment import autocast_dtype
 from .forms import BATCH, HEADS_FIRST, Form, apart
-from .launch_cache import signature
+from .launch_cache import Bounded, signature
 from .masks import SEQUENCE, Mask, Sequences
 from .masks.constructors import sequences
 from .options import Options, band, pack, seed_tensor
@@ -181,7 +180,7 @@ def run(
     # Of meta tensors the operators say the shapes.
     by_torch = device_type != "meta" and dispatch.implementation_for(device_type) == "torch"
     if sink is None and not by_torch:
-        return ops.attention(tensors, options, form)
+        return attention(ops.FORWARD_IN[form], tensors, options)
     if form.row or form.heads_first:
         return form.of_batch(*run(tuple([form.to_batch(x) for x in tensors]), options, with_lse, sink))
     if sink is None:
@@ -189,7 +188,7 @@ def run(
     # Compilers and transforms (vmap, torch.func.grad) see attention, and a formula behind it.
     if not by_torch and not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
         return sinks.attention(tensors, options, sink)
-    out, lse = attention_by_torch(*apart(tensors), options, True) if by_torch else ops.attention(tensors, options)
+    out, lse = attention_by_torch(*apart(tensors), options, True) if by_torch else run(tensors, options, True)
     return (out, None) if lse is None else sinks.joined(out, lse, sink)
 
 

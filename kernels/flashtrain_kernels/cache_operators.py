@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from . import dispatch, reference
+from .backends import unit_stride
 from .launch_cache import on_device
 from .masks import Mask
-from .ops import check_interpreter, unit_stride
 from .options import Options
 
 _DEVICES = ("cpu", "cuda")
@@ -58,7 +58,7 @@ def _compute_attend(*call: Any) -> tuple[Tensor, Tensor]:
         return _attend(*call)
     from .backends.portable import decode
 
-    check_interpreter(call[0].dtype)
+    dispatch.check_interpreter(call[0].dtype)
     with on_device(call[0].device):
         return decode.attend(*_readable(call))
 

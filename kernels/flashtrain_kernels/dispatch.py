@@ -14,13 +14,15 @@ from collections.abc import Iterator
 from functools import cache
 
 import torch
+from torch import Tensor
 
-from . import environment
-from .backends import Backend
+from . import environment, reference
+from .backends import Backend, Call, Direction, Gradients, unit_stride
 from .backends.hopper import backend as hopper
 from .backends.portable import backend as portable
 from .backends.portable.tile_table import Tile
 from .environment import INTERPRETED, forced_implementation
+from .launch_cache import on_device
 from .masks.mask import Mask, register_plan_blocks
 from .options import Options
 
@@ -69,6 +71,48 @@ def runs_kernels(device: torch.device) -> bool:
         if device.type == "cuda":
             _require_sm80(torch.cuda.get_device_capability(device))
     return True
+
+
+def backend_for(call: Call, direction: Direction) -> Backend:
+    """Return the first backend that supports this call in this direction (forward or backward)."""
+    return next(backend for backend in BACKENDS if backend.serves(call, direction) is None)
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
+    """Compute (out (B, Sq, H, D), lse (B, H, Sq)), contiguous, by kernels or by the reference."""
+    if not runs_kernels(q.device):
+        with torch.autocast(q.device.type, enabled=False):  # its products are in the tensors' own dtype
+            out, lse = reference.forward_from(q, k, v, options)
+        return out.contiguous(), lse.contiguous()
+    check_interpreter(q.dtype)
+    call = Call(unit_stride(q), unit_stride(k), unit_stride(v), options)
+    with on_device(q.device):
+        return backend_for(call, "forward").forward(call)
+
+
+def backward(q: Tensor, k: Tensor, v: Tensor, options: Options, given: Gradients) -> None:
+    """Fill the gradient tensors in `given`, by kernels or by the reference."""
+    dout, dlse, out, lse, *targets = given
+    if not runs_kernels(q.device):
+        with torch.autocast(q.device.type, enabled=False):
+            computed = reference.backward_from(dout, dlse, q, k, v, out, lse, options, given.dbias is not None)
+        for target, gradient in zip(targets, computed, strict=True):
+            if target is not None and gradient is not None:
+                target.copy_(gradient)
+        return
+    call = Call(unit_stride(q), unit_stride(k), unit_stride(v), options)
+    dlse = None if dlse is None else dlse.contiguous()
+    given = given._replace(dout=unit_stride(dout), dlse=dlse, out=unit_stride(out), lse=lse.contiguous())
+    with on_device(q.device):
+        backend_for(call, "backward").backward(call, given)
+
+
+def check_interpreter(dtype: torch.dtype) -> None:
+    """Raise ValueError for a dtype that Triton's interpreter, where it runs the kernels, computes wrongly."""
+    if INTERPRETED and dtype == torch.bfloat16:
+        raise ValueError(
+            "Triton's interpreter multiplies bfloat16 wrongly: use float16 or float32 with TRITON_INTERPRET=1"
+        )
 
 
 def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool, softcap: bool) -> tuple[int, ...] | None:

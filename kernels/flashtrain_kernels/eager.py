@@ -2,27 +2,51 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .bounded import Bounded
-from .launch_cache import CachedLaunches, Signature, applies, record, signature
-from .options import Packed
+from . import dispatch
+from .backends import Gradients
+from .forms import BATCH, Form, apart
+from .launch_cache import Bounded, Signature, applies, record, signature
+from .options import Options, Packed, pack, unpack
 
-# torch's dispatcher and registered autograd take most of a short call's time. Compilers and transforms use them all the
-# same (transforms.py). By operator: the function that computes it, and a forward operator's backward operator.
-COMPUTES: dict[Any, Callable] = {}
-BACKWARD_OF: dict[Any, Any] = {}
 _numbers = itertools.count()
 
 
-class Pass:
-    """An operator, forward or backward, with its plain arguments bound: call it with the tensor arguments, in order."""
+@dataclass(frozen=True, eq=False)  # hashed by identity
+class Operator:
+    """Attention's forward or backward on tensors in one form; its last arguments are the options' (Packed).
 
-    def __init__(self, operator: Any, function: Callable, arguments: tuple[Any, ...]) -> None:
-        self.operator, self.function, self.arguments = operator, function, arguments
+    torch's dispatcher and registered autograd take most of a short call's time, so eager mode calls `compute`.
+    Compilers and transforms (transforms.py), and whoever watches operators, get the registered one.
+    """
+
+    registered: Any  # with torch.library, on tensors in the form BATCH, KV_PACKED or QKV_PACKED
+    compute: Callable  # what it computes
+    backward: Any = None  # of a forward: the backward's Operator
+    form: Form = BATCH
+    given: slice | None = None  # the arguments to bring from `form` to the registered one's
+    made: int = 0  # how many results to bring back
+
+    def call(self, function: Callable, inputs: Sequence[Any]) -> Any:
+        """Return function(*inputs), `registered` or `compute`, of inputs and results in this form."""
+        given, form = self.given, self.form
+        if given is None:
+            return function(*inputs)
+        turned = [None if x is None else form.to_batch(x) for x in inputs[given]]
+        results = function(*inputs[: given.start], *turned, *inputs[given.stop :])
+        return (*[form.bare(x) for x in results[: self.made]], *results[self.made :])
+
+
+class Pass:
+    """An Operator with its plain arguments bound: call it with the tensor arguments, in order."""
+
+    def __init__(self, operator: Operator, arguments: tuple[Any, ...]) -> None:
+        self.operator, self.arguments = operator, arguments
         self.places = [place for place, x in enumerate(arguments) if x is Tensor]
         self.count = len(arguments) - len(Packed._fields)  # of a forward: the tensors before the options'
         self.number = next(_numbers)
@@ -39,35 +63,54 @@ class Pass:
         """Return the results on tensors of this `signature`; the second call records the launches for later ones. With
         signed=None the operator itself is called, as somebody may watch or change it."""
         if signed is None:
-            return self.operator(*self.filled(tensors))
+            return self.operator.call(self.operator.registered, self.filled(tensors))
         key = self.number, signed
         known = _KNOWN.get(key)
-        if type(known) is CachedLaunches and not known.watched():
+        if known is not None and type(known) is not str and not known.watched():
             return known(tensors)
         if known is None:
             _KNOWN[key] = "seen" if applies(tensors[0].device) else "refused"
         elif known == "seen":
             _KNOWN[key] = "refused"
-            recording = record(self.function, self.filled, tensors)
+            recording = record(self._computed, tensors)
             if recording is not None:
-                _KNOWN[key] = recording.launches or "refused"
-                return recording.results
-        return self.function(*self.filled(tensors))
+                results, repeated = recording
+                _KNOWN[key] = repeated or "refused"
+                return results
+        return self._computed(tensors)
+
+    def _computed(self, tensors: Sequence[Tensor]) -> Any:
+        return self.operator.call(self.operator.compute, self.filled(tensors))
 
 
 _PASSES: Bounded[tuple[Any, ...], Pass] = Bounded(4096)
-_KNOWN: Bounded[tuple[Any, ...], CachedLaunches | str] = Bounded(4096)  # by signature; a recording takes some 20 KB
+# By signature: a compiled.Repeated, some 20 KB, or "seen" (to be recorded the next time) or "refused".
+_KNOWN: Bounded[tuple[Any, ...], Any] = Bounded(4096)
 
 
-def pass_of(operator: Any, inputs: Sequence[Any]) -> tuple[Pass, list[Tensor]]:
+def pass_of(operator: Operator, inputs: Sequence[Any]) -> tuple[Pass, list[Tensor]]:
     """Return an operator's Pass (a call without its tensors, cached) for these inputs, and the tensors among them."""
     tensors = [x for x in inputs if isinstance(x, Tensor)]
     arguments = tuple([Tensor if isinstance(x, Tensor) else tuple(x) if type(x) is list else x for x in inputs])
     # 0 and 0.0 are equal keys, and as arguments of an operator they have been made alike.
     known = _PASSES.get((operator, arguments))
     if known is None:
-        known = _PASSES[operator, arguments] = Pass(operator, COMPUTES[operator], arguments)
+        known = _PASSES[operator, arguments] = Pass(operator, arguments)
     return known, tensors
+
+
+def attention(operator: Operator, tensors: tuple[Tensor, ...], options: Options) -> tuple[Tensor, Tensor | None]:
+    """Compute checked attention by a forward (of ops.FORWARD_IN), differentiable in tensors and options.bias.
+
+    Returns:
+        out (B, Sq, H, D), natural log-sum-exp (B, H, Sq) float32; both lack B in the form of a packed row.
+    """
+    packed, form = pack(options), operator.form
+    # Compilers and transforms (vmap, torch.func.grad) go by what is registered.
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return form.of_batch(*operator.registered(*[form.to_batch(x) for x in tensors], *packed))
+    call, given = pass_of(operator, (*tensors, *packed))
+    return computed(call, given, signature(given))
 
 
 def computed(
@@ -107,9 +150,8 @@ class _Eager(torch.autograd.Function):
         given = (dout, *saved) if dlse is None else (dout, dlse, *saved)
         known = call.backwards.get((dlse is None, wants_bias))
         if known is None:
-            operator = BACKWARD_OF[call.operator]
             arguments = Tensor, None if dlse is None else Tensor, *call.arguments[:count], Tensor, Tensor, wants_bias
-            known = Pass(operator, COMPUTES[operator], (*arguments, *call.arguments[count:]))
+            known = Pass(call.operator.backward, (*arguments, *call.arguments[count:]))
             call.backwards[dlse is None, wants_bias] = known
         if torch.is_grad_enabled():  # create_graph=True
             with torch.no_grad():
@@ -146,3 +188,26 @@ class _NoDerivative(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
         raise NotImplementedError("attention has no second derivative: its backward cannot be differentiated")
+
+
+# --- what the operators compute; `count` is of the tensors: q, k, v; q, kv; or qkv ------------------------------------
+
+
+def compute_forward(count: int, *inputs: Any) -> tuple[Tensor, Tensor]:
+    """Return (out, lse) for a forward operator's arguments."""
+    return dispatch.forward(*apart(inputs[:count]), unpack(inputs[count:]))
+
+
+def compute_backward(count: int, dout: Tensor, dlse: Tensor | None, *inputs: Any) -> tuple[Tensor, ...]:
+    """Return the tensors' gradients, and the bias's if it is wanted, for a backward operator's arguments."""
+    tensors, (out, lse, bias_gradient, *packed) = inputs[:count], inputs[count:]
+    options = unpack(packed)
+    results = tuple([empty(x) for x in tensors])
+    dbias = empty(options.bias) if bias_gradient and options.bias is not None else None
+    dispatch.backward(*apart(tensors), options, Gradients(dout, dlse, out, lse, *apart(results), dbias))
+    return results if dbias is None else (*results, dbias)
+
+
+def empty(like: Tensor) -> Tensor:
+    """Allocate a contiguous tensor of like's shape, dtype and device (torch.empty_like may copy the strides)."""
+    return torch.empty(like.shape, dtype=like.dtype, device=like.device)

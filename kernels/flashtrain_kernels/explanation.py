@@ -19,7 +19,6 @@ from .environment import forced_implementation
 from .flash_attn import flash_attn_func
 from .forms import BATCH
 from .masks import Mask, Sequences
-from .ops import backend_for
 from .options import Options
 
 
@@ -49,7 +48,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *positional: Any, **options: Any) -
         return f"reference in plain PyTorch: {forced}; {what}"
     kind = tile_table.kind_of(call)
     why = (forced or _where(q.device)) + "".join(f", {name}" for name, applies in kind._asdict().items() if applies)
-    passes = backend_for(call, "forward"), backend_for(call, "backward")
+    passes = dispatch.backend_for(call, "forward"), dispatch.backend_for(call, "backward")
     first = next(backend for backend in dispatch.BACKENDS if backend in passes)
     for other in dispatch.BACKENDS[: dispatch.BACKENDS.index(first)]:
         if other.unavailable(q.device) is None:
@@ -86,7 +85,7 @@ def _features(requested: Requested, options: Options) -> str:
 
 def _pass(call: Call, direction: Direction, first: Backend) -> str:
     """The tiles of a pass; where it is not of the call's first backend, whose they are and why."""
-    chosen = backend_for(call, direction)
+    chosen = dispatch.backend_for(call, direction)
     tiles = chosen.describe(call, direction)
     return tiles if chosen is first else f"{chosen.NAME}, {tiles} ({first.serves(call, direction)})"
 

@@ -11,7 +11,8 @@ from torch import Tensor
 _Q, _Q_ROW = "(B, Sq, H, D)", "(Tq, H, D)"
 
 
-@dataclass(frozen=True, eq=False)  # compared and hashed by identity, at every call
+# Compared and hashed by identity, at every call. torch.compile would hash a frozen one by its fields.
+@dataclass(eq=False)
 class Form:
     """The layout of a call's tensors and results. Log-sum-exps are (B, H, Sq) or, for a packed row, (H, Tq).
 
@@ -28,6 +29,10 @@ class Form:
     def to_batch(self, x: Tensor) -> Tensor:
         """Return a view (B, S, ..., heads, D) of a tensor in this layout."""
         return x[None] if self.row else x.transpose(1, 2) if self.heads_first else x
+
+    def bare(self, x: Tensor) -> Tensor:
+        """Return a result in this layout that is no view: into a Function's views autograd lets nobody write."""
+        return x.detach().squeeze_(0) if self.row else x.detach().transpose_(1, 2)
 
     def of_batch(self, out: Tensor, lse: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Convert results out (B, Sq, H, D) and lse (B, H, Sq) to this form, differentiably."""

@@ -8,7 +8,7 @@ kernels. Tensors' contents are not recorded.
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,15 +16,28 @@ from torch._C._dynamo import guards
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import environment
-from .bounded import Bounded
 
+K = TypeVar("K")
+V = TypeVar("V")
 _APART = 512  # bytes between workspaces, as between torch's own allocations
 _PLAIN = (Tensor, torch.nn.Parameter)
 _active = threading.local()
-_SIGNATURES: "Bounded[tuple[Any, ...], Signature]" = Bounded(4096)
 _RECENT: dict[int, "list[_Signed]"] = {}  # by the number of tensors; the newest first
 _MOST_RECENT = 8  # kinds of layers in a model
 _ALIGNED: list[int] = []  # all tensors, to 16 bytes
+
+
+class Bounded(dict[K, V]):
+    """A dict that is emptied when it holds `most` entries and a new key is set."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def __setitem__(self, key: K, value: V) -> None:
+        if len(self) >= self.most and key not in self:
+            self.clear()
+        super().__setitem__(key, value)
 
 
 class Signature:
@@ -32,6 +45,9 @@ class Signature:
 
     def __init__(self, dtypes: list[torch.dtype]) -> None:
         self.dtypes = dtypes  # of the tensors
+
+
+_SIGNATURES: Bounded[tuple[Any, ...], Signature] = Bounded(4096)
 
 
 def signature(tensors: Sequence[Tensor]) -> Signature | None:
@@ -194,22 +210,9 @@ def recorder() -> Recorder | None:
     return getattr(_active, "recorder", None)
 
 
-def launch(launch: Any) -> None:
-    """Run a Launch now or, while a Recorder is active, after the recording. All of attention's launches use this."""
-    active = recorder()
-    if active is None:
-        launch.start()
-    else:
-        active.launches.append(launch)
-
-
-class _Recording(NamedTuple):
-    results: Any
-    launches: "CachedLaunches | None"
-
-
-def record(function: Callable, filled: Callable, tensors: Sequence[Tensor]) -> _Recording | None:
-    """Run function(*filled(tensors)), recording it: (results, CachedLaunches or None); None: recording refused."""
+def record(function: Callable, tensors: Sequence[Tensor]) -> tuple[Any, Any] | None:
+    """Run function(tensors), recording it: its results, and what repeats its launches on other tensors (a
+    compiled.Repeated; None: nothing does). None: recording was refused."""
     given = [x.detach() for x in tensors]  # objects that are distinct where two of the tensors are one
     recorded = Recorder(given)
     device = given[0].device
@@ -217,18 +220,16 @@ def record(function: Callable, filled: Callable, tensors: Sequence[Tensor]) -> _
         try:
             _active.recorder = recorded
             with recorded:
-                results = function(*filled(given))
+                results = function(given)
         except _RefusedError:
             return None
         finally:
             _active.recorder = None
         compiled = [launch.start() for launch in recorded.launches]
-        return _Recording(results, _cached(recorded, given, results, compiled))
+        return results, _repeated(recorded, given, results, compiled)
 
 
-def _cached(
-    recorded: Recorder, given: list[Tensor], results: Sequence[Tensor], compiled: list[Any]
-) -> "CachedLaunches | None":
+def _repeated(recorded: Recorder, given: list[Tensor], results: Sequence[Tensor], compiled: list[Any]) -> Any:
     starts = {id(x): Place(number, 0) for number, x in enumerate(given)}
     try:
         for number, x in enumerate(results, len(given)):
@@ -252,29 +253,12 @@ def _cached(
             number, start = starts[id(root)]
             return Place(number, start + offset)
 
-        launches = recorded.launches
-        repeated = launches[0].repeated(launches, compiled, place_of) if launches else None
+        allocated = [(tuple(x.shape), x.stride(), x.dtype) for x in results]
+        if workspace:
+            allocated.append(((workspace,), (1,), torch.uint8))
+        launches, index = recorded.launches, given[0].device.index
+        if not launches:
+            return None
+        return launches[0].repeated(launches, compiled, place_of, index, tuple(allocated), len(results))
     except _RefusedError:
         return None
-    if repeated is None:
-        return None
-    allocated = [(tuple(x.shape), x.stride(), x.dtype) for x in results]
-    if workspace:
-        allocated.append(((workspace,), (1,), torch.uint8))
-    return CachedLaunches(len(results), tuple(allocated), repeated, given[0].device)
-
-
-class CachedLaunches(NamedTuple):
-    """One computation's recorded allocations and kernel launches: call it with new input tensors to repeat them."""
-
-    results: int  # how many of the allocated tensors are results; one more is the workspace
-    allocated: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype], ...]  # shape, strides, dtype of each
-    repeated: Any  # a backends.compiled.Repeated of the launches
-    device: torch.device
-
-    def watched(self) -> bool:
-        """Return whether Triton has launch hooks, as profilers set them: then each launch must go through Triton."""
-        return self.repeated.watched()
-
-    def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return self.repeated(self.device.index, tensors, self.allocated, self.results)

@@ -12,9 +12,11 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from . import dispatch
-from .eager import BACKWARD_OF, COMPUTES, computed, pass_of
+from .backends import unit_stride
+from .eager import Operator, computed, pass_of
+from .forms import BATCH, KV_PACKED, QKV_PACKED
 from .launch_cache import on_device, signature
-from .ops import BACKWARDS, FORWARD_OF, unit_stride
+from .ops import FORWARD_IN
 from .options import Options, Packed, pack
 
 _OPTIONS = len(Packed._fields)
@@ -90,15 +92,13 @@ def _backward(function: Callable, kernels: bool, *inputs: Any) -> tuple[Tensor, 
     return (*gradients[:count], _gradient(tensors[0], tensors[1], out, lse, sink, kernels), *gradients[count:])
 
 
-def _register(forward_op: Any) -> Any:
-    """The forward operator with a sink after its tensors; its backward gives the sink's gradient, too."""
-    # Called as operators they go by formulas, which modes may watch or change; COMPUTES has the kernels.
-    backward_op = BACKWARDS[forward_op]
-    forward, backward = partial(_forward, forward_op, joined), partial(_backward, backward_op, False)
-    COMPUTES[forward] = partial(_forward, COMPUTES[forward_op], _joined_in_place)
-    COMPUTES[backward] = partial(_backward, COMPUTES[backward_op], True)
-    BACKWARD_OF[forward] = backward
-    return forward
+def _with_sink(plain: Operator) -> Operator:
+    """The forward with a sink after its tensors; its backward gives the sink's gradient, too."""
+    # As operators they go by formulas, which modes may watch or change; what they compute has the kernels.
+    back = plain.backward
+    backward = Operator(partial(_backward, back.registered, False), partial(_backward, back.compute, True))
+    forward = partial(_forward, plain.registered, joined), partial(_forward, plain.compute, _joined_in_place)
+    return Operator(*forward, backward)
 
 
-_WITH_SINK = {count: _register(operator) for count, operator in FORWARD_OF.items()}
+_WITH_SINK = {count: _with_sink(FORWARD_IN[form]) for count, form in ((3, BATCH), (2, KV_PACKED), (1, QKV_PACKED))}

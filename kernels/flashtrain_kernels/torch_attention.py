@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from . import ops, reference
+from .eager import attention
 from .environment import autocast_dtype, constant
+from .forms import BATCH
 from .launch_cache import signature
 from .options import Options
 
@@ -65,7 +67,7 @@ def attention_by_torch(
     if exact:
         # The operators exist for the CPU and CUDA; elsewhere autograd calls the same functions directly.
         if q.device.type in ("cpu", "cuda"):
-            return ops.attention((q, k, v), options)
+            return attention(ops.FORWARD_IN[BATCH], (q, k, v), options)
         return reference.apply(q, k, v, options)
     mask, hidden = _mask(q, k, options) if masked else (None, None)
     if top_left:

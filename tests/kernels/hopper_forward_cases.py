@@ -66,7 +66,7 @@ def rows(features: list[str]) -> Iterator[dict[str, Any]]:
         q = empty(B, length, H, head_dim, dtype=torch.bfloat16)
         kv = empty(B, length, H // group, head_dim, dtype=torch.bfloat16)
         tile = forward_tiles.forward_tile(q, kv, given)
-        launch = forward_launch(Call(q, kv, kv, given), q, empty(B, H, length, dtype=torch.float32), tile)
+        launch = forward_launch(Call(q, kv, kv, given), q, empty(B, H, length, dtype=torch.float32))
         yield {
             "feature": feature, "head_dim": head_dim, "length": length, "group": group, "tile": list(tile),
             **used(*compile_gluon_launch(launch)),

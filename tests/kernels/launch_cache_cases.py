@@ -5,6 +5,9 @@ test_portable.py runs this file in a process of its own. By hand:
     TRITON_INTERPRET=1 python -m pytest tests/kernels/launch_cache_cases.py
 """
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from attention_cases import Case, assert_close, expected, ours
@@ -12,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import flashtrain_kernels as fk
-from flashtrain_kernels import attend, dispatch, eager, launch_cache, ops
+from flashtrain_kernels import attend, dispatch, eager, ops
+from flashtrain_kernels.backends.compiled import Interpreted
 from flashtrain_kernels.backends.portable.tile_table import Tile
 from flashtrain_kernels.flash_attn import flash_attn_heads_first
 from flashtrain_kernels.forms import ROW, ROW_KV_PACKED, ROW_QKV_PACKED
@@ -24,12 +28,31 @@ def nothing_is_known():
     eager._KNOWN.clear()
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_call_like_the_ones_before_runs_fourteen_functions_of_ours(gradients):
+    home, ran = str(Path(fk.__file__).parent), []
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(home):
+            ran.append(frame.f_code.co_name)
+        if frame.f_code is Interpreted.__call__.__code__:  # from here on the kernels
+            sys.setprofile(None)
+
+    q, k, v = (torch.randn(1, 20, 2, 16, requires_grad=gradients) for _ in range(3))
+    for _ in range(3):
+        fk.flash_attn_func(q, k, v, causal=True)
+    sys.setprofile(note)
+    fk.flash_attn_func(q, k, v, causal=True)
+    assert ran[-1] == "__call__"
+    assert len(ran) <= 14, ran
+
+
 @pytest.fixture
 def replays(monkeypatch):
     """How many passes were replayed."""
     seen = []
-    call = launch_cache.CachedLaunches.__call__
-    monkeypatch.setattr(launch_cache.CachedLaunches, "__call__", lambda *args: (seen.append(1), call(*args))[1])
+    call = Interpreted.__call__
+    monkeypatch.setattr(Interpreted, "__call__", lambda *args: (seen.append(1), call(*args))[1])
     return seen
 
 
@@ -111,7 +134,8 @@ def test_a_row_without_its_batch_dimension_is_replayed_and_gives_no_views(parts,
     options = Options(0.25, right=0)
     for turn in range(4):
         given = [torch.randn(shape, requires_grad=True) for shape in shapes]
-        out, lse = ops.attention(tuple(given), options, {1: ROW_QKV_PACKED, 2: ROW_KV_PACKED, 3: ROW}[parts])
+        operator = ops.FORWARD_IN[{1: ROW_QKV_PACKED, 2: ROW_KV_PACKED, 3: ROW}[parts]]
+        out, lse = eager.attention(operator, tuple(given), options)
         exact = [x.detach()[None].requires_grad_() for x in given]
         apart = [x for y in exact for x in (y.unbind(2) if y.dim() == 5 else [y])]
         wanted, wanted_lse = fk.reference.apply(*apart, options)
@@ -331,7 +355,7 @@ def test_without_a_bias_no_gradient_of_one_is_allocated():
     inputs = [torch.randn(1, 20, 2, 16, requires_grad=True) for _ in range(3)]
     for _ in range(3):
         torch.autograd.grad(fk.flash_attn_func(*inputs), inputs, torch.ones(1, 20, 2, 16))
-    counts = [x.results for x in eager._KNOWN.values() if type(x) is launch_cache.CachedLaunches]
+    counts = [x.results for x in eager._KNOWN.values() if type(x) is Interpreted]
     assert sorted(counts) == [2, 3]  # out, lse; dq, dk, dv
 
 

@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaDriver
 
 from flashtrain_kernels.backends import Call, Gradients, compiled
-from flashtrain_kernels.backends.hopper import backward, forward, forward_tiles
+from flashtrain_kernels.backends.hopper import backward, forward
 from flashtrain_kernels.launch_cache import Place
 from flashtrain_kernels.options import Options
 
@@ -151,9 +151,8 @@ def launches(head_dim: int, softcap: float) -> tuple[list[torch.Tensor], dict[st
 
     torch.empty = kept  # workspaces
     try:
-        tile = forward_tiles.forward_tile(q, k, options)
         call, gradients = Call(q, k, v, options), Gradients(dout, None, out, lse, dq, dk, dv, None)
-        made = {"forward": forward.forward_launch(call, out, lse, tile)}
+        made = {"forward": forward.forward_launch(call, out, lse)}
         backwards = backward.backward_launches(call, gradients)
     finally:
         torch.empty = empty
@@ -190,7 +189,7 @@ def cases(cuda: Cuda, head_dim: int, softcap: float) -> dict[str, dict[str, Any]
         assert wanted[0] != wanted[1], "other addresses are not seen"
         kernel = first.start()  # from here on it is known
         got = [cuda.seen(one.start, kernel) for one in (first, second)]
-        again = compiled.repeated([first], [kernel], places(tensors))
+        again = compiled.repeated([first], [kernel], places(tensors), 0, (), 0)
         assert again is not None, "it cannot be repeated"
         repeats = [
             cuda.seen(partial(again.launch, again.packed, 0, STREAM, each, None, (), 0), kernel)
@@ -208,7 +207,7 @@ def faults_together(
     cuda: Cuda, made: list[Any], kernels: list[Any], wanted: list[Any], both: tuple[Any, Any]
 ) -> list[str]:
     """What is wrong where the launches of a step are repeated in one call."""
-    again = compiled.repeated(made, kernels, places(both[0]))
+    again = compiled.repeated(made, kernels, places(both[0]), 3, (), 0)
     assert again is not None, "they cannot be repeated"
     calls = [partial(again.launch, again.packed, 3, STREAM, each, None, (), 0) for each in both]
     empty = iter(both[0][3:])  # what a pass allocates, from the fourth tensor on

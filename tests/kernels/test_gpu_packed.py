@@ -11,6 +11,8 @@ from gpu_checks import DEVICE, NEEDS_GPU, assert_written_within_the_guards, capt
 import flashtrain_kernels as fk
 from flashtrain_kernels import masks, reference
 from flashtrain_kernels.backends.hopper import backend as hopper
+from flashtrain_kernels.eager import attention
+from flashtrain_kernels.forms import BATCH
 
 pytestmark = NEEDS_GPU
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -220,7 +222,7 @@ def test_boundaries_that_cannot_be_write_nowhere_else(ends):
     q, k, v = (torch.randn(1, 400, 2, 64, device=DEVICE, dtype=BF16, requires_grad=True) for _ in range(3))
     options = fk.options.Options(0.125).by_boundaries(masks.Sequences(cu, cu, 400, 400, (-1, 0)))
     with guarded_allocations() as made:
-        out, _ = fk.ops.attention((q, k, v), options)
+        out, _ = attention(fk.ops.FORWARD_IN[BATCH], (q, k, v), options)
         torch.autograd.grad(out.float().sum(), (q, k, v))
     torch.cuda.synchronize()
     for buffer, inside, _ in made:

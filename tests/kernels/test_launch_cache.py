@@ -42,7 +42,7 @@ def test_without_a_c_compiler_triton_launches(monkeypatch, caplog):
 
     monkeypatch.setattr(compiled, "compile_module_from_src", fails)
     compiled.launcher.cache_clear()
-    assert compiled.repeated([], [], lambda x: None) is None
+    assert compiled.repeated([], [], lambda x: None, 0, (), 0) is None
     assert "Failed to find C compiler" in caplog.text
     compiled.launcher.cache_clear()
 

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import flashtrain_kernels as fk
-from flashtrain_kernels import masks, ops
+from flashtrain_kernels import dispatch, eager, masks, ops
 from flashtrain_kernels.forms import BATCH, KV_PACKED, QKV_PACKED
 from flashtrain_kernels.options import Options, pack, unpack
 
@@ -124,7 +124,7 @@ def test_fake_outputs_are_those_of_real_tensors_and_contiguous_whatever_the_stri
 def computed(monkeypatch):
     """What really runs, in order: ("forward", dlse: None, bias gradient: None) or ("backward", dlse, dbias)."""
     calls = []
-    forward, backward = ops.forward, ops.backward
+    forward, backward = dispatch.forward, dispatch.backward
 
     def counting_forward(*args):
         calls.append(("forward", None, None))
@@ -134,8 +134,8 @@ def computed(monkeypatch):
         calls.append(("backward", args[-1].dlse, args[-1].dbias))
         return backward(*args)
 
-    monkeypatch.setattr(ops, "forward", counting_forward)
-    monkeypatch.setattr(ops, "backward", counting_backward)
+    monkeypatch.setattr(dispatch, "forward", counting_forward)
+    monkeypatch.setattr(dispatch, "backward", counting_backward)
     return calls
 
 
@@ -161,7 +161,7 @@ def test_the_operators_own_gradients_are_those_of_the_functions(packing, name):
     gradients = []
     for out, lse in (
         FORWARDS[packing](*arguments),
-        ops.attention(arguments[: len(SHAPES[packing])], options, FORMS[packing]),
+        eager.attention(ops.FORWARD_IN[FORMS[packing]], arguments[: len(SHAPES[packing])], options),
     ):
         loss = out.square().sum() + torch.where(lse.isfinite(), lse, 0.0).sum()
         gradients.append(torch.autograd.grad(loss, leaves))

@@ -6,7 +6,7 @@ from attention_cases import Case, assert_close, ours, run
 from plain_formula import cumulative
 
 import flashtrain_kernels as fk
-from flashtrain_kernels import masks, ops
+from flashtrain_kernels import dispatch, masks
 from flashtrain_kernels.environment import constant
 
 pytestmark = pytest.mark.usefixtures("through_the_operators")
@@ -122,8 +122,8 @@ def test_one_graph_for_block_masks_of_any_length():
 def test_a_compiled_step_runs_one_forward_and_one_backward(monkeypatch):
     ran = []
     for name in ("forward", "backward"):
-        real = getattr(ops, name)
-        monkeypatch.setattr(ops, name, lambda *args, n=name, real=real: (ran.append(n), real(*args))[1])
+        real = getattr(dispatch, name)
+        monkeypatch.setattr(dispatch, name, lambda *args, n=name, real=real: (ran.append(n), real(*args))[1])
     case = Case(2, 9, 9, 4, 2, 8, "causal", bias=(0, 0, 0, 0))
     inputs = case.inputs(torch.float32)
     compiled = torch.compile(fk.flash_attn_func, backend="aot_eager", fullgraph=True)

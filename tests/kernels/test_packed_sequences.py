@@ -18,7 +18,8 @@ from flashtrain_kernels import attend as way_in
 from flashtrain_kernels import dispatch, ops
 from flashtrain_kernels.arguments import sizes_of
 from flashtrain_kernels.attend import Requested
-from flashtrain_kernels.forms import ROW
+from flashtrain_kernels.eager import attention
+from flashtrain_kernels.forms import BATCH, ROW
 from flashtrain_kernels.masks import Mask, Sequences
 from flashtrain_kernels.options import Options, pack, unpack
 from flashtrain_kernels.packing import Packing
@@ -272,7 +273,7 @@ def test_vmap_and_grad_take_them_one_by_one(by_boundaries):
 
     def loss(q, cu):
         options = Options(0.25).by_boundaries(Sequences(cu, cu, 8, 8, (-1, 0)))
-        return ops.attention((q[None], q[None], q[None]), options)[0].square().sum()
+        return attention(ops.FORWARD_IN[BATCH], (q[None], q[None], q[None]), options)[0].square().sum()
 
     wanted = torch.stack([torch.func.grad(loss)(q[i], cu[i]) for i in range(2)])
     torch.testing.assert_close(torch.vmap(torch.func.grad(loss))(q, cu), wanted)

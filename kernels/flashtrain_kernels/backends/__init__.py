@@ -45,6 +45,11 @@ class Call(NamedTuple):
         return out, torch.empty((shape[0], shape[2], shape[1]), dtype=torch.float32, device=device)
 
 
+def unit_stride(x: Tensor) -> Tensor:
+    """Return x, copied if its last stride is not 1 (as in an expanded gradient): kernels take any other strides."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
 class Gradients(NamedTuple):
     """The tensors of a backward besides its Call: it reads dout, dlse, out and lse, and fills dq, dk, dv and dbias."""
 

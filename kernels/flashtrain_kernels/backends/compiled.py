@@ -18,10 +18,11 @@ from triton import knobs
 from triton.backends.nvidia import driver
 from triton.runtime.build import compile_module_from_src
 
-from ..environment import release
+from ..environment import INTERPRETED, release
 from ..launch_cache import Place
 
 PlaceOf = Callable[[Any], Place]
+Allocated = tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype], ...]
 # Releases whose launchers are known. Others' kernels are launched in Triton's own way.
 RELEASES = ((3, 6), (3, 7), (3, 8), (3, 9))
 # launcher.c's own numbers: the kernels of a pass, a kernel's values and TMA maps, the addresses that a map is held for.
@@ -88,16 +89,30 @@ def launcher() -> Any:
 
 
 class Repeated:
-    """All launches of a pass, which can be repeated: call it with the device's index, other tensors, (shape, strides,
-    dtype) of each tensor to allocate, and how many of these it returns."""
+    """All launches of a pass, which can be repeated: call it with other tensors.
 
-    def __init__(self, launches: Sequence[Any], compiled: Sequence[Any], place_of: PlaceOf) -> None:
-        """Pack the launches. Raises ValueError, struct.error: launcher.c cannot launch them."""
+    Args:
+        launches: portable.launch.Launches.
+        compiled: what `start` returned for each.
+        place_of: tensor or TMA descriptor -> Place.
+        index: the device's.
+        allocated: (shape, strides, dtype) of each tensor that the pass allocates.
+        results: how many of these it returns, the first ones; one more is the workspace.
+
+    Raises:
+        ValueError, struct.error: launcher.c cannot launch them.
+    """
+
+    def __init__(
+        self, launches: Sequence[Any], compiled: Sequence[Any], place_of: PlaceOf, index: int, allocated: Allocated,
+        results: int,
+    ) -> None:  # fmt: skip
         if len(launches) > _KERNELS:
             raise ValueError(f"{len(launches)} kernels")
         self.launch, self.compiled = launcher().launch, compiled  # kernels that must stay loaded
         pairs = zip(launches, compiled, strict=True)
         self.packed = bytearray(b"".join([_packed(launch, kernel, place_of) for launch, kernel in pairs]))
+        self.index, self.allocated, self.results = index, allocated, results
 
     @staticmethod
     def watched() -> bool:
@@ -106,17 +121,19 @@ class Repeated:
         enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
         return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
-    def __call__(self, index: int, tensors: Sequence[Tensor], allocated: tuple[Any, ...], results: int) -> Any:
+    def __call__(self, tensors: Sequence[Tensor]) -> Any:
+        index = self.index
         if index != torch._C._cuda_getDevice():
             with torch.cuda.device(index):
-                return self(index, tensors, allocated, results)
+                return self(tensors)
         # torch.compile's allocation on the current device, which takes half of torch.empty's time.
         stream, empty = torch._C._cuda_getCurrentRawStream(index), guards._empty_strided_cuda  # type: ignore[attr-defined]
-        return self.launch(self.packed, index, stream, tensors, empty, allocated, results)
+        return self.launch(self.packed, index, stream, tensors, empty, self.allocated, self.results)
 
 
 def _packed(launch: Any, compiled: Any, place_of: PlaceOf) -> bytes:
-    """A launch of a compiled kernel as launcher.c reads it: its Launch, values, Places and Maps."""
+    """One kernel's launch as the bytes that launcher.c reads: its grid, the values of its arguments, which of them are
+    addresses of which tensors, and its TMA maps."""
     run, entry = compiled.run, entry_of(compiled)
     warps, clusters, shared = compiled.packed_metadata
     # A launch's own memory; from 3.8 on, a sanitizer's arguments; what Triton launches with further attributes.
@@ -175,18 +192,24 @@ def _packed_map(descriptor: Any, how: Any) -> list[int]:
     return [*first, *three[0], *three[1], *three[2], 0, *[-1] * _WAYS, *[0] * 16 * _WAYS]
 
 
-def repeated(launches: Sequence[Any], compiled: Sequence[Any], place_of: PlaceOf) -> Repeated | None:
-    """Return portable.launch.Launches that were started as a Repeated; None if that is impossible."""
+def repeated(*launched: Any) -> "Repeated | Interpreted | None":
+    """Return Launches that were started as a Repeated, whose arguments these are; None if that is impossible."""
+    if INTERPRETED:
+        return Interpreted(*launched)
     if release() in RELEASES and launcher() is not None:
         with contextlib.suppress(ValueError, struct.error):
-            return Repeated(launches, compiled, place_of)
+            return Repeated(*launched)
     return None
 
 
 class Interpreted:
     """A Repeated for Triton's interpreter."""
 
-    def __init__(self, launches: Sequence[Any], compiled: Sequence[Any], place_of: PlaceOf) -> None:
+    def __init__(
+        self, launches: Sequence[Any], compiled: Sequence[Any], place_of: PlaceOf, index: None, allocated: Allocated,
+        results: int,
+    ) -> None:  # fmt: skip
+        self.allocated, self.results = allocated, results
         self.each = [
             (
                 replace(launch, args=()),  # tensors would stay in memory
@@ -201,15 +224,15 @@ class Interpreted:
         """Return False: the interpreter calls no hooks."""
         return False
 
-    def __call__(self, index: None, tensors: Sequence[Tensor], allocated: tuple[Any, ...], results: int) -> Any:
-        made = tuple([torch.empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in allocated])
+    def __call__(self, tensors: Sequence[Tensor]) -> Any:
+        made = tuple([torch.empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in self.allocated])
         tensors = *tensors, *made
         for launch, without, places in self.each:
             args = without.copy()
             for place, number, offset, dtype in places:
                 args[place] = _behind(tensors[number], offset, dtype)
             launch.kernel[launch.grid](*args, **launch.constants, **launch.options)
-        return made[:results]
+        return made[: self.results]
 
 
 def _behind(x: Tensor, offset: int, dtype: torch.dtype) -> Tensor:

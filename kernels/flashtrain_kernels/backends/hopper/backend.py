@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ... import environment
 from ...environment import constant
-from ...masks import Mask, Sequences
+from ...masks import BlockMask, Mask, Sequences
 from ...options import Options
 from .. import Call, Direction, Gradients
 from ..portable import tile_table
@@ -56,9 +56,7 @@ def serves(call: Call, direction: Direction) -> str | None:
     if reason is not None:
         return reason
     if direction == "forward":
-        from .forward_tiles import serves_forward  # Gluon is imported only where it runs
-
-        return serves_forward(*call)
+        return _serves_forward(*call)
     from .backward import has_whole_heads, is_deterministic, serves_backward, why_not_deterministic
 
     q, k, v, options = call
@@ -69,6 +67,31 @@ def serves(call: Call, direction: Direction) -> str | None:
         if environment.forced_implementation() is None and _is_faster_portable(q, k, options):
             return "the portable kernels are faster"
     return serves_backward(q, k, v, options)
+
+
+def _serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
+    """None if the Gluon forward serves this call, else the reason. q (B, Sq, H, D), k, v (B, Sk, K, D)."""
+    from .descriptors import why_not  # Gluon is imported only where it runs
+    from .dropout_rng import why_not_change
+
+    if q.shape[3] > 256 or q.shape[3] % 8:
+        return "the head dimension must be a multiple of 8, at most 256"
+    if q.shape[3] > 128 and options.mask is not None:
+        return "masks only with head dimensions up to 128"
+    if not options.scale > 0:
+        return "the scale must be positive"
+    reason = why_not_change(q, k, options)
+    if reason is not None:
+        return reason
+    if isinstance(options.mask, Sequences) and q.shape[0] != 1:
+        return "packed sequences in a batch of more than one row"
+    if isinstance(options.mask, BlockMask) and min(options.mask.block_size) < 64:
+        return "block masks only with blocks of at least 64 queries and keys"
+    if not (q.numel() and k.numel()):
+        return "nothing to compute"
+    if max(q.shape[1], k.shape[1]) >= 1 << 30 or q.shape[0] * q.shape[2] * q.shape[1] >= 1 << 31:
+        return "Sq, Sk or B H Sq is too large for 32-bit indices"
+    return why_not("q", q) or why_not("k", k) or why_not("v", v)
 
 
 def _is_faster_portable(q: Tensor, k: Tensor, options: Options) -> bool:
@@ -135,11 +158,10 @@ def _plan_blocks(
 def forward(call: Call) -> tuple[Tensor, Tensor]:
     """Run the forward of a served call; return out (B, Sq, H, D) and lse (B, H, Sq) in float32."""
     from .forward import forward_launch
-    from .forward_tiles import forward_tile
 
     call, (out, lse) = _readied(call), call.empty_results()
     if out.numel():
-        forward_launch(call, out, lse, forward_tile(call.q, call.k, call.options)).run()
+        forward_launch(call, out, lse).run()
     return out, lse
 
 

@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ... import launch_cache
-from ...bounded import Bounded
+from ...launch_cache import Bounded
 from ..compiled import Address
 
 _DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}

@@ -27,7 +27,7 @@ def why_not_change(q: Tensor, k: Tensor, options: Options) -> str | None:
         return why_not_lean(q, options)
     if options.bias is not None:
         return "no bias"
-    return why_no_softcap(options)
+    return why_no_softcap(options) if options.softcap > 0 else None
 
 
 def why_not_drop(q: Tensor, k: Tensor, options: Options) -> str | None:

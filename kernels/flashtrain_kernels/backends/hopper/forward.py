@@ -22,11 +22,11 @@ from .dropout_rng import with_changes
 from .forward_masks import MaskTables
 from .forward_recompute_nonfinite import note_origin
 from .forward_schedule import Work, divisor
+from .forward_tiles import forward_tile
 from .forward_warps import consume, produce
 from .launch import GluonLaunch
 from .sequences import slots
 from .softcap import scale_of
-from .tiles import ForwardTile
 
 # How much of the L2 cache (50 MB on an H100, 60 MB on an H200) the keys and values of one section of heads may fill.
 L2_BYTES = 24 << 20
@@ -133,9 +133,10 @@ def forward_kernel(
         )
 
 
-def forward_launch(call: Call, out: torch.Tensor, lse: torch.Tensor, tile: ForwardTile) -> GluonLaunch:
-    """Return the launch that fills out (B, Sq, H, D) and lse (B, H, Sq) of a call with this tile."""
+def forward_launch(call: Call, out: torch.Tensor, lse: torch.Tensor) -> GluonLaunch:
+    """Return the launch that fills out (B, Sq, H, D) and lse (B, H, Sq) of a call."""
     q, k, v, options = call
+    tile = forward_tile(q, k, options)
     packed = options.mask if isinstance(options.mask, Sequences) else None
     batch, seqlen_q, heads, head_dim = q.shape
     seqlen_k = k.shape[1]

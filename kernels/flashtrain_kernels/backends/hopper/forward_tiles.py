@@ -1,4 +1,4 @@
-"""Which calls the Gluon forward serves, and with which tile: as measured on an H200 (kernels/dev/OPTIMISATION.md)."""
+"""Which tile the Gluon forward takes for a call: as measured on an H200 (kernels/dev/OPTIMISATION.md)."""
 
 from torch import Tensor
 
@@ -6,8 +6,6 @@ from ...masks import BlockMask, Mask, Sequences
 from ...options import Options
 from ..portable.tile_table import width_of
 from . import triton_compat
-from .descriptors import why_not
-from .dropout_rng import why_not_change
 from .tiles import ForwardTile
 
 # The tiles that masks are planned for: small ones waste least at documents' borders (kernels/dev/OPTIMISATION.md).
@@ -36,28 +34,6 @@ PACKED = {
 RANKED = {64: _LARGE[64], 128: _LARGE[128]._replace(tight=True)}
 # Tiles of 128 x 128, for blocks of that size and larger.
 _TWO = {64: ForwardTile(2, 64, 128, 3, q_stages=2, programs=1), 128: _LARGE[128]}
-
-
-def serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
-    """Return None if the Gluon forward serves this call, else the reason. q (B, Sq, H, D), k, v (B, Sk, K, D)."""
-    if q.shape[3] > 256 or q.shape[3] % 8:
-        return "the head dimension must be a multiple of 8, at most 256"
-    if q.shape[3] > 128 and options.mask is not None:
-        return "masks only with head dimensions up to 128"
-    if not options.scale > 0:
-        return "the scale must be positive"
-    reason = why_not_change(q, k, options)
-    if reason is not None:
-        return reason
-    if isinstance(options.mask, Sequences) and q.shape[0] != 1:
-        return "packed sequences in a batch of more than one row"
-    if isinstance(options.mask, BlockMask) and min(options.mask.block_size) < 64:
-        return "block masks only with blocks of at least 64 queries and keys"
-    if not (q.numel() and k.numel()):
-        return "nothing to compute"
-    if max(q.shape[1], k.shape[1]) >= 1 << 30 or q.shape[0] * q.shape[2] * q.shape[1] >= 1 << 31:
-        return "Sq, Sk or B H Sq is too large for 32-bit indices"
-    return why_not("q", q) or why_not("k", k) or why_not("v", v)
 
 
 def forward_tile(q: Tensor, k: Tensor, options: Options) -> ForwardTile:

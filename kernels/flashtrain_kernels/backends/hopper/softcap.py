@@ -20,7 +20,7 @@ def scale_of(options: Options, bounded: bool = False) -> float | tuple[float, ..
 
 
 def why_no_softcap(options: Options) -> str | None:
-    """Return None if the kernels serve the options' softcap, else the reason. What they compute must fit float32."""
-    if options.softcap and not (1e-4 < options.scale / options.softcap < 1e3 and 1e-6 < options.softcap < 1e6):
+    """Return None if the kernels serve this softcap, above 0, else the reason. What they compute must fit float32."""
+    if not (1e-4 < options.scale / options.softcap < 1e3 and 1e-6 < options.softcap < 1e6):
         return "softcap must be from 1/1000 to 10000 times the scale, and from 1e-6 to 1e6"
     return None

@@ -4,7 +4,6 @@ B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from ...environment import INTERPRETED
 from ...masks import AnyMask, BlockMask, Mask, Sequences
 from ...options import Options
 from .. import Call
-from ..compiled import Interpreted, PlaceOf, Repeated, repeated
+from ..compiled import repeated
 from .tile_table import Tile
 
 # Arguments that change from batch to batch. Triton otherwise compiles anew when one is 1 or (no) multiple of 16.
@@ -45,8 +44,13 @@ class Launch:
 
     def run(self) -> None:
         """Launch the kernel, or let the active Recorder record it. An empty grid, which CUDA refuses, does nothing."""
-        if 0 not in self.grid:
-            launch_cache.launch(self)
+        recorder = launch_cache.recorder()
+        if 0 in self.grid:
+            return
+        if recorder is None:
+            self.start()
+        else:
+            recorder.launches.append(self)
 
     def start(self) -> Any:
         """Launch the kernel now, compiled if necessary. Returns the compiled kernel."""
@@ -65,18 +69,7 @@ class Launch:
         """Triton's own launch, which compiles where it must."""
         return self.kernel[self.grid](*self.args, **self.constants, **self.options)
 
-    @staticmethod
-    def repeated(
-        launches: "Sequence[Launch]", compiled: Sequence[Any], place_of: PlaceOf
-    ) -> Repeated | Interpreted | None:
-        """Return a callable that repeats these started launches on other tensors; None: impossible.
-
-        Args:
-            launches: those of a pass.
-            compiled: what `start` returned for each.
-            place_of: tensor or TMA descriptor -> Place.
-        """
-        return (Interpreted if INTERPRETED else repeated)(launches, compiled, place_of)
+    repeated = staticmethod(repeated)
 
     def _key(self) -> tuple[Any, ...]:
         # All that Triton compiles a kernel anew for: what is constant, and of each argument what it could be
