@@ -14,7 +14,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 log = logging.getLogger("flashtrain")
 
 # Warnings of Lightning's about its own internals, or about what flashtrain does on purpose.
-IGNORED = (
+SILENCED = (
     ".*LeafSpec.*",
     ".*does not have many workers.*",
     ".*Checkpoint directory .* exists and is not empty.*",
@@ -63,7 +63,7 @@ def is_first_rank() -> bool:
 
 
 def quieten() -> None:
-    """Silence Lightning's greetings, warnings listed in IGNORED, and the kernels' lines on every rank but the first.
+    """Silence Lightning's greetings, warnings listed in SILENCED, and the kernels' lines on every rank but the first.
 
     Called where flashtrain runs a whole job, not when a program imports its parts.
     """
@@ -74,5 +74,5 @@ def quieten() -> None:
     # transformers imports torchao if it is installed, and the import reports which of its GPU libraries do not load.
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    for pattern in IGNORED:
+    for pattern in SILENCED:
         warnings.filterwarnings("ignore", message=pattern)

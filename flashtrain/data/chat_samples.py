@@ -14,8 +14,9 @@ import torch
 from torch.utils.data import Dataset
 
 from flashtrain.data.balance import Cost
-from flashtrain.data.packing import IGNORED_LABEL, ChatBatch, packed_batch
+from flashtrain.data.packing import ChatBatch, packed_batch
 from flashtrain.data.token_cache import LABELLED, OpenTokens
+from flashtrain_kernels.loss_head import IGNORED
 
 # All tokens of a row are computed, padding too: rows differ only in the pairs that attention computes.
 COST = Cost(per_token=0.0, per_pair=1.0)
@@ -121,7 +122,7 @@ class ChatSamples(Dataset[ChatBatch]):
                 begin = end
         # What fills a row up is a document of its own.
         batch = packed_batch(window, [np.array(of_row, dtype=np.int64) for of_row in ends], self.document_mask)
-        batch["labels"][torch.from_numpy(~learnt)] = IGNORED_LABEL
+        batch["labels"][torch.from_numpy(~learnt)] = IGNORED
         if micro_batch.label_count == 0:
             batch["labels"][0, 0] = self.filler  # a mean over no labels is NaN; this label's loss has weight 0
         return ChatBatch(**batch, weight=micro_batch.weight, label_count=micro_batch.label_count)

@@ -16,8 +16,8 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from flashtrain.data.packing import IGNORED_LABEL
 from flashtrain.data.wordpiece import SpecialTokens
+from flashtrain_kernels.loss_head import IGNORED
 
 
 class LabelledDocuments(Protocol):
@@ -95,11 +95,11 @@ class LabelledSamples(Dataset[ClassificationBatch]):
         for number in numbers:
             tokens, marks = self.documents.document(int(number))
             rows.append(self._between(tokens, self.special.classify, self.special.separate))
-            labels.append(self._between(marks, IGNORED_LABEL, IGNORED_LABEL) if self.of_words else marks)
+            labels.append(self._between(marks, IGNORED, IGNORED) if self.of_words else marks)
         lengths = np.array([len(row) for row in rows], dtype=np.int64)
         batch = ClassificationBatch(
             tokens=self._laid_out(rows, self.special.pad),
-            labels=self._laid_out(labels, IGNORED_LABEL)
+            labels=self._laid_out(labels, IGNORED)
             if self.of_words
             else torch.from_numpy(np.array(labels).astype(np.int64)),
             sequences=len(rows),

@@ -11,11 +11,11 @@ import numpy as np
 
 from flashtrain.data.hub_source import datasets_library
 from flashtrain.data.labelled_documents import LabelledTexts
-from flashtrain.data.packing import IGNORED_LABEL
 from flashtrain.data.split_names import NAMES
 from flashtrain.data.text_files import COMPRESSIONS, TextReader
 from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.errors import UserError
+from flashtrain_kernels.loss_head import IGNORED
 
 SUFFIXES = (".jsonl", *(f".jsonl{compression}" for compression in COMPRESSIONS), ".parquet")
 
@@ -111,7 +111,7 @@ def encode_rows(
         words = tokenizer.encode_batch([f" {word}" if at else word for at, word in enumerate(row.text)])
         lengths = np.array([len(word) for word in words])
         tokens.append(np.concatenate(words))
-        labels.append(np.full(lengths.sum(), IGNORED_LABEL))
+        labels.append(np.full(lengths.sum(), IGNORED))
         labels[-1][(lengths.cumsum() - lengths)[lengths > 0]] = numbers[lengths > 0]
     return LabelledTexts(tokens, labels, tuple(label_names))
 

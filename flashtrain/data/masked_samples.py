@@ -15,9 +15,10 @@ import torch
 from torch.utils.data import Dataset
 
 from flashtrain.data.masking import MaskedBatch, mask_tokens, masked_count
-from flashtrain.data.packing import IGNORED_LABEL, Spans
+from flashtrain.data.packing import Spans
 from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.errors import UserError
+from flashtrain_kernels.loss_head import IGNORED
 
 ROUNDED_TO = 8  # a padded row's width
 
@@ -106,7 +107,7 @@ class MaskedSamples(Dataset[MaskedBatch]):
         batch = MaskedBatch(
             tokens=laid_out(masked.tokens, self.special.pad),
             masked=filled(slots[masked.positions], self.max_labels, 0),
-            labels=filled(masked.labels, self.max_labels, IGNORED_LABEL),
+            labels=filled(masked.labels, self.max_labels, IGNORED),
             label_count=torch.tensor(row.label_count, dtype=torch.float32),
             sequences=len(lengths),
             real_tokens=len(tokens),

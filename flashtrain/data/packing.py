@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from flashtrain.errors import UserError
-
-IGNORED_LABEL = -100  # of a position without a target: the default ignore_index of torch's cross_entropy
+from flashtrain_kernels.loss_head import IGNORED
 
 log = logging.getLogger(__name__)
 
@@ -188,7 +187,7 @@ class PackedSamples(Dataset[Batch]):
             ends.append(self._ends[first:last] - begin)
         batch = packed_batch(window, ends, self.document_mask)
         if self.whole:
-            batch["labels"][torch.arange(size) >= torch.tensor(lengths)[:, None]] = IGNORED_LABEL
+            batch["labels"][torch.arange(size) >= torch.tensor(lengths)[:, None]] = IGNORED
         return batch
 
     def _read(self, begin: int, out: np.ndarray) -> None:
@@ -223,7 +222,7 @@ def packed_batch(window: np.ndarray, ends: Sequence[np.ndarray], document_mask: 
     if document_mask:
         positions -= np.maximum.accumulate(begun * columns, axis=1)
         for row, crossed in enumerate(ends):
-            labels[row, crossed - 1] = IGNORED_LABEL
+            labels[row, crossed - 1] = IGNORED
     return Batch(
         tokens=torch.from_numpy(window[:, :-1].copy()),
         labels=torch.from_numpy(labels),

@@ -15,7 +15,7 @@ from flashtrain.errors import UserError, first_line
 from flashtrain.integrations.huggingface_context import other_mixers, share_inputs
 from flashtrain.integrations.huggingface_layers import body_of
 from flashtrain.integrations.huggingface_masks import AttentionMask
-from flashtrain.integrations.sdpa_routing import MAX_HEAD_DIM
+from flashtrain_kernels.arguments import MAX_HEAD_DIM
 
 # transformers sets any registered name on any model, which then gets our masks. A model with attention of its own
 # (BLOOM, MPT) would read "no mask" where we mean "causal", or select from a table without our name (Falcon, GIT).

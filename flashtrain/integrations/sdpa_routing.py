@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import flashtrain_kernels
+from flashtrain_kernels.arguments import MAX_HEAD_DIM
 from flashtrain_kernels.environment import autocast_dtype
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 CPU_DTYPES = (*DTYPES, torch.float64)
-MAX_HEAD_DIM = 256
 TORCHS = F.scaled_dot_product_attention
 
 

@@ -9,23 +9,20 @@ Shapes: B batch, S sequence, H query heads, K key/value heads, D head dimension 
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 from torch import Tensor, nn
 
 from flashtrain.errors import UserError, between, one_of
 from flashtrain.models.attention_functions import (
     ATTENTION_FUNCTIONS,
+    NO_WINDOW,
     AnyMask,
-    InnerAttention,
+    AttentionOptions,
     PackedSequences,
     flash_packed_attention,
 )
 from flashtrain.models.key_value_cache import LayerCache
 from flashtrain.models.sharded_sequence import next_positions, sharded_sequence
-
-MAX_HEAD_DIM = 256  # of the kernels
+from flashtrain_kernels.arguments import MAX_HEAD_DIM
 
 
 class Attention(nn.Module):
@@ -108,13 +105,13 @@ class Attention(nn.Module):
         """
         batch, tokens, _ = x.shape
         qkv = self.qkv(x).view(batch, tokens, self.heads + 2 * self.kv_heads, self.head_dim)
-        options: dict[str, Any] = {"causal": self.causal, "scale": self.scale, "dropout": self.active_dropout}
-        if self.window is not None and (mask is None or isinstance(mask, PackedSequences)):
-            options["window"] = self.window
+        lengths, mask = (mask, None) if isinstance(mask, PackedSequences) else (None, mask)
+        window = self.window if self.window is not None and mask is None else NO_WINDOW
+        options = AttentionOptions(self.causal, self.scale, mask, self.active_dropout, window)
         sequence = sharded_sequence() if cache is None else None
         plain = self.rotary is None and self.kv_heads == self.heads and cache is None and sequence is None
-        if self.attention == "flash" and plain and not isinstance(mask, PackedSequences):
-            out = flash_packed_attention(qkv.unflatten(2, (3, self.heads)), mask=mask, **options)
+        if self.attention == "flash" and plain and lengths is None:
+            out = flash_packed_attention(qkv.unflatten(2, (3, self.heads)), options)
             return self.output(out.flatten(2))
         qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
         if self.rotary is not None:
@@ -122,11 +119,13 @@ class Attention(nn.Module):
         q, k = qk.split((self.heads, self.kv_heads), dim=2)
         if cache is not None:
             k, v = cache.append(k, v)
-        if isinstance(mask, PackedSequences) and sequence is None:
-            out = mask.attend(partial(self.inner, **options), q, k, v)
+        if sequence is not None:
+            assert lengths is None
+            out = sequence.attention(q, k, v, **options._asdict())
+        elif lengths is not None:
+            out = lengths.attend(lambda *part: self.inner(*part, options), q, k, v)
         else:
-            attend: InnerAttention = self.inner if sequence is None else sequence.attention
-            out = attend(q, k, v, mask=mask, **options)
+            out = self.inner(q, k, v, options)
         return self.output(out.flatten(2))
 
     @property

@@ -25,9 +25,21 @@ from flashtrain.errors import UserError
 from flashtrain_kernels import BlockMask, Documents, Mask, dispatch, flash_attn_func, flash_attn_qkvpacked_func, masks
 from flashtrain_kernels.environment import autocast_dtype
 
-InnerAttention = Callable[..., Tensor]
 AnyMask = Mask | BlockMask
 NO_WINDOW = (-1, -1)
+
+
+class AttentionOptions(NamedTuple):
+    """What an attention function computes, besides its tensors; the module's docstring says what each means."""
+
+    causal: bool
+    scale: float
+    mask: AnyMask | None = None
+    dropout: float = 0.0
+    window: tuple[int, int] = NO_WINDOW
+
+
+InnerAttention = Callable[[Tensor, Tensor, Tensor, AttentionOptions], Tensor]
 
 
 class PackedSequences(NamedTuple):
@@ -91,50 +103,25 @@ def block_rows_attention(
     return out
 
 
-def flash_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool,
-    scale: float,
-    mask: AnyMask | None = None,
-    dropout: float = 0.0,
-    window: tuple[int, int] = NO_WINDOW,
-) -> Tensor:
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
     """Compute attention by flashtrain_kernels, exactly and in memory linear in S (FlashAttention, Dao et al. 2022)."""
+    causal, scale, mask, dropout, window = options
     causal = causal and mask is None
     out = flash_attn_func(q, k, v, dropout, softmax_scale=scale, causal=causal, window_size=window, mask=mask)
     return cast(Tensor, out)  # without return_lse it is the output alone
 
 
-def flash_packed_attention(
-    qkv: Tensor,
-    *,
-    causal: bool,
-    scale: float,
-    mask: AnyMask | None = None,
-    dropout: float = 0.0,
-    window: tuple[int, int] = NO_WINDOW,
-) -> Tensor:
+def flash_packed_attention(qkv: Tensor, options: AttentionOptions) -> Tensor:
     """Compute flash_attention from one tensor of queries, keys and values, qkv (B, S, 3, H, D), without a copy."""
+    causal, scale, mask, dropout, window = options
     causal = causal and mask is None
     out = flash_attn_qkvpacked_func(qkv, dropout, softmax_scale=scale, causal=causal, window_size=window, mask=mask)
     return cast(Tensor, out)
 
 
-def sdpa_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool,
-    scale: float,
-    mask: AnyMask | None = None,
-    dropout: float = 0.0,
-    window: tuple[int, int] = NO_WINDOW,
-) -> Tensor:
+def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
     """Compute attention by torch's scaled_dot_product_attention, with an Sq x Sk mask where torch needs one."""
+    causal, scale, mask, dropout, window = options
     if takes_block_rows(q, k, v, mask):
         return block_rows_attention(q, k, v, scale=scale, mask=cast(BlockMask, mask), dropout=dropout)
     queries, keys = q.shape[1], k.shape[1]
@@ -156,18 +143,9 @@ def sdpa_attention(
     return (out if unseeing is None else out.masked_fill(unseeing, 0.0)).transpose(1, 2)
 
 
-def standard_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool,
-    scale: float,
-    mask: AnyMask | None = None,
-    dropout: float = 0.0,
-    window: tuple[int, int] = NO_WINDOW,
-) -> Tensor:
+def standard_attention(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
     """Compute attention by its formula, which stores the whole Sq x Sk matrix: the baseline of Dao et al. 2022."""
+    causal, scale, mask, dropout, window = options
     visible = visible_keys(q, k, causal, mask, window)
     unseeing = _queries_without_keys(visible, q, k, mask)
     group = q.shape[2] // k.shape[2]

@@ -20,6 +20,7 @@ from flashtrain.models.activation_checkpointing import MemorySavings
 from flashtrain.models.attention import Attention
 from flashtrain.models.block import Block
 from flashtrain.models.layer_spec import LayerSpec
+from flashtrain_kernels.loss_head import IGNORED
 
 if TYPE_CHECKING:
     from flashtrain.models.key_value_cache import KeyValueCache
@@ -237,7 +238,7 @@ class _Wrapped(Trainable):
             return own(tokens, labels, **given)
         logits = self.module(tokens, **given)
         logits = getattr(logits, "logits", logits)  # transformers' models return an output that contains them
-        return F.cross_entropy(logits.float().flatten(0, -2), labels.flatten(), ignore_index=-100)
+        return F.cross_entropy(logits.float().flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
 
     def flops_per_token(self, context: int | None = None) -> float:
         """The module's own number, or 6 per parameter, without attention's scores."""

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from .environment import INTERPRETED, autocast_dtype, forced_implementation
 
-IGNORED = -100  # torch's convention
+IGNORED = -100  # of a position without a target: the default ignore_index of torch's cross_entropy
 PIECE = 2**29  # logits a piece: 1 GiB in bfloat16
 
 _NAME = "flashtrain_kernels::linear_cross_entropy"

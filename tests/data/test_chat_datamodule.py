@@ -16,8 +16,8 @@ from chat_folders import CHATML, THINKING, save_tokenizer_folder
 
 from flashtrain import Decoder, DecoderConfig, LanguageModel
 from flashtrain.data.chat_datamodule import ChatDataModule
-from flashtrain.data.packing import IGNORED_LABEL
 from flashtrain.errors import UserError
+from flashtrain_kernels.loss_head import IGNORED
 
 CONTEXT = 96
 
@@ -74,7 +74,7 @@ def documents_in(batch) -> list[tuple[int, ...]]:
     found = []
     for tokens, documents, labels in zip(batch["tokens"], batch["documents"], batch["labels"], strict=True):
         for number in range(int(documents.max()) + 1):
-            if (labels[documents == number] != IGNORED_LABEL).any():
+            if (labels[documents == number] != IGNORED).any():
                 found.append(tuple(tokens[documents == number].tolist()))
     return found
 
@@ -92,7 +92,7 @@ def test_rows_hold_whole_conversations_whose_answers_alone_are_labels(make):
         first = torch.cat([torch.tensor([True]), documents[1:] != documents[:-1]])
         assert (positions[first] == 0).all()
         assert (positions[1:][~first[1:]] == positions[:-1][~first[1:]] + 1).all()
-        learnt = labels != IGNORED_LABEL
+        learnt = labels != IGNORED
         assert torch.equal(labels[:-1][learnt[:-1]], tokens[1:][learnt[:-1]])
         assert (documents[1:][learnt[:-1]] == documents[:-1][learnt[:-1]]).all()
         said = data.template.tokenizer.decode(labels[learnt].tolist())
@@ -107,7 +107,7 @@ def test_every_conversation_is_read_as_often_as_every_other_and_rows_are_well_fi
     read: Counter = Counter()
     for batch in loader:
         read.update(documents_in(batch))
-        assert ((batch["labels"] != IGNORED_LABEL).any(dim=1)).all()
+        assert ((batch["labels"] != IGNORED).any(dim=1)).all()
     offsets = data.cache.offsets
     assert set(read) == {tuple(data.cache.tokens[a:b].tolist()) for a, b in pairwise(offsets)}
     assert max(read.values()) - min(read.values()) <= 2  # of a look ahead of half an epoch
@@ -127,7 +127,7 @@ def test_a_step_has_the_same_conversations_however_devices_and_micro_batches_sha
         counts = [part["label_count"] for part in parts]
         weights = [part["weight"] * sum(counts) / len(parts) for part in parts]
         assert weights == pytest.approx(counts, rel=1e-12)
-        assert counts == [(part["labels"] != IGNORED_LABEL).sum() for part in parts]
+        assert counts == [(part["labels"] != IGNORED).sum() for part in parts]
 
 
 def test_devices_have_about_as_much_to_do_in_every_micro_batch(make):
@@ -207,7 +207,7 @@ def test_gradients_are_those_of_the_mean_over_the_steps_labels_however_they_are_
         for number in range(int(batch["documents"][row].max()) + 1):
             of = batch["documents"][row] == number
             labels = batch["labels"][row, of]
-            learnt = int((labels != IGNORED_LABEL).sum())
+            learnt = int((labels != IGNORED).sum())
             if learnt:
                 total = total + learnt * model.loss(batch["tokens"][row, of][None], labels[None])
                 count += learnt
@@ -269,7 +269,7 @@ def test_a_validation_reads_every_held_out_conversation_once(make, world_size):
         batches.append(len(own))
         read += [d for batch in own if batch["label_count"] for d in documents_in(batch)]
         # One that has none left computes a row all the same, which counts nothing.
-        assert all((batch["labels"] != IGNORED_LABEL).any() for batch in own)
+        assert all((batch["labels"] != IGNORED).any() for batch in own)
     assert len(set(batches)) == 1
     assert len(read) == len(data.documents[1].begins) == 6
 
@@ -289,7 +289,7 @@ def test_a_single_conversation_trains_and_nothing_is_held_out(make):
     assert data.val_dataloader() == []
     assert data.validation_tokens == 0
     (batch, *_) = data.train_dataloader()
-    assert (batch["labels"] != IGNORED_LABEL).any(dim=1).all()
+    assert (batch["labels"] != IGNORED).any(dim=1).all()
 
 
 def test_the_device_with_the_costlier_row_of_one_pair_has_the_cheaper_one_of_the_next(make):

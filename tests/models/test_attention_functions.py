@@ -5,15 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashtrain.models.attention_functions import ATTENTION_FUNCTIONS, plan_mask
+from flashtrain.models.attention_functions import ATTENTION_FUNCTIONS, AttentionOptions, plan_mask
 from flashtrain_kernels import Mask, block_mask, masks
 
 NAMES = sorted(ATTENTION_FUNCTIONS)
 
 
+def attend(name, q, k, v, **options):
+    return ATTENTION_FUNCTIONS[name](q, k, v, AttentionOptions(**options))
+
+
 def assert_follows(name, q, k, v, expected, **options):
     """The attention of that name gives `expected`, and its gradients those of the definition."""
-    out = ATTENTION_FUNCTIONS[name](q, k, v, scale=0.3, **options)
+    out = attend(name, q, k, v, scale=0.3, **options)
     torch.testing.assert_close(out, expected, atol=1e-10, rtol=0)
     weight = torch.randn_like(expected)
     wanted = torch.autograd.grad((expected * weight).sum(), (q, k, v))
@@ -97,7 +101,7 @@ def test_dropout_keeps_the_mean_of_the_output_and_of_the_gradients(name, packed,
     weight = torch.randn(2, 6, 2, 8, dtype=torch.float64)
 
     def results(dropout):
-        out = ATTENTION_FUNCTIONS[name](*inputs, **options, dropout=dropout)
+        out = attend(name, *inputs, **options, dropout=dropout)
         return [out.detach(), *torch.autograd.grad((out * weight).sum(), inputs)]
 
     full = results(0.0)
@@ -114,7 +118,7 @@ def test_dropout_drops_each_weight_with_its_probability_and_scales_the_others_up
     zeros = torch.zeros(8, 32, 4, 32)
     values = torch.eye(32)[None, :, None].expand(8, 32, 4, 32)
     torch.manual_seed(0)
-    weights = ATTENTION_FUNCTIONS[name](zeros, zeros, values, causal=False, scale=0.3, dropout=0.25)
+    weights = attend(name, zeros, zeros, values, causal=False, scale=0.3, dropout=0.25)
     dropped = weights == 0
     torch.testing.assert_close(weights[~dropped], torch.full_like(weights[~dropped], 1 / 32 / 0.75))
     # 32,768 weights: five standard deviations of their share are 0.012. Heads and rows draw for themselves.
@@ -137,9 +141,9 @@ def test_without_gradients_sdpa_computes_a_pattern_by_blocks_of_queries(queries,
         "mask": block_mask(blocks, block_size=16, seqlen_q=queries, seqlen_k=keys),
     }
     with torch.no_grad():
-        expected = ATTENTION_FUNCTIONS["standard"](q, k, v, **options)
+        expected = attend("standard", q, k, v, **options)
         monkeypatch.setattr("flashtrain.models.attention_functions.visible_keys", built)
-        out = ATTENTION_FUNCTIONS["sdpa"](q, k, v, **options)
+        out = attend("sdpa", q, k, v, **options)
     torch.testing.assert_close(out, expected, atol=1e-12, rtol=0)
     assert not out[:, 16:32].any()
 
@@ -152,9 +156,7 @@ def test_other_patterns_of_blocks_are_computed_with_the_whole_matrix(heads, leng
     blocks = torch.rand(heads, 4, 4) < 0.7
     mask = block_mask(blocks, block_size=16, seqlen_q=length, seqlen_k=length, **options)
     with torch.no_grad():
-        out, expected = (
-            ATTENTION_FUNCTIONS[name](q, k, v, causal=False, scale=0.3, mask=mask) for name in ("sdpa", "standard")
-        )
+        out, expected = (attend(name, q, k, v, causal=False, scale=0.3, mask=mask) for name in ("sdpa", "standard"))
     torch.testing.assert_close(out, expected, atol=1e-12, rtol=0)
 
 
@@ -164,9 +166,7 @@ def test_other_patterns_of_blocks_are_computed_with_the_whole_matrix(heads, leng
 )
 def test_a_mask_of_other_sizes_or_rows_is_refused(name, queries, keys, rows, mask_of_lengths):
     with pytest.raises((ValueError, RuntimeError), match=r"mask|must match"):
-        ATTENTION_FUNCTIONS[name](
-            *random_qkv(queries, keys, 2, 2), causal=False, scale=0.3, mask=mask_of_lengths(*rows)
-        )
+        attend(name, *random_qkv(queries, keys, 2, 2), causal=False, scale=0.3, mask=mask_of_lengths(*rows))
 
 
 @pytest.mark.parametrize(

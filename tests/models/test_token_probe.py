@@ -17,7 +17,7 @@ from torch.nn.attention.flex_attention import flex_attention
 import flashtrain
 from flashtrain.integrations import huggingface_context, register_with_transformers
 from flashtrain.models import Decoder, DecoderConfig
-from flashtrain.models.attention_functions import flash_attention
+from flashtrain.models.attention_functions import AttentionOptions, flash_attention
 from flashtrain.models.token_probe import probe
 from flashtrain_kernels import flash_attn_kvpacked_func, flash_attn_qkvpacked_func
 
@@ -131,7 +131,7 @@ ATTENTION: dict[str, Callable[[Tensor], Tensor]] = {
     "one query of a pooling": lambda x: x + sdpa(x[:, 5:6], x),
     "flex attention": lambda x: flex_attention(*[heads(x).transpose(1, 2)] * 3).transpose(1, 2).flatten(2),
     "attention by hand": by_hand,
-    "the framework's": lambda x: flash_attention(*[heads(x)] * 3, causal=True, scale=1.0).flatten(2),
+    "the framework's": lambda x: flash_attention(*[heads(x)] * 3, AttentionOptions(causal=True, scale=1.0)).flatten(2),
     "packed projections": lambda x: flash_attn_qkvpacked_func(heads(x, 3)).flatten(2),
     "packed keys and values": lambda x: flash_attn_kvpacked_func(heads(x), heads(x, 2)).flatten(2),
 }

@@ -13,12 +13,13 @@ from flashtrain import Decoder, DecoderConfig, LanguageModel, generate, registry
 from flashtrain.command import request
 from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.command.overrides import plain_words
-from flashtrain.data.packing import IGNORED_LABEL, Batch
+from flashtrain.data.packing import Batch
 from flashtrain.errors import UserError
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.attention_masks import attended_context, make_mask
 from flashtrain.tasks.language.spec import LanguageTask
 from flashtrain_kernels import masks
+from flashtrain_kernels.loss_head import IGNORED
 
 SIZE = 12
 DOCUMENTS = torch.tensor([[0] * 5 + [1] * 7, [0] * 9 + [1] * 3])  # (B, S)
@@ -143,7 +144,7 @@ def test_what_a_prefix_shows_is_not_scored() -> None:
     make = make_mask(settings_of("mask=prefix", "mask.prefix=4").applied_mask)
     whole, shown = model(), batch()
     labels = shown["labels"].clone()
-    labels[:, :3] = IGNORED_LABEL
+    labels[:, :3] = IGNORED
     mask = masks.prefix_lm(torch.tensor([4]), seqlen=SIZE)
     expected = whole.loss(shown["tokens"], labels, mask=mask).item()
     assert fit(LanguageModel(whole, mask=make)).first_loss == pytest.approx(expected, abs=1e-5)
@@ -152,7 +153,7 @@ def test_what_a_prefix_shows_is_not_scored() -> None:
 def test_a_mask_that_shows_everything_leaves_nothing_to_predict() -> None:
     full = LanguageModel(model(), mask=lambda seqlen, **_: masks.full(seqlen))
     shown = batch()
-    shown["labels"][:, -1] = IGNORED_LABEL  # whose token is in no row
+    shown["labels"][:, -1] = IGNORED  # whose token is in no row
     with pytest.raises(UserError, match="nothing to predict"):
         full.on_before_batch_transfer(shown, 0)
 

@@ -15,9 +15,10 @@ from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.layout import Layout
 from flashtrain.distributed.context.layouts import LAYOUTS
 from flashtrain.distributed.context.methods import AUTO
-from flashtrain.distributed.context.sequence import IGNORED, ContextSequence
+from flashtrain.distributed.context.sequence import ContextSequence
 from flashtrain.errors import UserError
 from flashtrain_kernels import masks
+from flashtrain_kernels.loss_head import IGNORED
 
 TOKENS = ("tokens", "input_ids")  # our batches', transformers'
 LABELS = "labels"

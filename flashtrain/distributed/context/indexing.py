@@ -1,6 +1,6 @@
 """Indexing along the tokens of a batch, as fast as the memory allows.
 
-Shapes: B batch rows, Bl rows of an index (B, or 1 for all batch rows), m and p tokens.
+Shapes: B batch rows, m tokens of a row, p tokens taken or written. Indices are (B, p), or (1, p) for all batch rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ WORD = torch.int64
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
-    """Return the tokens of x (B, m, ...) at the indices (Bl, p), as a tensor (B, p, ...)."""
+    """Return the tokens of x (B, m, ...) at these indices (B or 1, p), as a tensor (B, p, ...)."""
     words = _words(x)
     if index.shape[0] == 1:
         found = words.index_select(1, index[0])
@@ -22,7 +22,8 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 
 
 def put(target: Tensor, index: Tensor, x: Tensor) -> None:
-    """Write the tokens of x (B, p, ...) into target (B, m, ...) at the indices (Bl, p); both have the same dtype."""
+    """Write the p tokens of each row of x (B, p, ...) to these indices (B or 1, p) of the same row of target (B, m,
+    ...), which has x's dtype."""
     words, written = _both(target, x)
     if index.shape[0] == 1:
         words.index_copy_(1, index[0], written)
@@ -43,12 +44,12 @@ def take_into(target: Tensor, x: Tensor, index: Tensor) -> None:
 
 
 def ascending(tokens: Tensor) -> Tensor:
-    """Return the indices (Bl, p) that sort token numbers (Bl, p), padding (below 0) last; the sort is stable."""
+    """Return the indices (B or 1, p) that sort token numbers of that shape, padding (below 0) last; a stable sort."""
     return torch.where(tokens < 0, torch.iinfo(torch.int64).max, tokens).argsort(dim=1, stable=True)
 
 
 def inverse(order: Tensor, length: int) -> Tensor:
-    """Return the index in `order` (Bl, m) of each number 0 .. length - 1, -1 where it is absent, as (Bl, length)."""
+    """Return the index in its row of `order` (B or 1, m) of each of 0 .. length - 1, or -1, as (B or 1, length)."""
     places = torch.full((order.shape[0], length), -1, dtype=torch.int64, device=order.device)
     index = torch.arange(order.shape[1], device=order.device).expand(order.shape[0], -1)
     return places.scatter_(1, order, index)

@@ -21,8 +21,8 @@ from flashtrain.distributed.context.methods import AUTO
 from flashtrain.errors import UserError
 from flashtrain.models.sharded_sequence import ShardedSequence
 from flashtrain_kernels import Mask, masks
+from flashtrain_kernels.loss_head import IGNORED
 
-IGNORED = -100  # the label of a token that counts for nothing
 MAX_PREPARED = 4  # prepared masks in memory: layers of one model rarely use more
 
 

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics.classification import BinaryF1Score
 
-from flashtrain.models.bert import IGNORED
 from flashtrain.models.bert_classifiers import SequenceClassifier, TokenClassifier
 from flashtrain.tasks.training_task import TrainingTask
+from flashtrain_kernels.loss_head import IGNORED
 
 NUMBERS = ("real_tokens", "pairs", "sequences")  # a batch's plain numbers
 

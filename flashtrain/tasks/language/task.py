@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from flashtrain.data.packing import IGNORED_LABEL, Batch, ChatBatch
+from flashtrain.data.packing import Batch, ChatBatch
 from flashtrain.errors import UserError
 from flashtrain.models.generation import MaskMaker
 from flashtrain.models.sharded_sequence import mean_over_context, whole
@@ -20,6 +20,7 @@ from flashtrain.tasks.attention_masks import causal_length
 from flashtrain.tasks.training_task import TrainingTask, replayed
 from flashtrain.training.memory import GROUP_BYTES
 from flashtrain_kernels import Mask, masks
+from flashtrain_kernels.loss_head import IGNORED
 
 
 class LanguageModel(TrainingTask):
@@ -128,7 +129,7 @@ class LanguageModel(TrainingTask):
         """Add the micro-batch to the held-out loss, the mean over all held-out labels of all ranks."""
         loss = self.batch_loss(batch)
         given = cast(ChatBatch, batch)["label_count"] if "label_count" in batch else None
-        count = int((whole(batch, "labels") != IGNORED_LABEL).sum()) if given is None else given
+        count = int((whole(batch, "labels") != IGNORED).sum()) if given is None else given
         self.log("validation_loss", loss, prog_bar=True, sync_dist=True, batch_size=count)
 
     def _score_unseen(self, batch: Batch, dataloader_idx: int) -> Batch:
@@ -137,8 +138,8 @@ class LanguageModel(TrainingTask):
         shown = None if mask is None else next_shown(mask)
         if shown is None or not bool(shown.any()):
             return batch
-        labels = labels.masked_fill(shown, IGNORED_LABEL)
-        if not bool((labels != IGNORED_LABEL).any()):
+        labels = labels.masked_fill(shown, IGNORED)
+        if not bool((labels != IGNORED).any()):
             raise UserError("this mask shows every token its label, so there is nothing to predict. Use mask=causal.")
         return Batch(**{**batch, "labels": labels})
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from flashtrain.data.masking import masked_count
 from flashtrain.data.token_budget import rows_once
+from flashtrain_kernels.loss_head import IGNORED
 
 SHARE = 0.15
-IGNORED = -100
 WIDTH_MULTIPLE = 64  # a padded batch is as wide as its longest row, rounded up to this: few shapes, for what compiles
 _BUDGET_MULTIPLE = 128
 # How sequences are batched, as rows have it in the column `padding`.

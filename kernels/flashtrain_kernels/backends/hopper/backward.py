@@ -34,8 +34,8 @@ SHORT_KEYS, SHORT_FILL, FILL = 512, 0.85, 0.95
 # From how many queries on dQ is computed a tile late at D = 128, as measured (kernels/dev/OPTIMISATION.md): the fewer
 # tiles an item has, the more its longer first and last ones weigh. With a window, features need the registers.
 LATE_QUERIES = 512
-# Up to how many keys of a causal call programs take items by a counter at D = 64 (counts_items): faster at 1,024 keys,
-# slower at 4,096 (kernels/dev/OPTIMISATION.md).
+# Up to how many keys of a causal call at D = 64 the kernel `schedules_dynamically`: faster at 1,024 keys, slower at
+# 4,096 (kernels/dev/OPTIMISATION.md).
 COUNTED_KEYS = 2048
 # How many items the heads that are sorted together have at least (heads_together), about as many as run at once.
 SORTED_ITEMS = 128
@@ -101,7 +101,7 @@ def choices(call: Call, gradients: tuple[Tensor, ...], split: int = 1) -> Choice
         block_rows=mask.block_size[1] if isinstance(mask, BlockMask) else KEYS,
         aligned=all(number % 8 == 0 for x in gradients for number in (*x.stride()[:3], x.data_ptr() // 2)),
         whole=has_whole_heads(q, k, options),
-        counted=split == 1 and counts_items(q, k, options),
+        counted=split == 1 and schedules_dynamically(q, k, options),
         late=width == 128 and kind == BAND.value and queries >= LATE_QUERIES and not rich_window,
         packed=isinstance(mask, Sequences),
         softcap=options.softcap > 0,
@@ -139,9 +139,10 @@ def has_whole_heads(q: Tensor, k: Tensor, options: Options) -> bool:
     return heads >= fill * programs * ceil_div(heads, programs) and workspace_bytes <= WHOLE_BYTES
 
 
-def counts_items(q: Tensor, k: Tensor, options: Options) -> bool:
-    """Return whether programs of the fused kernel take items by a counter, one after the other: at D = 64, where items
-    differ in length and are short, so that the next one's K, V, Q and dO should be fetched while one ends."""
+def schedules_dynamically(q: Tensor, k: Tensor, options: Options) -> bool:
+    """Return whether the fused kernel's programs are persistent and take their next work item from a shared counter
+    (dynamic persistent scheduling): at D = 64, where items are short and differ in length, so that K, V, Q and dO of
+    the next item should be fetched while one ends."""
     if q.shape[3] != 64 or options.rich or is_deterministic(options) or has_whole_heads(q, k, options):
         return False  # what changes scores takes the registers that this needs
     causal = options.mask is None and options.right is not None and options.left is None
@@ -211,7 +212,7 @@ def heads_together(key_tiles: int, all_heads: int, width: int, options: Options)
 
 def is_queued(constants: Choices, width: int) -> bool:
     """Return whether each item is a program of its own, which the GPU starts when another has ended, longest first.
-    Else a program a multiprocessor takes every n-th, or the next (`counts_items`): fewer starts if items are alike."""
+    Else a program a multiprocessor takes every n-th, or the next one (`schedules_dynamically`): fewer starts."""
     causal = constants.kind == BAND.value and constants.right and not constants.left
     uneven = (causal or constants.packed or constants.intervals > 0) and not (constants.whole or constants.counted)
     return width != 64 or constants.deterministic or uneven

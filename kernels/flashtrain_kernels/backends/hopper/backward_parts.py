@@ -265,9 +265,11 @@ def item_slope(member, walk, masks, first_head, call, notes, C: gl.constexpr):
 
 @gluon.jit
 def store_results(dk, dv, item, call, notes, staging, WG: gl.constexpr, D: gl.constexpr, C: gl.constexpr):
-    """Scale and store dK and dV of warpgroup WG's 64 keys of an item (a number, see backward_schedule.work_of): as a
-    part if C.split > 1, else as results with, if pairs may be masked, a flag: whether they have a NaN. notes, staging:
-    see noted_stride, store_keys."""
+    """Scale dK and dV of 64 keys, those of warpgroup WG in a work item, and store them. item: the item's number.
+
+    If C.split > 1 they are sums over a part of the query heads, stored for backward_rows.sum_of_parts. Else they are
+    the results; where pairs may be masked, a flag is stored with them that says whether they contain a NaN.
+    """
     walk, _masks, first_key, head_place = work_of(opaque(item), call, notes, C)
     batch = head_place // call.heads
     kv_head = head_place % call.heads // C.group
