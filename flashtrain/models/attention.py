@@ -123,7 +123,7 @@ class Attention(nn.Module):
             assert lengths is None
             out = sequence.attention(q, k, v, **options._asdict())
         elif lengths is not None:
-            out = lengths.attend(lambda *part: self.inner(*part, options), q, k, v)
+            out = lengths.attend(lambda q, k, v: self.inner(q, k, v, options), q, k, v)
         else:
             out = self.inner(q, k, v, options)
         return self.output(out.flatten(2))

@@ -51,13 +51,12 @@ def sizes_of(form: Form, tensors: Sequence[Tensor], sequences: int | None = None
 
 def autocasted(*tensors: Any) -> tuple[Any, ...]:
     """Cast tensors to torch.autocast's dtype if it is on, except float64 ones, as torch does for its own attention."""
-    return tuple([_autocasted(x) for x in tensors])
-
-
-def _autocasted(x: Any) -> Any:
-    if not isinstance(x, Tensor) or x.dtype not in FLOATING[:3]:
-        return x
-    return x.to(autocast_dtype(x.device.type) or x.dtype)
+    return tuple(
+        [
+            x.to(autocast_dtype(x.device.type) or x.dtype) if isinstance(x, Tensor) and x.dtype in FLOATING[:3] else x
+            for x in tensors
+        ]
+    )
 
 
 def plain_window(window_size: Any) -> Any:

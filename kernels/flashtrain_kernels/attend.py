@@ -38,8 +38,8 @@ from .packing import Packing, check_boundaries, check_packing
 from .torch_attention import attention_by_torch
 
 Result = Tensor | tuple[Tensor, ...]
-# Calls that were checked and found right, and the pass that each is.
-_CHECKED: Bounded[tuple[Any, ...], Pass] = Bounded(4096)
+# Calls that were checked and found right: by `key_of`, the pass that each is.
+CHECKED: Bounded[tuple[Any, ...], Pass] = Bounded(4096)
 _KINDS = {float, int, bool, type(None)}
 
 
@@ -65,7 +65,7 @@ def attend(form: Form, tensors: tuple[Tensor, ...], requested: Requested, packin
     """Run a public function's call: return out, (out, lse) or (out, lse, S_dmask). A packed row's lse is (H, T)."""
     of_mask = _tensors_of(requested.mask, packing)
     key = None if of_mask is None else _key(form, tensors, of_mask, requested)
-    call = None if key is None else _CHECKED.get(key)
+    call = None if key is None else CHECKED.get(key)
     if call is not None and key is not None and of_mask is not None:
         if packing is not None:
             check_boundaries(packing, tensors)
@@ -176,9 +176,7 @@ def run(
     tensors: tuple[Tensor, ...], options: Options, with_lse: bool, sink: Tensor | None = None, form: Form = BATCH
 ) -> tuple[Tensor, Tensor | None]:
     """Compute (out, lse) by the implementation for the tensors' device. Without with_lse, lse may be None."""
-    device_type = tensors[0].device.type
-    # Of meta tensors the operators say the shapes.
-    by_torch = device_type != "meta" and dispatch.implementation_for(device_type) == "torch"
+    by_torch = dispatch.by_torch(tensors[0].device)
     if sink is None and not by_torch:
         return attention(ops.FORWARD_IN[form], tensors, options)
     if form.row or form.heads_first:
@@ -205,11 +203,6 @@ def key_of(form: Any, tensors: tuple[Tensor, ...], plain: tuple[Any, ...]) -> tu
     return form, signed, plain, kinds, autocast_dtype(tensors[0].device.type)
 
 
-def known(key: tuple[Any, ...] | None) -> Pass | None:
-    """Return the operator call that an earlier checked call with this key prepared (a Pass); None without one."""
-    return None if key is None else _CHECKED.get(key)
-
-
 def remember(
     key: tuple[Any, ...] | None,
     tensors: tuple[Tensor, ...],
@@ -217,16 +210,16 @@ def remember(
     of_mask: tuple[Tensor, ...] = (),
     form: Form = BATCH,
 ) -> None:
-    """Store a checked call under its key, for `known`. Not stored: a call that has tensors besides `tensors`, dropout's
+    """Store a checked call in CHECKED under its key. Not stored: a call that has tensors besides `tensors`, dropout's
     seed and of_mask (the mask's tensors), whose dtype autocast changed, or that torch's attention computes."""
-    if key is None or dispatch.implementation_for(tensors[0].device.type) == "torch":
+    if key is None or dispatch.by_torch(tensors[0].device):
         return
     if any(x.dtype != given for x, given in zip(tensors, key[1].dtypes, strict=False)):
         return
     call, given = pass_of(ops.FORWARD_IN[form], (*tensors, *pack(options)))
     of_options = of_mask if options.seed is None else (options.seed, *of_mask)
     if [id(x) for x in given[len(tensors) :]] == [id(x) for x in of_options]:
-        _CHECKED[key] = call
+        CHECKED[key] = call
 
 
 def _key(

@@ -61,6 +61,11 @@ def implementation_for(device_type: str) -> str:
     return "portable" if device_type == "cuda" or (device_type == "cpu" and INTERPRETED) else "torch"
 
 
+def by_torch(device: torch.device) -> bool:
+    """Return whether torch's own attention computes calls on this device. Of meta tensors operators say the shapes."""
+    return device.type != "meta" and implementation_for(device.type) == "torch"
+
+
 def runs_kernels(device: torch.device) -> bool:
     """Return whether operators run Triton kernels on this device (a CPU only in Triton's interpreter), else the
     reference. Raises ValueError if a GPU cannot run them."""

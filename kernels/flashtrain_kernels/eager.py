@@ -1,6 +1,5 @@
 """Operators in eager mode: one small autograd.Function differentiates them, and repeated launches come from a cache."""
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +12,6 @@ from .backends import Gradients
 from .forms import BATCH, Form, apart
 from .launch_cache import Bounded, Signature, applies, record, signature
 from .options import Options, Packed, pack, unpack
-
-_numbers = itertools.count()
 
 
 @dataclass(frozen=True, eq=False)  # hashed by identity
@@ -49,7 +46,6 @@ class Pass:
         self.operator, self.arguments = operator, arguments
         self.places = [place for place, x in enumerate(arguments) if x is Tensor]
         self.count = len(arguments) - len(Packed._fields)  # of a forward: the tensors before the options'
-        self.number = next(_numbers)
         self.backwards: dict[tuple[bool, bool], Pass] = {}  # by whether dlse is missing and dbias is wanted
 
     def filled(self, tensors: Sequence[Tensor]) -> list[Any]:
@@ -64,7 +60,7 @@ class Pass:
         signed=None the operator itself is called, as somebody may watch or change it."""
         if signed is None:
             return self.operator.call(self.operator.registered, self.filled(tensors))
-        key = self.number, signed
+        key = self, signed
         known = _KNOWN.get(key)
         if known is not None and type(known) is not str and not known.watched():
             return known(tensors)

@@ -19,7 +19,7 @@ from .arguments import (
     check_same,
     softmax_scale_or_default,
 )
-from .attend import key_of, known, remember, run
+from .attend import CHECKED, key_of, remember, run
 from .checks import check_device, check_dtype, check_flag
 from .eager import computed
 from .forms import HEADS_FIRST
@@ -61,7 +61,7 @@ def scaled_dot_product_attention(
     checked = None
     if attn_mask is None:
         checked = key_of("sdpa", (query, key, value), (dropout_p, is_causal, scale, enable_gqa))
-        call = known(checked)
+        call = None if checked is None else CHECKED.get(checked)
         if checked is not None and call is not None:
             given = [query, key, value]
             if dropout_p > 0:  # a call's seed is its own

@@ -19,15 +19,15 @@ from .options import Options
 
 # The function is bound here, at the import: whoever later routes torch's own calls to ours makes no circle.
 _logger = logging.getLogger("flashtrain_kernels")
-_said = False
+_reported = False
 
 
 @constant
-def _say_once(device_type: str) -> bool:
+def _report_once(device_type: str) -> bool:
     """Log one line a process. Under torch.compile this runs once, while the graph is traced."""
-    global _said
-    if not _said:
-        _said = True
+    global _reported
+    if not _reported:
+        _reported = True
         _logger.warning(
             "tensors are on %s: torch's scaled_dot_product_attention computes attention, but plain PyTorch for calls "
             "with softcap, dropout or log-sum-exp (the Triton kernels need an NVIDIA GPU)",
@@ -44,7 +44,7 @@ def attention_by_torch(
     The reference, which stores the whole score matrix, computes calls with softcap, dropout or with_lse: torch's
     attention has no softcap and no log-sum-exp, and its dropout drops other weights.
     """
-    _say_once(q.device.type)
+    _report_once(q.device.type)
     if autocast_dtype(q.device.type) is not None:  # the inputs are cast; a bias in float32 stays so
         with torch.autocast(q.device.type, enabled=False):
             return attention_by_torch(q, k, v, options, with_lse)

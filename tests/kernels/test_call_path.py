@@ -77,7 +77,7 @@ def test_a_call_passes_eight_files_on_its_way_to_the_launch(backend, monkeypatch
     monkeypatch.setattr(hopper, "unavailable", lambda device: None if backend == "hopper" else "no such GPU")
 
     monkeypatch.setattr(Launch, "start", launched)
-    attend._CHECKED.clear()
+    attend.CHECKED.clear()
     q, k, v = (torch.randn(1, 64, 2, 64, dtype=torch.float16, requires_grad=True) for _ in range(3))
     passed = files_passed(lambda: fk.flash_attn_func(q, k, v, causal=True), launched.__code__)
     assert passed == [

@@ -52,7 +52,7 @@ def test_torch_compile_with_masks_and_biases_of_changing_lengths(implementation)
 
 
 def test_one_line_is_logged_a_process(monkeypatch, caplog):
-    monkeypatch.setattr(torch_attention, "_said", False)
+    monkeypatch.setattr(torch_attention, "_reported", False)
     x = torch.zeros(1, 4, 1, 8)
     with caplog.at_level("INFO", logger="flashtrain_kernels"):
         fk.flash_attn_func(x, x, x)

@@ -285,7 +285,7 @@ def checked(monkeypatch, by_boundaries):
     calls = []
     options_of = way_in.options_of
     monkeypatch.setattr(way_in, "options_of", lambda *a: (calls.append(a), options_of(*a))[1])
-    way_in._CHECKED.clear()
+    way_in.CHECKED.clear()
     return calls
 
 
