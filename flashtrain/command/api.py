@@ -28,26 +28,30 @@ from typing import Any, overload
 
 from torch import Tensor, nn
 
-from flashtrain.command import job, modes
-from flashtrain.command.compose import CHOOSES, FOLDER, as_value, quoted
+from flashtrain.command import modes
+from flashtrain.command.compose import CHOOSES
 from flashtrain.command.overrides import plain_words
 from flashtrain.command.process_state import preserve_process_state
 from flashtrain.command.request import settings_of
 from flashtrain.errors import RunFailed, UserError, one_of
 from flashtrain.files.shipped import conf_folder
-from flashtrain.folders.new_folder import remove_unused
+from flashtrain.folders.new_folder import remove_unused, run_folder
 from flashtrain.folders.run_folder import (
     BEST,
     CONFIG_FILE,
+    STOPPED,
     find_checkpoint,
     read_settings,
     read_summary,
 )
 from flashtrain.folders.run_lock import let_go, slurm_job
+from flashtrain.interruption import Stopped
 from flashtrain.mode import is_of_checkpoint, mode_of
 from flashtrain.models.generation import generate as generate_tokens
-from flashtrain.run.fitting import Stopped
+from flashtrain.run.job import run as run_job
 from flashtrain.run.job_process import JobProcesses
+from flashtrain.run.machine import adapt_to_machine
+from flashtrain.settings.command_line import FOLDER, CommandLine, as_value, quoted
 from flashtrain.settings.settings import TASK_MODES, Settings
 from flashtrain.spec import TrainedModel, task_of
 from flashtrain.training.metrics_file import METRICS, read_metrics
@@ -112,16 +116,18 @@ def train(recipe: str, *, quiet: bool = True, **settings: Any) -> Run:
         KeyboardInterrupt: Ctrl-C, once the checkpoint is saved; resume="auto" or resume=FOLDER continues the run.
     """
     began = time.monotonic()
-    words = plain_words([f"recipe={recipe}", *words_of({"logger": "none", **settings})])
+    line = CommandLine(plain_words([f"recipe={recipe}", *words_of({"logger": "none", **settings})]))
+    lines: list[Any] = []
     try:
         with preserve_process_state(quiet=quiet):
-            requested = settings_of(words)
+            requested = settings_of(line)
             _refuse_other_work(requested)
-            folder = job.run_folder(requested, words)
+            requested, hardware = adapt_to_machine(requested, line, report=lambda *one: lines.append(one))
+            folder = run_folder(requested, line)
             if requested.trainer.ranks > 1 and "TORCHELASTIC_RUN_ID" not in os.environ and slurm_job() is None:
-                _in_a_process(words, folder, quiet=quiet)
+                _in_a_process(line, folder, quiet=quiet)
             else:
-                job.run(requested, folder, overrides=words, started=began)
+                run_job(requested, hardware, folder, overrides=line, started=began, lines=lines)
     except Stopped as stop:
         if stop.status == 128 + signal.SIGINT:
             raise KeyboardInterrupt(str(stop)) from None
@@ -208,9 +214,9 @@ def load(run: Trained, **settings: Any) -> TrainedModel:
 
 def plan(recipe: str, **settings: Any) -> str:
     """Return a text on what `train` would do: parameters, memory and time. Nothing is started. Raises UserError."""
-    words = plain_words([f"recipe={recipe}", "mode=plan", *words_of({"logger": "none", **settings})])
+    line = CommandLine(plain_words([f"recipe={recipe}", "mode=plan", *words_of({"logger": "none", **settings})]))
     with preserve_process_state(quiet=True):
-        return job.plan(settings_of(words), words)
+        return modes.plan(settings_of(line), line)
 
 
 def words_of(settings: Mapping[str, Any]) -> list[str]:
@@ -284,10 +290,10 @@ def _continued(loaded: TrainedModel, prompt: str, options: Mapping[str, Any]) ->
     return continue_text(loaded.model, loaded.tokenizer, settings)
 
 
-def _in_a_process(words: list[str], folder: Path, *, quiet: bool) -> None:
-    """The run as a process of the command's, whose ranks Lightning starts. Raises as `job.run`."""
+def _in_a_process(line: CommandLine, folder: Path, *, quiet: bool) -> None:
+    """The run as a process of the command's, whose ranks Lightning starts. Raises as `run_job`."""
     output = subprocess.DEVNULL if quiet else None
-    words = [*words, f"{FOLDER}={quoted(str(folder))}"]
+    words = [*line, f"{FOLDER}={quoted(str(folder))}"]
     let_go(folder)  # it is the other process's to hold
     with JobProcesses() as processes:
         status = processes.run(words, command=[sys.executable, "-m", "flashtrain"], output=output)
@@ -295,7 +301,7 @@ def _in_a_process(words: list[str], folder: Path, *, quiet: bool) -> None:
     remove_unused(folder)
     reported = str(row.get("error") or f"the run in {folder} ended with exit status {status}")
     stopped = processes.stopped_by
-    if stopped is not None or row.get("status") == job.STOPPED:
+    if stopped is not None or row.get("status") == STOPPED:
         raise Stopped(reported, 0 if stopped is None else 128 + stopped)
     if status:
         raise {2: UserError, 3: OutOfMemory}.get(status, RunFailed)(reported)

@@ -15,14 +15,43 @@ from torch.distributed import TCPStore
 
 from flashtrain.announce import say
 from flashtrain.errors import UserError
-from flashtrain.folders.run_folder import CONFIG_FILE, SUMMARY_FILE
+from flashtrain.folders.run_folder import CONFIG_FILE, FINISHED, LAST, SUMMARY_FILE, find_checkpoint, read_summary
 from flashtrain.folders.run_lock import hold, is_first_of_job, is_held_by_job, let_go, slurm_job
 from flashtrain.folders.same_training import find_unfinished, newest_first
+from flashtrain.settings.command_line import FOLDER, CommandLine
 from flashtrain.settings.settings import Settings
+from flashtrain.spec import task_of
 
 _SLURM_SECONDS = 600.0  # longest wait for the first rank of a SLURM job to take a folder
 
 _made: set[Path] = set()  # the folders that this process made
+
+
+def run_folder(settings: Settings, line: CommandLine) -> Path:
+    """Return the run's folder: the one that the line names (hydra.run.dir), that of the run to resume, or a new one.
+
+    `settings` are adapted to the machine. Raises UserError if there is no run to resume, or the named folder has a
+    finished one.
+    """
+    given = line.by_name
+    if FOLDER in given:
+        folder = Path(str(given[FOLDER].value())).absolute()
+        if read_summary(folder).get("status") == FINISHED and resumed_folder(settings, folder) != folder:
+            raise UserError(f"{FOLDER}={folder} has a finished run. Use another folder, or resume=auto to continue it.")
+        return folder
+    parent = (Path(settings.output) / settings.recipe).absolute()
+    if settings.resume == "auto":
+        return unfinished_or_new(parent, settings, given)
+    return resumed_folder(settings, parent) or new_run_folder(parent)
+
+
+def resumed_folder(settings: Settings, folder: Path) -> Path | None:
+    """Return the folder of the run to resume, which resume=auto has found in `folder`; None: there is none."""
+    if settings.resume is None or task_of(settings).is_carried(settings.resume):
+        return None
+    if settings.resume == "auto":
+        return folder
+    return find_checkpoint(settings.resume, prefer=LAST, setting="resume")[0].absolute()
 
 
 def new_run_folder(parent: Path) -> Path:
@@ -68,6 +97,20 @@ def remove_unused(folder: Path) -> None:
         let_go(folder)
         shutil.rmtree(folder, ignore_errors=True)
     _made.discard(made)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Context manager: lock the folder for this process, then unlock it, and remove it if no run began in it.
+
+    Raises UserError if another process uses it.
+    """
+    try:
+        hold(folder)
+        yield
+    finally:
+        let_go(folder)
+        remove_unused(folder)
 
 
 def _new(parent: Path) -> Path:

@@ -17,12 +17,12 @@ from tiny_runs import checkout_environment
 
 from flashtrain.__main__ import _command
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.job import run_folder
 from flashtrain.errors import UserError
-from flashtrain.folders.new_folder import new_run_folder, remove_unused, unfinished_or_new
+from flashtrain.folders.new_folder import new_run_folder, remove_unused, run_folder, unfinished_or_new
 from flashtrain.folders.run_folder import read_settings, read_summary, write_config, write_summary
 from flashtrain.folders.run_lock import HOLDER, LOCK, Busy, hold, is_first_of_job, let_go
 from flashtrain.folders.same_training import find_same, find_unfinished
+from flashtrain.settings.command_line import CommandLine
 
 
 class Other:
@@ -184,7 +184,7 @@ def test_hydra_run_dir_of_a_finished_run_is_refused_and_its_own_goes_on(trained:
     trained = shutil.copytree(trained, tmp_path / "run")
     settings = read_settings(trained)
     settings.hardware.demo = "never"
-    words = [f"hydra.run.dir='{trained}'", "trainer.steps=6"]
+    words = CommandLine([f"hydra.run.dir='{trained}'", "trainer.steps=6"])
     with pytest.raises(UserError, match="has a finished run"):
         run_folder(settings, words)
     for resume in ("auto", str(trained)):

@@ -29,6 +29,7 @@ from flashtrain.folders.run_folder import (
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.weight_transfer import carry_weights
 from flashtrain.report.rows import RESULT, command_line, write_result
+from flashtrain.settings.command_line import CommandLine
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import StageContext, TrainingSetup
 from flashtrain.tasks.batching import compiles
@@ -57,7 +58,7 @@ CURVE = "learning_curve.jsonl"
 _ADVICE = "a smaller trainer.micro_batch=, memory.activation_checkpointing=full, or trainer.devices on more GPUs"
 
 
-def trainings(settings: Settings, hardware: Hardware, folder: Path, overrides: list[str]) -> Iterator[TrainingSetup]:
+def trainings(settings: Settings, hardware: Hardware, folder: Path, overrides: CommandLine) -> Iterator[TrainingSetup]:
     """Yield the setup of every stage left to train, each after the one before has ended; none of a finished run.
 
     Raises:
@@ -139,7 +140,7 @@ def _prepare(
         samples, every = settings.sequence.validation_samples, settings.trainer.validate_every
         yield describe_validation(data.held_out_samples, samples, every, "sequence.validation_samples")
 
-    def settle() -> None:
+    def wait() -> None:
         # what is saved after it has the curve's last row, too
         if best.restore():
             say(f"{stage.name}: the next stage starts from its best weights, of step {best.step:,}")
@@ -157,7 +158,7 @@ def _prepare(
         mode=mode,
         callbacks=[curve, best] if goes_on else [curve],
         stage=StageContext(
-            _logged(stage, folder), resumed.checkpoint if resumed else None, folder / stage.folder, goes_on, settle
+            _logged(stage, folder), resumed.checkpoint if resumed else None, folder / stage.folder, goes_on, wait
         ),
     )
     return prepared, model
@@ -189,7 +190,7 @@ def _found(
     }
 
 
-def _publish(settings: Settings, folder: Path, curve: LearningCurve, overrides: list[str]) -> None:
+def _publish(settings: Settings, folder: Path, curve: LearningCurve, overrides: CommandLine) -> None:
     """Write the learning curve as a result file and, of Pathfinder's stages, as a picture."""
     command = command_line(overrides, without=("output", "logger", "hydra", "resume"))
     rows = [{"implementation": "flashtrain", **row} for row in curve.rows]

@@ -13,6 +13,7 @@ from flashtrain.spec import Task, imported
 from flashtrain_recipes.arena.settings import ClassificationSettings
 
 if TYPE_CHECKING:
+    from flashtrain.settings.command_line import CommandLine
     from flashtrain.training.hardware import Hardware
 
 
@@ -22,12 +23,12 @@ class ClassificationTask(Task):
     settings = ClassificationSettings
     has_epochs = False  # each stage has its steps
     shards = False
-    modes: Mapping[str, str] = {"evaluate": "sequence pathfinder", "export": "export_precision"}
+    modes: Mapping[str, tuple[str, ...]] = {"evaluate": ("sequence", "pathfinder"), "export": ("export_precision",)}
     same = ("classifier", "sequence", "masked_pixels", "curriculum", "pathfinder")
     columns = imported("flashtrain_recipes.arena.words:trained_columns")
     trainings = imported("flashtrain_recipes.arena.curriculum:trainings")
     plan = imported("flashtrain_recipes.arena.words:plan_classifier")
-    say = imported("flashtrain_recipes.arena.words:say_classified")
+    report = imported("flashtrain_recipes.arena.words:report_classified")
     run_mode = imported("flashtrain_recipes.arena.evaluate:run_classifier_mode")
     load = imported("flashtrain_recipes.arena.evaluate:load_classifier")
     of_checkpoint = imported("flashtrain_recipes.arena.evaluate:of_last_stage")
@@ -54,8 +55,8 @@ class Preview(Mode):
     requested_by = "pathfinder.preview"
     example = ("recipe=pathfinder-preview", "a recipe that draws its data")
 
-    def uses(self, settings: Settings) -> str:
-        return "pathfinder output"
+    def uses(self, settings: Settings) -> tuple[str, ...]:
+        return ("pathfinder", "output")
 
     def check(self, settings: Settings) -> None:
         if not isinstance(settings, ClassificationSettings):
@@ -67,7 +68,7 @@ class Preview(Mode):
         return preview_plan(settings, hardware)
 
     def run(
-        self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
+        self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: CommandLine, started: float
     ) -> dict[str, Any]:
         from flashtrain_recipes.arena.pathfinder.preview import preview
 
