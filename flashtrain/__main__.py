@@ -20,7 +20,7 @@ import faulthandler  # noqa: E402
 import logging  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
-from typing import Any, NoReturn  # noqa: E402
+from typing import NoReturn  # noqa: E402
 
 import hydra  # noqa: E402
 from hydra._internal.utils import get_args_parser  # noqa: E402
@@ -94,16 +94,12 @@ def _command(words: list[str]) -> int:
         handle(interrupt)
     if is_of_checkpoint(settings.mode):
         return modes.run_mode(settings)
-    from flashtrain.folders.new_folder import run_folder
-    from flashtrain.run.job import run
-    from flashtrain.run.machine import adapt_to_machine
+    from flashtrain.run.job import Job
 
-    lines: list[Any] = []  # they are printed once the folder's log is there to have them
-    settings, hardware = adapt_to_machine(settings, line, report=lambda *one: lines.append(one))
-    folder = run_folder(settings, line)
+    job = Job.of(settings, line)
     if FOLDER not in line.by_name:  # for the ranks that Lightning starts with the same words
-        sys.argv.append(f"{FOLDER}={quoted(str(folder))}")
-    run(settings, hardware, folder, overrides=line, started=STARTED, lines=lines)
+        sys.argv.append(f"{FOLDER}={quoted(str(job.folder))}")
+    job.run(started=STARTED)
     return 0
 
 

@@ -50,7 +50,7 @@ class Mode:
             """Return the text of mode=plan: what would be done. Nothing is started."""
 
         def run(
-            self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: CommandLine, started: float
+            self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: Sequence[str], started: float
         ) -> dict[str, Any]:
             """Run the mode in `folder`, and return the summary row."""
 

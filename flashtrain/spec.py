@@ -37,7 +37,7 @@ class StageContext:
     # Another training starts from where this one ends: its end is a checkpoint too, and a signal that comes while that
     # is written still stops the run.
     goes_on: bool
-    wait: Callable[[], None]  # called before that checkpoint is written
+    before_saving: Callable[[], None]  # called before that checkpoint is written
 
 
 @dataclass
@@ -153,13 +153,13 @@ class Task(ABC):
         raise NotImplementedError  # in a task that overrides `trainings`
 
     def trainings(
-        self, settings: Settings, hardware: Hardware, folder: Path, overrides: CommandLine
+        self, settings: Settings, hardware: Hardware, folder: Path, overrides: Sequence[str]
     ) -> Iterator[TrainingSetup]:
         """Yield the setup of a run's one training, or of every stage of a curriculum after the stage before has ended.
 
         Args:
             folder: the run's folder.
-            overrides: the command line.
+            overrides: the command line's words.
         """
         yield self.prepare(settings, hardware)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flashtrain.run.failures import say_failure
-from flashtrain.run.job import run
+from flashtrain.run.job import Job
 from flashtrain.run.machine import adapt_to_machine
 from flashtrain.settings.command_line import CommandLine
 from flashtrain.settings.settings import Settings
@@ -16,7 +16,7 @@ def run_job(settings: Settings, folder: Path, *, overrides: Sequence[str], start
     """Run the composed settings in `folder`, and return the exit status."""
     line = CommandLine.of(overrides)
     try:
-        run(*adapt_to_machine(settings, line), folder, overrides=line, started=started)
+        Job(*adapt_to_machine(settings, line), folder, line).run(started=started)
     except BaseException as error:  # noqa: BLE001 - as main() does
         return say_failure(error)
     return 0

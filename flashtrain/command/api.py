@@ -35,7 +35,7 @@ from flashtrain.command.process_state import preserve_process_state
 from flashtrain.command.request import settings_of
 from flashtrain.errors import RunFailed, UserError, one_of
 from flashtrain.files.shipped import conf_folder
-from flashtrain.folders.new_folder import remove_unused, run_folder
+from flashtrain.folders.new_folder import remove_unused
 from flashtrain.folders.run_folder import (
     BEST,
     CONFIG_FILE,
@@ -48,9 +48,8 @@ from flashtrain.folders.run_lock import let_go, slurm_job
 from flashtrain.interruption import Stopped
 from flashtrain.mode import is_of_checkpoint, mode_of
 from flashtrain.models.generation import generate as generate_tokens
-from flashtrain.run.job import run as run_job
+from flashtrain.run.job import Job
 from flashtrain.run.job_process import JobProcesses
-from flashtrain.run.machine import adapt_to_machine
 from flashtrain.settings.command_line import FOLDER, CommandLine, as_value, quoted
 from flashtrain.settings.settings import TASK_MODES, Settings
 from flashtrain.spec import TrainedModel, task_of
@@ -117,23 +116,21 @@ def train(recipe: str, *, quiet: bool = True, **settings: Any) -> Run:
     """
     began = time.monotonic()
     line = CommandLine(plain_words([f"recipe={recipe}", *words_of({"logger": "none", **settings})]))
-    lines: list[Any] = []
     try:
         with preserve_process_state(quiet=quiet):
             requested = settings_of(line)
             _refuse_other_work(requested)
-            requested, hardware = adapt_to_machine(requested, line, report=lambda *one: lines.append(one))
-            folder = run_folder(requested, line)
+            job = Job.of(requested, line)
             if requested.trainer.ranks > 1 and "TORCHELASTIC_RUN_ID" not in os.environ and slurm_job() is None:
-                _in_a_process(line, folder, quiet=quiet)
+                _in_a_process(line, job.folder, quiet=quiet)
             else:
-                run_job(requested, hardware, folder, overrides=line, started=began, lines=lines)
+                job.run(started=began)
     except Stopped as stop:
         if stop.status == 128 + signal.SIGINT:
             raise KeyboardInterrupt(str(stop)) from None
         if stop.status:  # the checkpoint is written: the program ends, or does as it has decided
             signal.raise_signal(signal.Signals(stop.status - 128))
-    return Run(folder, read_summary(folder))
+    return Run(job.folder, read_summary(job.folder))
 
 
 def evaluate(run: Trained, *, quiet: bool = True, **settings: Any) -> dict[str, Any]:
@@ -291,7 +288,7 @@ def _continued(loaded: TrainedModel, prompt: str, options: Mapping[str, Any]) ->
 
 
 def _in_a_process(line: CommandLine, folder: Path, *, quiet: bool) -> None:
-    """The run as a process of the command's, whose ranks Lightning starts. Raises as `run_job`."""
+    """The run as a process of the command's, whose ranks Lightning starts. Raises as `Job.run`."""
     output = subprocess.DEVNULL if quiet else None
     words = [*line, f"{FOLDER}={quoted(str(folder))}"]
     let_go(folder)  # it is the other process's to hold

@@ -81,36 +81,37 @@ def run_sweep(line: CommandLine) -> int:
     jobs = expand(line)
     composed = [settings_of(job) for job in jobs]
     if any(one.mode == "plan" for one in composed):
-        return _plan_each(composed, jobs, _varying(line, jobs))
+        return _plan_each(composed, jobs)
     pairs = zip(composed, jobs, strict=True)
     settings = [adapt_to_machine(one, job, report=lambda *_: None)[0] for one, job in pairs]
     folder = _sweep_folder(settings[0], jobs, resume)
     try:
-        return _run_locked(folder, jobs, settings[0], _varying(line, jobs))
+        return _run_locked(folder, jobs, settings[0])
     finally:
         let_go(folder)
 
 
-def _plan_each(composed: Sequence[Settings], jobs: Jobs, varying: Sequence[str]) -> int:
+def _plan_each(composed: Sequence[Settings], jobs: Jobs) -> int:
     """mode=plan of a sweep: of each job what it would do, and nothing started."""
-    for number, (settings, job) in enumerate(zip(composed, jobs, strict=True)):
-        print(f"\n=== job {number + 1} of {len(jobs)}: {_label(job, varying)}", flush=True)
+    for number, (settings, job, label) in enumerate(zip(composed, jobs, _labels(jobs), strict=True), 1):
+        print(f"\n=== job {number} of {len(jobs)}: {label}", flush=True)
         print(plan(settings, job))
     return 0
 
 
-def _label(job: Sequence[str], varying: Sequence[str]) -> str:
-    return ", ".join(word for word in job if word.split("=", 1)[0] in varying) or "one job"
+def _labels(jobs: Jobs) -> list[str]:
+    """The words of each job that not all jobs have."""
+    common = set(jobs[0]).intersection(*jobs)
+    return [", ".join(word for word in job if word not in common) or "one job" for job in jobs]
 
 
-def _run_locked(folder: Path, jobs: Jobs, first: Settings, varying: Sequence[str]) -> int:
+def _run_locked(folder: Path, jobs: Jobs, first: Settings) -> int:
     group = first.logger.group or f"{first.recipe}-{folder.name}"
     folders = [folder / f"{number:02d}" for number in range(len(jobs))]
     with JobProcesses() as processes:
-        for number, (job, job_folder) in enumerate(zip(jobs, folders, strict=True)):
-            label = _label(job, varying)
+        for number, (job, job_folder, label) in enumerate(zip(jobs, folders, _labels(jobs), strict=True), 1):
             done = read_summary(job_folder).get("status") in DONE
-            print(f"\n=== job {number + 1} of {len(jobs)}: {label}{', already done' if done else ''}", flush=True)
+            print(f"\n=== job {number} of {len(jobs)}: {label}{', already done' if done else ''}", flush=True)
             if done:
                 continue
             _wait_for_orphan(job_folder)
@@ -150,7 +151,7 @@ def _sweep_folder(settings: Settings, jobs: Jobs, resume: str | None) -> Path:
     parent = Path(settings.output) / f"{settings.recipe}-sweep"
     if resume not in (None, "auto"):
         folder = Path(str(resume)).expanduser()
-        if not _is_of(jobs, _read_jobs(folder)):
+        if not _is_of(jobs, folder):
             raise UserError(f"resume={resume} is a sweep of other settings. Repeat the command that started it.")
         hold(folder)
         return folder
@@ -171,19 +172,14 @@ def _unfinished_sweep(parent: Path, jobs: Jobs) -> Path | None:
     for folder in newest_first(parent):
         if not (folder / SWEEP_FILE).is_file():
             continue
-        if _is_of(jobs, _read_jobs(folder)) and _has_more(folder, len(jobs)) and try_hold(folder):
-            if _has_more(folder, len(jobs)):
-                return folder
-            let_go(folder)  # it has ended since
+        if _is_of(jobs, folder) and _has_more(folder, len(jobs)) and try_hold(folder):
+            return folder
     return None
 
 
-def _read_jobs(folder: Path) -> list[list[str]]:
-    """What sweep.json says of the jobs. It is compared with the command's own words, and never run."""
-    return json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8"))["jobs"]
-
-
-def _is_of(jobs: Jobs, there: list[list[str]]) -> bool:
+def _is_of(jobs: Jobs, folder: Path) -> bool:
+    """Whether the folder's sweep is of these jobs. What sweep.json says of them is compared, and never run."""
+    there = json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8"))["jobs"]
     return [sorted(job) for job in jobs] == [sorted(job) for job in there]
 
 
@@ -225,8 +221,3 @@ def note_failure(folder: Path, job: Sequence[str], status: int, *, stopped_by: s
         ended = {"status": STOPPED, "error": f"stopped by {stopped_by}"}
     with contextlib.suppress(Busy), locked(folder):  # else it still runs, and writes its row itself
         write_summary(folder, {"overrides": " ".join(job), **row, **ended})
-
-
-def _varying(line: CommandLine, jobs: Jobs) -> list[str]:
-    keys = {word.split("=", 1)[0]: None for word in line}
-    return [key for key in keys if len({word for job in jobs for word in job if word.split("=", 1)[0] == key}) > 1]

@@ -7,7 +7,7 @@ import itertools
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import filelock
@@ -16,7 +16,7 @@ from torch.distributed import TCPStore
 from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import CONFIG_FILE, FINISHED, LAST, SUMMARY_FILE, find_checkpoint, read_summary
-from flashtrain.folders.run_lock import hold, is_first_of_job, is_held_by_job, let_go, slurm_job
+from flashtrain.folders.run_lock import hold, is_first_of_job, is_locked_by_job, let_go, slurm_job
 from flashtrain.folders.same_training import find_unfinished, newest_first
 from flashtrain.settings.command_line import FOLDER, CommandLine
 from flashtrain.settings.settings import Settings
@@ -30,8 +30,10 @@ _made: set[Path] = set()  # the folders that this process made
 def run_folder(settings: Settings, line: CommandLine) -> Path:
     """Return the run's folder: the one that the line names (hydra.run.dir), that of the run to resume, or a new one.
 
-    `settings` are adapted to the machine. Raises UserError if there is no run to resume, or the named folder has a
-    finished one.
+    All ranks of a torchrun or SLURM job get the same. One that resume=auto finds is the newest that no process has
+    locked, and is then locked. `settings` are adapted to the machine.
+
+    Raises UserError if there is no run to resume, or the named folder has a finished one.
     """
     given = line.by_name
     if FOLDER in given:
@@ -40,9 +42,17 @@ def run_folder(settings: Settings, line: CommandLine) -> Path:
             raise UserError(f"{FOLDER}={folder} has a finished run. Use another folder, or resume=auto to continue it.")
         return folder
     parent = (Path(settings.output) / settings.recipe).absolute()
-    if settings.resume == "auto":
-        return unfinished_or_new(parent, settings, given)
-    return resumed_folder(settings, parent) or new_run_folder(parent)
+    if settings.resume != "auto":
+        return resumed_folder(settings, parent) or new_run_folder(parent)
+
+    def choose() -> Path:
+        if (folder := find_unfinished(parent, settings, given)) is None:
+            say("resume=auto: found no free unfinished run with these settings and a checkpoint, starting a new one.")
+            folder = _new(parent)
+            hold(folder)
+        return folder
+
+    return _agreed(choose, parent)
 
 
 def resumed_folder(settings: Settings, folder: Path) -> Path | None:
@@ -59,23 +69,6 @@ def new_run_folder(parent: Path) -> Path:
     if slurm_job() is not None and "TORCHELASTIC_RUN_ID" not in os.environ:
         return _new(parent)
     return _agreed(lambda: _new(parent), parent)
-
-
-def unfinished_or_new(parent: Path, settings: Settings, given: Collection[str] = ()) -> Path:
-    """Find or make the folder for resume=auto and lock it; the same on all ranks of a torchrun or SLURM job.
-
-    Returns:
-        The newest folder of an unfinished run with these settings that no process has locked, or a new folder.
-    """
-
-    def choose() -> Path:
-        if (folder := find_unfinished(parent, settings, given)) is None:
-            say("resume=auto: found no free unfinished run with these settings and a checkpoint, starting a new one.")
-            folder = _new(parent)
-            hold(folder)
-        return folder
-
-    return _agreed(choose, parent)
 
 
 def make_unique(parent: Path, name: str) -> Path:
@@ -124,7 +117,7 @@ def _new(parent: Path) -> Path:
 
 def _agreed(choose: Callable[[], Path], parent: Path) -> Path:
     """The folder below `parent` that the first rank chooses, if a launcher started all ranks."""
-    # torchrun's store passes its name to the others; SLURM's ranks look for the folder that their first rank holds.
+    # torchrun's store passes its name to the others; SLURM's ranks look for the folder that the first has locked.
     if "TORCHELASTIC_RUN_ID" in os.environ:
         store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
         key = f"flashtrain/folders/run_folder/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
@@ -132,15 +125,15 @@ def _agreed(choose: Callable[[], Path], parent: Path) -> Path:
             store.set(key, str(choose()))
         return Path(store.get(key).decode())
     job = slurm_job()
-    return choose() if job is None or is_first_of_job() else _held_by_job(job, parent)
+    return choose() if job is None or is_first_of_job() else _locked_by_job(job, parent)
 
 
-def _held_by_job(job: str, parent: Path) -> Path:
+def _locked_by_job(job: str, parent: Path) -> Path:
     """Wait for the folder below `parent` that the first rank of this job takes. Raises UserError."""
     until = time.monotonic() + _SLURM_SECONDS
     while time.monotonic() < until:
         for folder in newest_first(parent):
-            if is_held_by_job(folder, job):
+            if is_locked_by_job(folder, job):
                 return folder
         time.sleep(0.5)
     raise UserError(f"the job's first rank locked no folder in {parent} in {_SLURM_SECONDS:.0f} seconds. See its log.")

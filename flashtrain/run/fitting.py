@@ -107,7 +107,7 @@ def fit(
                 trainer.validate(task, data, verbose=False)
             keep_if_best(trainer)
         if stage is not None and stage.goes_on:
-            stage.wait()
+            stage.before_saving()
             trainer.save_checkpoint(folder / CHECKPOINTS / LAST)
             signals.take_late(trainer)
             if signals.stopped_by is not None or signals.out_of_time:

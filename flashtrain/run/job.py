@@ -6,7 +6,8 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 
 from flashtrain.announce import is_first_rank, log, say
 from flashtrain.errors import RunFailed, UserError, causes, first_line
-from flashtrain.folders.new_folder import locked, resumed_folder
+from flashtrain.folders.new_folder import locked, resumed_folder, run_folder
 from flashtrain.folders.run_folder import (
     CONFIG_FILE,
     FAILED,
@@ -31,6 +32,7 @@ from flashtrain.folders.run_lock import is_first_of_job
 from flashtrain.interruption import Interrupted, Stopped
 from flashtrain.mode import mode_of
 from flashtrain.run.failures import note_log
+from flashtrain.run.machine import adapt_to_machine
 from flashtrain.run.train import planned_row, train
 from flashtrain.settings.command_line import CommandLine
 from flashtrain.settings.settings import Settings
@@ -42,87 +44,89 @@ from flashtrain.training.out_of_memory import OutOfMemory
 LOG_FILE = "flashtrain.log"
 
 
-def run(
-    settings: Settings,
-    hardware: Hardware,
-    folder: Path,
-    *,
-    overrides: CommandLine,
-    started: float,
-    lines: Sequence[tuple[Any, ...]] = (),
-) -> dict[str, Any]:
-    """Train, measure or preview in `folder`, and return the summary row, which summary.json also has after a failure.
+@dataclass
+class Job:
+    """A run of a command, which has its folder."""
 
-    Args:
-        settings, hardware: the settings as adapted to the machine, and the machine's hardware.
-        folder: the run's folder, which this process locks until the run ends.
-        overrides: the command line.
-        started: when the command began, as time.monotonic().
-        lines: what to print first: the arguments of `say` for each line.
+    settings: Settings  # as adapted to the machine
+    hardware: Hardware
+    folder: Path
+    line: CommandLine
+    lines: list[tuple[Any, ...]] = field(default_factory=list)  # to `say` first, once a log has them too
 
-    Raises:
-        UserError: the user can correct the cause (OutOfMemory is one), or another process uses the folder.
-        RunFailed: the run failed otherwise.
-        Stopped: a signal came, or trainer.max_minutes are over.
-        Interrupted: a signal came outside of training steps, or a second Ctrl-C.
-    """
-    with locked(folder), _logged(folder):
-        for line in lines:
-            say(*line)
-        return _run_locked(settings, hardware, folder, overrides=overrides, started=started)
+    @classmethod
+    def of(cls, settings: Settings, line: CommandLine) -> Job:
+        """Adapt composed settings to this machine, and then find or make the run's folder. Raises UserError."""
+        lines: list[tuple[Any, ...]] = []
+        settings, hardware = adapt_to_machine(settings, line, report=lambda *one: lines.append(one))
+        return cls(settings, hardware, run_folder(settings, line), line, lines)
 
+    def run(self, *, started: float) -> dict[str, Any]:
+        """Train, measure or preview, and return the summary row, which summary.json also has after a failure.
 
-def _run_locked(
-    settings: Settings, hardware: Hardware, folder: Path, *, overrides: CommandLine, started: float
-) -> dict[str, Any]:
-    name_killed_ranks(partial(note_failure, folder))
-    resumed = resumed_folder(settings, folder)
-    if resumed is not None and (resumed / CONFIG_FILE).is_file():
-        settings = as_begun(settings, resumed, overrides.by_name)
+        The folder is locked meanwhile. `started` is when the command began, as time.monotonic().
 
-    def note(status: str, error: str) -> None:
-        # A run that could not be continued, for a mistake in the command, keeps the row that it had.
-        # Whichever rank fails says so: the first one may wait for it, and be ended by the launcher.
-        if (status != STOPPED or is_first_rank()) and read_summary(folder).get("status", RUNNING) == RUNNING:
-            with contextlib.suppress(OSError):  # a full disk takes no row either
-                row = {**planned_row(settings, hardware, overrides), "status": status, "error": error}
-                write_report(folder, row)
-                write_summary(folder, row)
+        Raises:
+            UserError: the user can correct the cause (OutOfMemory is one), or another process uses the folder.
+            RunFailed: the run failed otherwise.
+            Stopped: a signal came, or trainer.max_minutes are over.
+            Interrupted: a signal came outside of training steps, or a second Ctrl-C.
+        """
+        with locked(self.folder), _logged(self.folder):
+            for one in self.lines:
+                say(*one)
+            return self._run_locked(started)
 
-    try:
-        mode = mode_of(settings)
-        do = partial(train, task_of(settings)) if mode is None else mode.run
-        row = do(settings, hardware, folder, overrides=overrides, started=started)
-    except (UserError, RunFailed) as error:
-        note(OUT_OF_MEMORY if isinstance(error, OutOfMemory) else FAILED, str(error))
-        raise
-    except Stopped as stop:
-        say(str(stop))
-        note(STOPPED, str(stop))
+    def _run_locked(self, started: float) -> dict[str, Any]:
+        settings, hardware, folder = self.settings, self.hardware, self.folder
+        name_killed_ranks(partial(note_failure, folder))
+        resumed = resumed_folder(settings, folder)
+        if resumed is not None and (resumed / CONFIG_FILE).is_file():
+            settings = as_begun(settings, resumed, self.line.by_name)
+
+        def note(status: str, error: str) -> None:
+            # A run that could not be continued, for a mistake in the command, keeps the row that it had.
+            # Whichever rank fails says so: the first one may wait for it, and be ended by the launcher.
+            if (status != STOPPED or is_first_rank()) and read_summary(folder).get("status", RUNNING) == RUNNING:
+                with contextlib.suppress(OSError):  # a full disk takes no row either
+                    row = {**planned_row(settings, hardware, self.line), "status": status, "error": error}
+                    write_report(folder, row)
+                    write_summary(folder, row)
+
+        try:
+            mode = mode_of(settings)
+            do = partial(train, task_of(settings)) if mode is None else mode.run
+            row = do(settings, hardware, folder, overrides=self.line, started=started)
+        except (UserError, RunFailed) as error:
+            note(OUT_OF_MEMORY if isinstance(error, OutOfMemory) else FAILED, str(error))
+            raise
+        except Stopped as stop:
+            say(str(stop))
+            note(STOPPED, str(stop))
+            _leave_ranks()
+            raise
+        except (KeyboardInterrupt, SystemExit) as error:  # Lightning's Trainer makes the latter of the former
+            ended = next((one for one in causes(error) if isinstance(one, Interrupted)), Interrupted(signal.SIGINT))
+            if (folder / CONFIG_FILE).exists():  # else the run has not begun, and its folder is removed
+                note(STOPPED, str(ended))
+            raise ended from None
+        except torch.OutOfMemoryError as error:
+            line = (
+                f"out of memory: {first_line(error)}. Try memory.activation_checkpointing=full, a smaller "
+                "trainer.micro_batch or context."
+            )
+            note(OUT_OF_MEMORY, line)
+            raise OutOfMemory(line) from error
+        except Exception as error:
+            note(FAILED, f"{type(error).__name__}: {error}")
+            raise
+        if is_first_rank():
+            write_report(folder, row)
+            write_summary(folder, row)
+            if settings.mode == "train":
+                task_of(settings).report(row, folder, settings)
         _leave_ranks()
-        raise
-    except (KeyboardInterrupt, SystemExit) as error:  # Lightning's Trainer makes the latter of the former
-        ended = next((one for one in causes(error) if isinstance(one, Interrupted)), Interrupted(signal.SIGINT))
-        if (folder / CONFIG_FILE).exists():  # else the run has not begun, and its folder is removed
-            note(STOPPED, str(ended))
-        raise ended from None
-    except torch.OutOfMemoryError as error:
-        line = (
-            f"out of memory: {first_line(error)}. Try memory.activation_checkpointing=full, a smaller "
-            "trainer.micro_batch or context."
-        )
-        note(OUT_OF_MEMORY, line)
-        raise OutOfMemory(line) from error
-    except Exception as error:
-        note(FAILED, f"{type(error).__name__}: {error}")
-        raise
-    if is_first_rank():
-        write_report(folder, row)
-        write_summary(folder, row)
-        if settings.mode == "train":
-            task_of(settings).report(row, folder, settings)
-    _leave_ranks()
-    return row
+        return row
 
 
 def write_report(folder: Path, row: dict[str, Any] | None = None) -> None:

@@ -14,23 +14,23 @@ from omegaconf import OmegaConf
 from flashtrain.announce import quieten, say
 from flashtrain.errors import UserError
 from flashtrain.folders.run_lock import slurm_job
-from flashtrain.mode import check_settings, modes, work_of, working_mode
+from flashtrain.mode import check_settings, modes, working_mode
 from flashtrain.settings.command_line import CommandLine
 from flashtrain.settings.schema import setting_names, settings_config, typed_settings, unknown_setting
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import task_of
 from flashtrain.training.hardware import Hardware, detect_hardware, planned_hardware
 
-Report = Callable[..., None]  # report(line, level of logging)
 
-
-def adapt_to_machine(settings: Settings, line: CommandLine, report: Report = say) -> tuple[Settings, Hardware]:
+def adapt_to_machine(
+    settings: Settings, line: CommandLine, report: Callable[..., None] = say
+) -> tuple[Settings, Hardware]:
     """Adapt composed settings to this machine: the recipe's demo if there is no GPU, precision, attention.
 
     Args:
         settings: the composed settings.
         line: the command line; a setting that it names is not replaced by the demo's.
-        report: takes the lines about what was decided.
+        report: takes the lines about what was decided, each with a level of logging if it is a warning.
 
     Returns:
         The settings to run, and the machine's hardware.
@@ -52,7 +52,7 @@ def adapt_to_machine(settings: Settings, line: CommandLine, report: Report = say
     elif hardware.kind == "cpu" and settings.mode == "train" and settings.demo and settings.hardware.demo == "auto":
         requested = " and ".join(f"{name}=" for name in sorted(_OF_A_MODEL & given))
         if requested and not settings.is_demo:
-            report(f"{requested} names a model, so the full recipe runs on this CPU; its demo: hardware.demo=always")
+            report(f"{requested} names a model, so the full recipe runs on this CPU. Its demo: hardware.demo=always")
     if settings.mode in ("train", "plan"):
         if settings.weights is not None and not Path(settings.weights).expanduser().exists():
             raise UserError(f"weights={settings.weights}: no such folder or file.")
@@ -61,14 +61,13 @@ def adapt_to_machine(settings: Settings, line: CommandLine, report: Report = say
             report(one)
     if settings.mode == "train":
         settings.logger.check_installed()
+        _check_processes(settings)
     wanted, studies = settings.trainer.devices, [name for name, mode in modes().items() if mode.study]
     if hardware.kind == "cuda" and wanted > hardware.count and settings.mode in ("train", "plan", *studies):
         raise UserError(f"trainer.devices={wanted}, but this machine has {hardware.count} GPUs. Use at most that many.")
-    _check_processes(settings)
     if settings.hardware.peak_tflops is not None:
         hardware = replace(hardware, peak_flops=settings.hardware.peak_tflops * 1e12)
-    mode = modes().get(work_of(settings))
-    if mode is not None and mode.measures:
+    if _measures(settings):
         return settings, hardware
     if settings.hardware.precision is not None:
         hardware = replace(hardware, precision=settings.hardware.precision)
@@ -77,7 +76,7 @@ def adapt_to_machine(settings: Settings, line: CommandLine, report: Report = say
     if settings.attention.name != "flash":
         hardware = replace(hardware, attention=settings.attention.name)
     elif hardware.attention != "flash" and hardware.kind == "cuda":  # on a CPU the kernels say so
-        report(f"attention=flash needs a GPU of sm_80 or later and Triton; {_name(hardware)} uses torch's SDPA.")
+        report(f"attention=flash needs an NVIDIA GPU of sm_80 or later and Triton; {_name(hardware)} uses torch SDPA.")
     if hardware.kind == "cuda" and hardware.precision == "16-mixed" and settings.hardware.precision is None:
         report(f"{_name(hardware)} has no bfloat16 tensor cores: training in float16 with loss scaling.")
     if settings.mode in ("train", "plan"):
@@ -118,32 +117,31 @@ def _for_context(hardware: Hardware) -> Hardware:
 
 def _check_processes(settings: Settings) -> None:
     """torchrun has started its processes already; trainer.devices and trainer.nodes must say the same numbers."""
-    devices, nodes, line = settings.trainer.devices, settings.trainer.nodes, None
+    devices, nodes = settings.trainer.devices, settings.trainer.nodes
     if "TORCHELASTIC_RUN_ID" in os.environ:
         here = int(os.environ["LOCAL_WORLD_SIZE"])
         started = int(os.environ["WORLD_SIZE"]) // here
         if (here, started) != (devices, nodes):
-            line = (
+            raise UserError(
                 f"torchrun started {here} processes on each of {started} machine(s), but trainer.devices={devices} "
                 f"trainer.nodes={nodes}. Set trainer.devices={here} trainer.nodes={started}."
             )
     elif nodes > 1 and slurm_job() is None and "MASTER_ADDR" not in os.environ:
-        line = (
+        raise UserError(
             f"trainer.nodes={nodes} needs a launcher on every machine: torchrun --nnodes={nodes} "
             f"--nproc-per-node={devices} ... -m flashtrain ..., or srun with a task for each GPU."
         )
-    if line is not None and settings.mode == "train":
-        raise UserError(line)
 
 
 def _wants_demo(settings: Settings, hardware: Hardware, given: Collection[str]) -> bool:
-    if not settings.demo or settings.hardware.demo == "never":
-        return False
-    if settings.hardware.demo == "always":
-        return True
+    if not settings.demo or settings.hardware.demo != "auto":
+        return bool(settings.demo) and settings.hardware.demo == "always"
+    return hardware.kind == "cpu" and (_measures(settings) or not _OF_A_MODEL & set(given))
+
+
+def _measures(settings: Settings) -> bool:
     mode = working_mode(settings)
-    measures = mode is not None and mode.measures
-    return hardware.kind == "cpu" and (measures or not _OF_A_MODEL & set(given))
+    return mode is not None and mode.measures
 
 
 def _demo_line(full: Settings, demo: Settings) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from flashtrain.folders.run_lock import is_first_of_job
 from flashtrain.mode import mode_of
 from flashtrain.run.fitting import fit
 from flashtrain.settings.aliases import current_value
-from flashtrain.settings.command_line import FOLDER, CommandLine
+from flashtrain.settings.command_line import FOLDER
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Task, TrainingSetup, task_of
 from flashtrain.tasks.batching import memory_columns
@@ -41,8 +41,8 @@ from flashtrain.training.checkpoints import check_resumable, read_checkpoint
 from flashtrain.training.hardware import Hardware, versions
 
 
-def planned_row(settings: Settings, hardware: Hardware, overrides: CommandLine) -> dict[str, Any]:
-    """Return the part of the summary row that is known before the run. `overrides`: the command line."""
+def planned_row(settings: Settings, hardware: Hardware, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the part of the summary row that is known before the run. `overrides`: the command line's words."""
     common = {"attention": hardware.attention, "precision": hardware.precision}
     mode = mode_of(settings)
     trained = {} if mode is not None and mode.measures else {**task_of(settings).columns(settings), **common}
@@ -97,14 +97,14 @@ def checkpoint_to_resume(settings: Settings, folder: Path, description: dict[str
 
 
 def train(
-    task: Task, settings: Settings, hardware: Hardware, folder: Path, *, overrides: CommandLine, started: float
+    task: Task, settings: Settings, hardware: Hardware, folder: Path, *, overrides: Sequence[str], started: float
 ) -> dict[str, Any]:
     """Train in `folder`, and return the summary row.
 
     Args:
         task, settings, hardware: what to train, how, and on which device.
         folder: the run's folder.
-        overrides: the command line, for the row.
+        overrides: the command line's words, for the row.
         started: time.monotonic() at the command's start.
 
     Raises:

@@ -9,9 +9,9 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException, OverrideParseException
+from hydra.errors import OverrideParseException
 
-from flashtrain.errors import UserError, first_line
+from flashtrain.errors import UserError
 from flashtrain.files.yaml_files import literal
 
 FOLDER = "hydra.run.dir"  # names a run's folder: of a job of a sweep, say
@@ -39,8 +39,6 @@ class CommandLine(tuple[str, ...]):
             raise UserError(
                 f"unexpected argument '{error.override}'. Settings are name=value, for example recipe=gpt2 mode=train."
             ) from error
-        except HydraException as error:
-            raise UserError(f"Hydra cannot read these settings: {first_line(error)}") from error
 
     @cached_property
     def by_name(self) -> dict[str, Override]:

@@ -12,7 +12,7 @@ from contract_runs import Settings, interrupted, language, summary, train
 
 import flashtrain
 from flashtrain.command.request import settings_of
-from flashtrain.run import job
+from flashtrain.run.job import Job
 from flashtrain.run.machine import adapt_to_machine
 from flashtrain.settings.command_line import CommandLine
 
@@ -140,4 +140,4 @@ def test_a_lost_line_of_config_yaml(folder: Path, caplog) -> None:
 def run(folder: Path) -> None:
     """As `python -m flashtrain resume=FOLDER` does."""
     line = CommandLine([f"resume={folder}"])
-    job.run(*adapt_to_machine(settings_of(line), line), folder, overrides=line, started=time.time())
+    Job(*adapt_to_machine(settings_of(line), line), folder, line).run(started=time.time())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,6 @@ from flashtrain.spec import Task, imported
 from flashtrain_recipes.arena.settings import ClassificationSettings
 
 if TYPE_CHECKING:
-    from flashtrain.settings.command_line import CommandLine
     from flashtrain.training.hardware import Hardware
 
 
@@ -68,7 +67,7 @@ class Preview(Mode):
         return preview_plan(settings, hardware)
 
     def run(
-        self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: CommandLine, started: float
+        self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: Sequence[str], started: float
     ) -> dict[str, Any]:
         from flashtrain_recipes.arena.pathfinder.preview import preview
 

@@ -19,7 +19,6 @@ from flashtrain.folders.run_folder import FINISHED
 from flashtrain.report.rows import RESULT
 from flashtrain.report.table import make_table
 from flashtrain.run.train import planned_row
-from flashtrain.settings.command_line import CommandLine
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.loggers import log_image, log_summary, log_table
@@ -120,11 +119,11 @@ class Benchmark(ABC):
         lines += [f"  {self.plan_line(case)}" for case in self.cases]
         return "\n".join([*lines, "nothing was started; leave out mode=plan to measure."])
 
-    def run(self, folder: Path, *, overrides: CommandLine, started: float) -> dict[str, Any]:
+    def run(self, folder: Path, *, overrides: Sequence[str], started: float) -> dict[str, Any]:
         """Run the benchmark, write its files into `folder`, and return the summary row.
 
         Args:
-            overrides: the command line.
+            overrides: the command line's words.
             started: time.monotonic() at the command's start, from which benchmark.max_seconds counts.
 
         Raises:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashtrain.errors import UserError
 from flashtrain.mode import Mode
 from flashtrain.registry import component
-from flashtrain.settings.command_line import CommandLine
 from flashtrain.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Benchmark(Mode):
         return str(_named(settings, hardware).plan())
 
     def run(
-        self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: CommandLine, started: float
+        self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: Sequence[str], started: float
     ) -> dict[str, Any]:
         row: dict[str, Any] = _named(settings, hardware).run(folder, overrides=overrides, started=started)
         return row

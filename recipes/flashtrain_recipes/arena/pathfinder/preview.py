@@ -16,7 +16,6 @@ from flashtrain.folders.run_folder import FINISHED, RUNNING, write_config, write
 from flashtrain.report.figures import INK, WIDTH_INCHES, new_figure, save
 from flashtrain.run.fitting import run_loggers
 from flashtrain.run.train import planned_row
-from flashtrain.settings.command_line import CommandLine
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.loggers import close_loggers, log_image
@@ -30,12 +29,12 @@ ANSWERS = {0: "no: two curves", 1: "yes: one curve"}
 
 
 def preview(
-    settings: Settings, hardware: Hardware, folder: Path, *, overrides: CommandLine, started: float
+    settings: Settings, hardware: Hardware, folder: Path, *, overrides: Sequence[str], started: float
 ) -> dict[str, Any]:
     """Draw the first training images of the settings into `folder`, and return the summary row.
 
     Args:
-        overrides: the command line.
+        overrides: the command line's words.
         started: time.monotonic() at the command's start.
     """
     given = settings.pathfinder
