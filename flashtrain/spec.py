@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from flashtrain.training.memory_choice import Batching
     from flashtrain.training.throughput import Throughput
 
+Names = tuple[str, ...]  # of settings and of their groups
+
 
 @dataclass
 class StageContext:
@@ -34,10 +36,9 @@ class StageContext:
     settings: Settings  # of this training, in place of the run's
     resumed: Path | None  # the checkpoint to resume from, of the same model; None to start anew
     logs: Path  # the folder of the loggers
-    # Another training starts from where this one ends: its end is a checkpoint too, and a signal that comes while that
-    # is written still stops the run.
-    goes_on: bool
-    before_saving: Callable[[], None]  # called before that checkpoint is written
+    # None, unless another training starts from where this one ends, which is a checkpoint too: it is called before that
+    # is written. A signal that comes meanwhile still stops the run.
+    before_saving: Callable[[], None] | None
 
 
 @dataclass
@@ -93,10 +94,10 @@ class Task(ABC):
     shards = True  # whether its models' weights may be sharded among devices
     # Of evaluate, generate and export those modes that it has, each with the settings and groups of its own that the
     # mode uses.
-    modes: Mapping[str, tuple[str, ...]] = {}
-    shape: tuple[str, ...] = ()  # settings of its own that weights and checkpoints have as they were trained ...
-    trained: tuple[str, ...] = ()  # ... and those that checkpoints alone have so
-    same: tuple[str, ...] = ()  # settings and groups of its own: what is another training if it differs
+    modes: Mapping[str, Names] = {}
+    shape: Names = ()  # settings of its own that weights and checkpoints have as they were trained ...
+    trained: Names = ()  # ... and those that checkpoints alone have so
+    same: Names = ()  # settings and groups of its own: what is another training if it differs
 
     def check(self, settings: Settings) -> None:
         """Raise UserError for settings that this task does not support, whatever the machine."""

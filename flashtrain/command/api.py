@@ -36,14 +36,7 @@ from flashtrain.command.request import settings_of
 from flashtrain.errors import RunFailed, UserError, one_of
 from flashtrain.files.shipped import conf_folder
 from flashtrain.folders.new_folder import remove_unused
-from flashtrain.folders.run_folder import (
-    BEST,
-    CONFIG_FILE,
-    STOPPED,
-    find_checkpoint,
-    read_settings,
-    read_summary,
-)
+from flashtrain.folders.run_folder import BEST, CONFIG_FILE, STOPPED, find_checkpoint, read_settings, read_summary
 from flashtrain.folders.run_lock import let_go, slurm_job
 from flashtrain.interruption import Stopped
 from flashtrain.mode import is_of_checkpoint, mode_of
@@ -56,11 +49,7 @@ from flashtrain.spec import TrainedModel, task_of
 from flashtrain.training.metrics_file import METRICS, read_metrics
 from flashtrain.training.out_of_memory import OutOfMemory
 
-_OF_WRITING = {
-    "max_new_tokens": "generate.max_new_tokens",
-    "temperature": "generate.temperature",
-    "top_k": "generate.top_k",
-}
+_OF_WRITING = ("max_new_tokens", "temperature", "top_k")  # settings of the group `generate`
 
 
 @dataclass(frozen=True)
@@ -177,7 +166,11 @@ def generate(run: Any, prompt: Any = "", max_new_tokens: int | None = None, **op
     with preserve_process_state(quiet=True):
         if isinstance(run, TrainedModel):
             return _continued(run, prompt, given)
-        requested = _of(run, {_OF_WRITING.get(name, name): value for name, value in given.items()}, mode="generate")
+        requested = _of(
+            run,
+            {f"generate.{name}" if name in _OF_WRITING else name: value for name, value in given.items()},
+            mode="generate",
+        )
         requested.prompt = prompt
         return modes.of_checkpoint(requested)["text"]
 
@@ -280,7 +273,7 @@ def _continued(loaded: TrainedModel, prompt: str, options: Mapping[str, Any]) ->
     if loaded.tokenizer is None or not getattr(loaded.model, "generates", False):
         raise UserError(f"{type(loaded.model).__name__} cannot generate text: only language models can.")
     seed = options.get("seed", loaded.settings.seed)
-    own = {_OF_WRITING[name].partition(".")[2]: value for name, value in options.items() if name != "seed"}
+    own = {name: value for name, value in options.items() if name != "seed"}
     how = replace(loaded.settings.generate, **own)
     how.check()
     settings = loaded.settings.having(generate=how, prompt=prompt, seed=seed)

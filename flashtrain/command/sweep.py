@@ -129,25 +129,21 @@ def _run_locked(folder: Path, jobs: Jobs, first: Settings) -> int:
         print(f"the sweep's folder is {folder} ({', '.join(names)})", flush=True)
         if processes.stopped_by is not None:
             return 128 + processes.stopped_by
-    return 1 if any(read_summary(path).get("status") not in DONE for path in folders) else 0
+    return int(_has_more(folder, len(jobs)))
 
 
 def _without_resume(line: CommandLine) -> tuple[CommandLine, str | None]:
     """The line without a resume= that means the sweep, and its value; a run to continue in every job stays."""
-    others: list[str] = []
-    resume = None
-    for word, override in zip(line, line.overrides, strict=True):
-        is_one = override.get_key_element() == "resume" and not override.is_sweep_override()
-        given = override.value() if is_one else None
-        if given == "auto" or (given and (Path(str(given)).expanduser() / SWEEP_FILE).is_file()):
-            resume = str(given)
-        else:
-            others.append(word)
-    return (line if resume is None else CommandLine(others)), resume
+    given = line.by_name.get("resume")
+    resume = None if given is None or given.is_sweep_override() else given.value()
+    if resume != "auto" and not (resume and (Path(str(resume)).expanduser() / SWEEP_FILE).is_file()):
+        return line, None
+    others = (word for word, one in zip(line, line.overrides, strict=True) if one is not given)
+    return CommandLine(others), str(resume)
 
 
 def _sweep_folder(settings: Settings, jobs: Jobs, resume: str | None) -> Path:
-    """The folder of the sweep to go on with, or a new one; locked for this process. Raises UserError."""
+    """The folder of the sweep to go on with (the newest of these jobs, if free), or a new one; locked. UserError."""
     parent = Path(settings.output) / f"{settings.recipe}-sweep"
     if resume not in (None, "auto"):
         folder = Path(str(resume)).expanduser()
@@ -156,25 +152,16 @@ def _sweep_folder(settings: Settings, jobs: Jobs, resume: str | None) -> Path:
         hold(folder)
         return folder
     if resume == "auto":
-        found = _unfinished_sweep(parent, jobs)
-        if found is not None:
-            say(f"continuing {found}: finished jobs are not run again.")
-            return found
+        for folder in newest_first(parent):
+            more = (folder / SWEEP_FILE).is_file() and _is_of(jobs, folder) and _has_more(folder, len(jobs))
+            if more and try_hold(folder):
+                say(f"continuing {folder}: finished jobs are not run again.")
+                return folder
         say("resume=auto: no unfinished sweep with these settings; starting a new one.")
     folder = make_unique(parent, time.strftime("%Y-%m-%d_%H-%M-%S"))
     hold(folder)
     write_atomically(folder / SWEEP_FILE, json.dumps({"jobs": jobs}, indent=1) + "\n")
     return folder
-
-
-def _unfinished_sweep(parent: Path, jobs: Jobs) -> Path | None:
-    """The newest sweep of these jobs that has one to run and in which no other process runs; locked."""
-    for folder in newest_first(parent):
-        if not (folder / SWEEP_FILE).is_file():
-            continue
-        if _is_of(jobs, folder) and _has_more(folder, len(jobs)) and try_hold(folder):
-            return folder
-    return None
 
 
 def _is_of(jobs: Jobs, folder: Path) -> bool:

@@ -13,7 +13,7 @@ from flashtrain.files.disk import write_atomically
 from flashtrain.interruption import Interrupted, Stopped
 
 CRASHED = 1
-LOG = "flashtrain.log"  # in the cache folder: the traceback of the latest command that failed without a run folder
+LOG = "flashtrain.log"  # of a run; in the cache folder that of the latest command that failed without one
 _NOTED = "flashtrain_log"
 _MAX_MESSAGE = 500  # characters of a library's message
 

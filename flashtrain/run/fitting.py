@@ -106,7 +106,7 @@ def fit(
             with naming_killed_ranks(trainer), _logged_with_last_step(trainer):
                 trainer.validate(task, data, verbose=False)
             keep_if_best(trainer)
-        if stage is not None and stage.goes_on:
+        if stage is not None and stage.before_saving is not None:
             stage.before_saving()
             trainer.save_checkpoint(folder / CHECKPOINTS / LAST)
             signals.take_late(trainer)

@@ -31,7 +31,7 @@ from flashtrain.folders.run_folder import (
 from flashtrain.folders.run_lock import is_first_of_job
 from flashtrain.interruption import Interrupted, Stopped
 from flashtrain.mode import mode_of
-from flashtrain.run.failures import note_log
+from flashtrain.run.failures import LOG, note_log
 from flashtrain.run.machine import adapt_to_machine
 from flashtrain.run.train import planned_row, train
 from flashtrain.settings.command_line import CommandLine
@@ -40,8 +40,6 @@ from flashtrain.spec import task_of
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.killed_ranks import name_killed_ranks
 from flashtrain.training.out_of_memory import OutOfMemory
-
-LOG_FILE = "flashtrain.log"
 
 
 @dataclass
@@ -144,7 +142,7 @@ def _logged(folder: Path) -> Iterator[None]:
     """Copy the lines of a `with` block to flashtrain.log, with the time, and the traceback of what ends it."""
     # A rank that is not the first has a file of its own, for the traceback alone.
     rank = next((os.environ[name] for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if name in os.environ), "0")
-    path = folder / (LOG_FILE if is_first_of_job() else f"flashtrain-rank-{rank}.log")
+    path = folder / (LOG if is_first_of_job() else f"flashtrain-rank-{rank}.log")
     handler = logging.FileHandler(path, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     loggers = [logging.getLogger(), *([] if log.propagate else [log])] if is_first_of_job() else []

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import imported, measured_words, report_finished
+from flashtrain.spec import Names, imported, measured_words, report_finished
 from flashtrain.tasks.fine_tuning.settings import LabelledSettings
 from flashtrain.tasks.masked_language.spec import MaskedTask
 
@@ -16,10 +16,7 @@ class FineTuningTask(MaskedTask):
     """task=fine_tuning: BERT with a classification head, trained on labelled texts."""
 
     settings = LabelledSettings
-    modes: Mapping[str, tuple[str, ...]] = {
-        "evaluate": ("context", "data", "finetune", "bert.residual"),
-        "export": ("context",),
-    }
+    modes: Mapping[str, Names] = {"evaluate": ("context", "data", "finetune", "bert.residual"), "export": ("context",)}
     same = ("context", "data", "bert", "finetune")
     prepare = imported("flashtrain.tasks.fine_tuning.prepare:prepare")
     plan = imported("flashtrain.tasks.fine_tuning.prepare:plan_fine_tuning")

@@ -12,7 +12,7 @@ from flashtrain.registry import registered
 from flashtrain.settings import options
 from flashtrain.settings.model import OWN_SIZES
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Task, imported, measured_words, report_finished
+from flashtrain.spec import Names, Task, imported, measured_words, report_finished
 from flashtrain.tasks.language.settings import LanguageSettings
 
 
@@ -21,7 +21,7 @@ class LanguageTask(Task):
 
     settings = LanguageSettings
     same = ("context", "model", "data", "mask")
-    modes: Mapping[str, tuple[str, ...]] = {
+    modes: Mapping[str, Names] = {
         "evaluate": same,
         "generate": (*same, "generate", "prompt"),
         "export": (*same, "export"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from flashtrain.mode import contexts_words
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Task, imported, measured_words, report_finished
+from flashtrain.spec import Names, Task, imported, measured_words, report_finished
 from flashtrain.tasks.masked_language.settings import MaskedLanguageSettings
 
 
@@ -18,11 +18,8 @@ class MaskedTask(Task):
     settings: type[Settings] = MaskedLanguageSettings
     shards = False
     shape = ("bert.size", "bert.family", "bert.activation", "bert.vocab_rows")
-    modes: Mapping[str, tuple[str, ...]] = {
-        "evaluate": ("context", "data", "masked", "bert.residual"),
-        "export": ("context",),
-    }
-    same: tuple[str, ...] = ("context", "data", "bert", "masked")
+    modes: Mapping[str, Names] = {"evaluate": ("context", "data", "masked", "bert.residual"), "export": ("context",)}
+    same: Names = ("context", "data", "bert", "masked")
     prepare = imported("flashtrain.tasks.masked_language.prepare:prepare")
     plan = imported("flashtrain.tasks.masked_language.plan:plan_masked")
     run_mode = imported("flashtrain.tasks.masked_language.evaluate:run_masked_mode")

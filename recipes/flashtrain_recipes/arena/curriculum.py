@@ -162,8 +162,7 @@ def _prepare(
             _logged(stage, folder),
             resumed.checkpoint if resumed else None,
             folder / stage.folder,
-            goes_on,
-            before_saving,
+            before_saving if goes_on else None,
         ),
     )
     return prepared, model

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from flashtrain.errors import UserError
 from flashtrain.mode import Mode
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Task, imported
+from flashtrain.spec import Names, Task, imported
 from flashtrain_recipes.arena.settings import ClassificationSettings
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class ClassificationTask(Task):
     settings = ClassificationSettings
     has_epochs = False  # each stage has its steps
     shards = False
-    modes: Mapping[str, tuple[str, ...]] = {"evaluate": ("sequence", "pathfinder"), "export": ("export_precision",)}
+    modes: Mapping[str, Names] = {"evaluate": ("sequence", "pathfinder"), "export": ("export_precision",)}
     same = ("classifier", "sequence", "masked_pixels", "curriculum", "pathfinder")
     columns = imported("flashtrain_recipes.arena.words:trained_columns")
     trainings = imported("flashtrain_recipes.arena.curriculum:trainings")
