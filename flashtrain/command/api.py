@@ -166,11 +166,8 @@ def generate(run: Any, prompt: Any = "", max_new_tokens: int | None = None, **op
     with preserve_process_state(quiet=True):
         if isinstance(run, TrainedModel):
             return _continued(run, prompt, given)
-        requested = _of(
-            run,
-            {f"generate.{name}" if name in _OF_WRITING else name: value for name, value in given.items()},
-            mode="generate",
-        )
+        named = {f"generate.{name}" if name in _OF_WRITING else name: value for name, value in given.items()}
+        requested = _of(run, named, mode="generate")
         requested.prompt = prompt
         return modes.of_checkpoint(requested)["text"]
 
