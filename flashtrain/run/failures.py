@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
-from pathlib import Path
 
 from flashtrain.errors import RunFailed, UserError, causes
 from flashtrain.files.caches import default_cache_dir
@@ -14,13 +13,8 @@ from flashtrain.interruption import Interrupted, Stopped
 
 CRASHED = 1
 LOG = "flashtrain.log"  # of a run; in the cache folder that of the latest command that failed without one
-_NOTED = "flashtrain_log"
+NOTED = "flashtrain_log"  # attribute of an exception: the log file with its traceback
 _MAX_MESSAGE = 500  # characters of a library's message
-
-
-def note_log(error: BaseException, log: Path) -> None:
-    """Store the log file's path on the exception, so that say_failure can name the file with its traceback."""
-    setattr(error, _NOTED, log)
 
 
 def say_failure(error: BaseException) -> int:
@@ -40,7 +34,7 @@ def say_failure(error: BaseException) -> int:
     if isinstance(error, UserError | RunFailed):
         return _say(str(error), error.status)
     text = " ".join(str(error).split())[:_MAX_MESSAGE]
-    return _say(f"{type(error).__name__}: {text}; details in {getattr(error, _NOTED, None) or _log(error)}", CRASHED)
+    return _say(f"{type(error).__name__}: {text}; details in {getattr(error, NOTED, None) or _log(error)}", CRASHED)
 
 
 def _say(line: str, status: int) -> int:

@@ -31,7 +31,7 @@ from flashtrain.folders.run_folder import (
 from flashtrain.folders.run_lock import is_first_of_job
 from flashtrain.interruption import Interrupted, Stopped
 from flashtrain.mode import mode_of
-from flashtrain.run.failures import LOG, note_log
+from flashtrain.run.failures import LOG, NOTED
 from flashtrain.run.machine import adapt_to_machine
 from flashtrain.run.train import planned_row, train
 from flashtrain.settings.command_line import CommandLine
@@ -155,7 +155,7 @@ def _logged(folder: Path) -> Iterator[None]:
         line = str(error) or type(error).__name__
         if loggers or traced is not None:
             handler.handle(logging.LogRecord(log.name, logging.ERROR, __file__, 0, "%s", (line,), traced))
-            note_log(error, path)
+            setattr(error, NOTED, path)
         raise
     finally:
         for logger in loggers:

@@ -154,6 +154,4 @@ def _demo_line(full: Settings, demo: Settings) -> str:
 
 
 def _name(hardware: Hardware) -> str:
-    if hardware.capability is None:
-        return "this CPU"
-    return f"{hardware.name} (sm_{hardware.capability[0]}{hardware.capability[1]})"
+    return f"{hardware.name} (sm_{''.join(map(str, hardware.capability or ()))})"
