@@ -25,20 +25,14 @@ from typing import NoReturn  # noqa: E402
 import hydra  # noqa: E402
 from hydra._internal.utils import get_args_parser  # noqa: E402
 
-from flashtrain.command.compose import (  # noqa: E402
-    FOLDER,
-    check_given_once,
-    overrides_by_name,
-    quoted,
-    readable_errors,
-    register_configs,
-)
-from flashtrain.command.failures import say_failure  # noqa: E402
+from flashtrain.command.compose import readable_errors, register_configs  # noqa: E402
 from flashtrain.command.overrides import plain_words  # noqa: E402
 from flashtrain.command.request import settings_of  # noqa: E402
 from flashtrain.errors import UserError  # noqa: E402
 from flashtrain.files.shipped import conf_folder  # noqa: E402
+from flashtrain.run.failures import say_failure  # noqa: E402
 from flashtrain.run.job_process import end_with_parent  # noqa: E402
+from flashtrain.settings.command_line import FOLDER, CommandLine, quoted  # noqa: E402
 from flashtrain.version import versions_text  # noqa: E402
 
 # Lightning, and all that brings it in, takes seconds to import: functions below import what they need, so that help and
@@ -75,47 +69,48 @@ def _command(words: list[str]) -> int:
 
         print(help_text())
         return 0
+    line = CommandLine(arguments.overrides)
     if arguments.cfg:
-        sys.argv[1:] = [word for word in words if word not in arguments.overrides] + arguments.overrides
-        return _show(arguments.overrides)
-    check_given_once(arguments.overrides)
-    for key in sorted(overrides_by_name(arguments.overrides)):
+        sys.argv[1:] = [*(word for word in words if word not in line), *line]
+        return _show(line)
+    for key in sorted(line.by_name):
         if key.startswith("hydra") and key != FOLDER:
             raise UserError(f"{key} is a setting of Hydra's, of which {FOLDER}=FOLDER alone is used. Remove it.")
     if arguments.multirun:
         from flashtrain.command.sweep import run_sweep
 
-        return run_sweep(arguments.overrides)
-    settings = settings_of(arguments.overrides)
+        return run_sweep(line)
+    settings = settings_of(line)
     from flashtrain.command import modes
-    from flashtrain.command.job import plan, run_folder, run_job
     from flashtrain.mode import is_of_checkpoint, mode_of
 
     if settings.mode == "plan":
-        print(plan(settings, arguments.overrides))
+        print(modes.plan(settings, line))
         return 0
     mode = mode_of(settings)
     if mode is not None and mode.study:
-        return mode.run_study(settings, arguments.overrides, started=STARTED)
+        return mode.run_study(settings, line, started=STARTED)
     if not is_of_checkpoint(settings.mode) or settings.mode == "export":  # which leave something to clean up
         handle(interrupt)
     if is_of_checkpoint(settings.mode):
         return modes.run_mode(settings)
-    folder = run_folder(settings, arguments.overrides)
-    if FOLDER not in overrides_by_name(arguments.overrides):  # for the ranks that Lightning starts with the same words
-        sys.argv.append(f"{FOLDER}={quoted(str(folder))}")
-    own = [word for word in arguments.overrides if not word.startswith(FOLDER)]
-    return run_job(settings, folder, overrides=own, started=STARTED)
+    from flashtrain.run.job import Job
+
+    job = Job.of(settings, line)
+    if FOLDER not in line.by_name:  # for the ranks that Lightning starts with the same words
+        sys.argv.append(f"{FOLDER}={quoted(str(job.folder))}")
+    job.run(started=STARTED)
+    return 0
 
 
 def _refuse(message: str) -> NoReturn:
     raise UserError(f"{message}. Usage: python -m flashtrain recipe=NAME [setting=value ...] [-m | --cfg job]")
 
 
-def _show(overrides: list[str]) -> int:
+def _show(line: CommandLine) -> int:
     """Let Hydra show the configuration (--cfg job)."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # what goes wrong in Hydra itself is raised, and reported by main()
-    task = register_configs(overrides)
+    task = register_configs(line)
     with readable_errors(task):
         hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=task)(lambda _: None)()
     return 0

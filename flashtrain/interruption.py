@@ -19,6 +19,14 @@ class Interrupted(KeyboardInterrupt):
         super().__init__(line or f"stopped by {'Ctrl-C' if number == signal.SIGINT else self.number.name}")
 
 
+class Stopped(Exception):
+    """A signal or the time limit ended the run; its checkpoint is saved. `status` is the command's exit status."""
+
+    def __init__(self, line: str, status: int) -> None:
+        super().__init__(line)
+        self.status = status
+
+
 def handle(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
     """Set the handler of the signals that are not ignored, as by nohup. Return theirs before, for `restore`."""
     before = {number: signal.getsignal(number) for number in ENDING}

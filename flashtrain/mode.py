@@ -14,6 +14,7 @@ from flashtrain.settings.settings import OF_A_CHECKPOINT, Settings
 from flashtrain.spec import task_of
 
 if TYPE_CHECKING:
+    from flashtrain.settings.command_line import CommandLine
     from flashtrain.training.hardware import Hardware
 
 
@@ -23,12 +24,12 @@ class Mode:
     measures = False  # whether it chooses attention and dtypes itself, not by the machine
     study = False  # whether it runs other commands: it takes the command line's words, and no folder
     of_checkpoint = False  # whether it works on a checkpoint, with the run's own settings
-    own = ""  # the group of settings that only this mode has
+    own: tuple[str, ...] = ()  # the groups of settings that only this mode has
     requested_by = ""  # the setting that, where it has a value, makes mode=plan plan this mode and not a training
     example = ("", "")  # for --help: words after `python -m flashtrain`, and what they do
 
-    def uses(self, settings: Settings) -> str | None:
-        """Return names of the settings and groups that this mode uses, separated by spaces; None: training's."""
+    def uses(self, settings: Settings) -> Sequence[str] | None:
+        """Return the names of the settings and groups that this mode uses; None: training's."""
         return self.own
 
     def contexts(self, settings: Settings) -> Sequence[int]:
@@ -49,11 +50,11 @@ class Mode:
             """Return the text of mode=plan: what would be done. Nothing is started."""
 
         def run(
-            self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
+            self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: Sequence[str], started: float
         ) -> dict[str, Any]:
             """Run the mode in `folder`, and return the summary row."""
 
-        def run_study(self, settings: Settings, overrides: list[str], *, started: float) -> int:
+        def run_study(self, settings: Settings, overrides: CommandLine, *, started: float) -> int:
             """Run a study, which starts a command for each of its trainings, and return the exit status."""
 
         def run_checkpoint(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:

@@ -19,12 +19,14 @@ from flashtrain.settings.settings import OF_A_CHECKPOINT, Settings
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
-    from hydra.core.override_parser.types import Override
 
     from flashtrain.data.tokenizers import Tokenizer
+    from flashtrain.settings.command_line import CommandLine
     from flashtrain.training.hardware import Hardware
     from flashtrain.training.memory_choice import Batching
     from flashtrain.training.throughput import Throughput
+
+Names = tuple[str, ...]  # of settings and of their groups
 
 
 @dataclass
@@ -34,10 +36,9 @@ class StageContext:
     settings: Settings  # of this training, in place of the run's
     resumed: Path | None  # the checkpoint to resume from, of the same model; None to start anew
     logs: Path  # the folder of the loggers
-    # Another training starts from where this one ends: its end is a checkpoint too, and a signal that comes while that
-    # is written still stops the run.
-    goes_on: bool
-    settle: Callable[[], None]  # called before that checkpoint is written
+    # None, unless another training starts from where this one ends, which is a checkpoint too: it is called before that
+    # is written. A signal that comes meanwhile still stops the run.
+    before_saving: Callable[[], None] | None
 
 
 @dataclass
@@ -67,7 +68,7 @@ class TrainingSetup:
     description: dict[str, Any]  # of the model, in plain values, for its checkpoints
     # Lines to print about the data and the training. They are read once the run has its folder, since reading them may
     # prepare data for long.
-    said: Iterable[str]
+    lines: Iterable[str]
     # Called after the fit, on every rank: returns the columns of the summary row that the training found, and prints
     # whatever else there is to report.
     row: Callable[[pl.Trainer], dict[str, Any]]
@@ -92,11 +93,11 @@ class Task(ABC):
     has_epochs = True  # whether trainer.epochs gives the steps of its trainings
     shards = True  # whether its models' weights may be sharded among devices
     # Of evaluate, generate and export those modes that it has, each with the settings and groups of its own that the
-    # mode uses, a space between two.
-    modes: Mapping[str, str] = {}
-    shape = ""  # settings of its own, a space between two, that weights and checkpoints have as they were trained ...
-    trained = ""  # ... and those that checkpoints alone have so
-    same: tuple[str, ...] = ()  # settings and groups of its own: what is another training if it differs
+    # mode uses.
+    modes: Mapping[str, Names] = {}
+    shape: Names = ()  # settings of its own that weights and checkpoints have as they were trained ...
+    trained: Names = ()  # ... and those that checkpoints alone have so
+    same: Names = ()  # settings and groups of its own: what is another training if it differs
 
     def check(self, settings: Settings) -> None:
         """Raise UserError for settings that this task does not support, whatever the machine."""
@@ -120,10 +121,10 @@ class Task(ABC):
                 f"task={settings.task}. Use trainer.strategy=ddp."
             )
 
-    def fit_demo(self, demo: Settings, given: Collection[str]) -> None:  # noqa: B027 - few tasks have one
+    def suit_demo(self, demo: Settings, given: Collection[str]) -> None:  # noqa: B027 - few tasks have one
         """Change the demo's settings in place to suit those that the command line names (`given`)."""
 
-    def fit_weights(self, settings: Settings, given: Collection[str]) -> Sequence[str]:
+    def suit_weights(self, settings: Settings, given: Collection[str]) -> Sequence[str]:
         """Change the settings in place to suit the `weights` to start from, except for those in `given`.
 
         Args:
@@ -137,7 +138,7 @@ class Task(ABC):
         """
         return ()
 
-    def check_step(self, settings: Settings, given: Collection[str]) -> None:  # noqa: B027 - as fit_demo
+    def check_step(self, settings: Settings, given: Collection[str]) -> None:  # noqa: B027 - as suit_demo
         """Raise UserError for settings that cannot be trained on this machine; `given`: names on the command line."""
 
     @abstractmethod
@@ -153,7 +154,7 @@ class Task(ABC):
         raise NotImplementedError  # in a task that overrides `trainings`
 
     def trainings(
-        self, settings: Settings, hardware: Hardware, folder: Path, overrides: list[str]
+        self, settings: Settings, hardware: Hardware, folder: Path, overrides: Sequence[str]
     ) -> Iterator[TrainingSetup]:
         """Yield the setup of a run's one training, or of every stage of a curriculum after the stage before has ended.
 
@@ -168,7 +169,7 @@ class Task(ABC):
         """Return the text of mode=plan: what would be trained. Nothing is started."""
 
     @abstractmethod
-    def say(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
+    def report(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
         """Print the results of a finished training (its summary `row`), its folder, and a command to try next."""
 
     def run_mode(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
@@ -191,13 +192,8 @@ class Task(ABC):
         """Return a run's saved settings, changed where the modes that use its checkpoint need other values."""
         return settings
 
-    def for_weights(self, words: Sequence[str], given: dict[str, Override]) -> Settings | None:
-        """Return settings for mode=evaluate weights=FILE without a run; None if this task cannot evaluate such weights.
-
-        Args:
-            words: the command line's words.
-            given: the parsed words, by the name of their setting.
-        """
+    def for_weights(self, line: CommandLine) -> Settings | None:
+        """Return settings for mode=evaluate weights=FILE without a run; None if this task evaluates no such weights."""
         return None
 
     def is_carried(self, resume: str) -> bool:
@@ -221,7 +217,7 @@ def measured_words(row: dict[str, Any]) -> str:
     return mfu + ("" if row.get("peak_memory_gib") is None else f", peak memory {row['peak_memory_gib']:.2f} GiB")
 
 
-def say_finished(
+def report_finished(
     folder: Path,
     headline: str,
     *lines: str,

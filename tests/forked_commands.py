@@ -15,7 +15,7 @@ from free_port import free_port
 
 Settings = dict[str, Any] | list[str]  # by name, or the command's words
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["pytorch_lightning", "flashtrain.__main__", "flashtrain.command.job"])
+_FORKS.set_forkserver_preload(["pytorch_lightning", "flashtrain.__main__", "flashtrain.run.job"])
 
 
 def words_of(settings: Settings) -> list[str]:

@@ -122,6 +122,7 @@ def jobs_of(command: str, runs: dict[str, Path]) -> list[list[str]]:
     """The words of each job of a published command; with checkpoint=RUN those of a run of each task that has the
     mode. runs: saved_runs."""
     from flashtrain.command import sweep
+    from flashtrain.settings.command_line import CommandLine
 
     words = words_of(command)
     published = "weights=recipes/results/pathx-original-h200.safetensors"
@@ -130,7 +131,7 @@ def jobs_of(command: str, runs: dict[str, Path]) -> list[list[str]]:
         words = [f"model.path={runs['model']}" if word.startswith("model.path=") else word for word in words]
     words = [f"resume={runs['language_model']}" if word == "resume=runs/gpt2/" else word for word in words]
     if not any(word.startswith("checkpoint=") for word in words):
-        return sweep.expand(words) if command.startswith("-m") else [words]
+        return sweep.expand(CommandLine(words)) if command.startswith("-m") else [words]
     kept = [word for word in words if not word.startswith("checkpoint=")]
     tasks = list(RUN_OF)
     if "runs/sft" in command:

@@ -108,8 +108,9 @@ class TinyRuns:
 
     def run(self, name: str, *extra: str) -> tuple[int, Path]:
         """Run in this process, in the folder `name`. Returns (exit status, run folder)."""
+        from jobs import run_job
+
         from flashtrain.command.compose import compose_settings
-        from flashtrain.command.job import run_job
 
         words = self.settings_words(*extra)
         folder = self.folder / name

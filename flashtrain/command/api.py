@@ -28,36 +28,28 @@ from typing import Any, overload
 
 from torch import Tensor, nn
 
-from flashtrain.command import job, modes
-from flashtrain.command.compose import CHOOSES, FOLDER, as_value, quoted
+from flashtrain.command import modes
+from flashtrain.command.compose import CHOOSES
 from flashtrain.command.overrides import plain_words
 from flashtrain.command.process_state import preserve_process_state
 from flashtrain.command.request import settings_of
 from flashtrain.errors import RunFailed, UserError, one_of
 from flashtrain.files.shipped import conf_folder
 from flashtrain.folders.new_folder import remove_unused
-from flashtrain.folders.run_folder import (
-    BEST,
-    CONFIG_FILE,
-    find_checkpoint,
-    read_settings,
-    read_summary,
-)
+from flashtrain.folders.run_folder import BEST, CONFIG_FILE, STOPPED, find_checkpoint, read_settings, read_summary
 from flashtrain.folders.run_lock import let_go, slurm_job
+from flashtrain.interruption import Stopped
 from flashtrain.mode import is_of_checkpoint, mode_of
 from flashtrain.models.generation import generate as generate_tokens
-from flashtrain.run.fitting import Stopped
+from flashtrain.run.job import Job
 from flashtrain.run.job_process import JobProcesses
+from flashtrain.settings.command_line import FOLDER, CommandLine, as_value, quoted
 from flashtrain.settings.settings import TASK_MODES, Settings
 from flashtrain.spec import TrainedModel, task_of
 from flashtrain.training.metrics_file import METRICS, read_metrics
 from flashtrain.training.out_of_memory import OutOfMemory
 
-_OF_WRITING = {
-    "max_new_tokens": "generate.max_new_tokens",
-    "temperature": "generate.temperature",
-    "top_k": "generate.top_k",
-}
+_OF_WRITING = ("max_new_tokens", "temperature", "top_k")  # settings of the group `generate`
 
 
 @dataclass(frozen=True)
@@ -112,22 +104,22 @@ def train(recipe: str, *, quiet: bool = True, **settings: Any) -> Run:
         KeyboardInterrupt: Ctrl-C, once the checkpoint is saved; resume="auto" or resume=FOLDER continues the run.
     """
     began = time.monotonic()
-    words = plain_words([f"recipe={recipe}", *words_of({"logger": "none", **settings})])
+    line = CommandLine(plain_words([f"recipe={recipe}", *words_of({"logger": "none", **settings})]))
     try:
         with preserve_process_state(quiet=quiet):
-            requested = settings_of(words)
+            requested = settings_of(line)
             _refuse_other_work(requested)
-            folder = job.run_folder(requested, words)
+            job = Job.of(requested, line)
             if requested.trainer.ranks > 1 and "TORCHELASTIC_RUN_ID" not in os.environ and slurm_job() is None:
-                _in_a_process(words, folder, quiet=quiet)
+                _in_a_process(line, job.folder, quiet=quiet)
             else:
-                job.run(requested, folder, overrides=words, started=began)
+                job.run(started=began)
     except Stopped as stop:
         if stop.status == 128 + signal.SIGINT:
             raise KeyboardInterrupt(str(stop)) from None
         if stop.status:  # the checkpoint is written: the program ends, or does as it has decided
             signal.raise_signal(signal.Signals(stop.status - 128))
-    return Run(folder, read_summary(folder))
+    return Run(job.folder, read_summary(job.folder))
 
 
 def evaluate(run: Trained, *, quiet: bool = True, **settings: Any) -> dict[str, Any]:
@@ -174,7 +166,8 @@ def generate(run: Any, prompt: Any = "", max_new_tokens: int | None = None, **op
     with preserve_process_state(quiet=True):
         if isinstance(run, TrainedModel):
             return _continued(run, prompt, given)
-        requested = _of(run, {_OF_WRITING.get(name, name): value for name, value in given.items()}, mode="generate")
+        named = {f"generate.{name}" if name in _OF_WRITING else name: value for name, value in given.items()}
+        requested = _of(run, named, mode="generate")
         requested.prompt = prompt
         return modes.of_checkpoint(requested)["text"]
 
@@ -208,9 +201,9 @@ def load(run: Trained, **settings: Any) -> TrainedModel:
 
 def plan(recipe: str, **settings: Any) -> str:
     """Return a text on what `train` would do: parameters, memory and time. Nothing is started. Raises UserError."""
-    words = plain_words([f"recipe={recipe}", "mode=plan", *words_of({"logger": "none", **settings})])
+    line = CommandLine(plain_words([f"recipe={recipe}", "mode=plan", *words_of({"logger": "none", **settings})]))
     with preserve_process_state(quiet=True):
-        return job.plan(settings_of(words), words)
+        return modes.plan(settings_of(line), line)
 
 
 def words_of(settings: Mapping[str, Any]) -> list[str]:
@@ -277,17 +270,17 @@ def _continued(loaded: TrainedModel, prompt: str, options: Mapping[str, Any]) ->
     if loaded.tokenizer is None or not getattr(loaded.model, "generates", False):
         raise UserError(f"{type(loaded.model).__name__} cannot generate text: only language models can.")
     seed = options.get("seed", loaded.settings.seed)
-    own = {_OF_WRITING[name].partition(".")[2]: value for name, value in options.items() if name != "seed"}
+    own = {name: value for name, value in options.items() if name != "seed"}
     how = replace(loaded.settings.generate, **own)
     how.check()
     settings = loaded.settings.having(generate=how, prompt=prompt, seed=seed)
     return continue_text(loaded.model, loaded.tokenizer, settings)
 
 
-def _in_a_process(words: list[str], folder: Path, *, quiet: bool) -> None:
-    """The run as a process of the command's, whose ranks Lightning starts. Raises as `job.run`."""
+def _in_a_process(line: CommandLine, folder: Path, *, quiet: bool) -> None:
+    """The run as a process of the command's, whose ranks Lightning starts. Raises as `Job.run`."""
     output = subprocess.DEVNULL if quiet else None
-    words = [*words, f"{FOLDER}={quoted(str(folder))}"]
+    words = [*line, f"{FOLDER}={quoted(str(folder))}"]
     let_go(folder)  # it is the other process's to hold
     with JobProcesses() as processes:
         status = processes.run(words, command=[sys.executable, "-m", "flashtrain"], output=output)
@@ -295,7 +288,7 @@ def _in_a_process(words: list[str], folder: Path, *, quiet: bool) -> None:
     remove_unused(folder)
     reported = str(row.get("error") or f"the run in {folder} ended with exit status {status}")
     stopped = processes.stopped_by
-    if stopped is not None or row.get("status") == job.STOPPED:
+    if stopped is not None or row.get("status") == STOPPED:
         raise Stopped(reported, 0 if stopped is None else 128 + stopped)
     if status:
         raise {2: UserError, 3: OutOfMemory}.get(status, RunFailed)(reported)

@@ -12,10 +12,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from flashtrain.announce import say
-from flashtrain.command.compose import CHOOSES, checked_settings, compose_settings, overrides_by_name, readable_errors
+from flashtrain.command.compose import CHOOSES, checked_settings, compose_settings, readable_errors
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import LAST, find_checkpoint, read_settings
 from flashtrain.mode import is_of_checkpoint
+from flashtrain.settings.command_line import CommandLine
 from flashtrain.settings.schema import check_names, settings_config
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import task_of, tasks
@@ -38,11 +39,12 @@ _TEXT = {
 
 def settings_from_checkpoint(words: Sequence[str]) -> Settings:
     """Return the checked settings of a trained model's run, with `words` (key=value) on top. Raises UserError."""
-    given = overrides_by_name(words)
+    line = CommandLine.of(words)
+    given = line.by_name
     mode = str(given["mode"].value()) if "mode" in given else "train"
     named = "checkpoint" if is_of_checkpoint(mode) else "resume"
     if named not in given:
-        return _settings_of_weights(words, given, mode)
+        return _settings_of_weights(line, mode)
     folder, _ = find_checkpoint(str(given[named].value()), prefer=LAST, setting=named)
     own = read_settings(folder)
     config = settings_config(task_of(own).of_checkpoint(own) if named == "checkpoint" else own)
@@ -93,19 +95,19 @@ def _score_all(config: Any, given: Collection[str], mode: str) -> None:
             data.validation_path = None
 
 
-def _settings_of_weights(words: Sequence[str], given: dict[str, Any], mode: str) -> Settings:
+def _settings_of_weights(line: CommandLine, mode: str) -> Settings:
     """The settings where no run is given: a recipe's (recipe=hf with model.path), or those that weights name."""
-    alone = mode in WITHOUT_A_RUN
+    given, alone = line.by_name, mode in WITHOUT_A_RUN
     if alone and ("model.path" in given or {"weights", "recipe"} <= given.keys()):
-        settings = compose_settings(words if "recipe" in given else [*words, "recipe=hf"])
+        settings = compose_settings(line if "recipe" in given else [*line, "recipe=hf"])
         if "generate" in task_of(settings).modes:
             _score_all(settings, given, mode)
-            for line in task_of(settings).fit_weights(settings, given):
-                say(line)
+            for one in task_of(settings).suit_weights(settings, given):
+                say(one)
             return settings
     if mode == "evaluate" and "weights" in given:
         for task in tasks().values():
-            if (found := task.for_weights(words, given)) is not None:
+            if (found := task.for_weights(line)) is not None:
                 return found
     also = ", or model.path=..., a transformers folder; or recipe=... and weights=..." if alone else ""
     raise UserError(f"mode={mode} needs checkpoint=..., a run folder or a checkpoint in one{also}.")

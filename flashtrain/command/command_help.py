@@ -46,12 +46,6 @@ Of some recipes
   bert.size=base                  recipe=bert: with .family=bert, masked.sample_unit=sentence .layout=padded,
                                   masked.token_budget=32768, optimizer=lamb, target_accuracy=0.7
   finetune.data=files             recipe=bert-finetune weights=BERT: with .path=FOLDER .target=labels|class|tokens
-  benchmark.models=[124m]         recipe=gpt2-speed and context-speed, with .contexts=[1024,4096] .batches=[16,32]
-                                  .weights=[fp32,bf16] .implementations=[flashtrain,pytorch,hf-eager] .max_seconds=540
-  benchmark.rows=core             recipe=attention-benchmark: grid, core, as-called, paper, features, block-sparse
-                                  with .seqlens=[1024,4096] .masks=[causal,window-1024] .max_seconds=420 ...
-  benchmark.shapes=[16x128]       recipe=long-context-benchmark: with .degrees=[2,8] .methods=[ring] .layouts=[balanced]
-  pathfinder.side=256             recipe=pathfinder-preview: also .seed=1 .contour=easy .preview=24 (images drawn)
 
 Everything that can be set: python -m flashtrain recipe=NAME --cfg job, or docs/reference/settings.md.
 Your own recipes: a folder of YAML files named in the environment variable FLASHTRAIN_RECIPES.\

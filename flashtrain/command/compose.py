@@ -16,9 +16,7 @@ from typing import Any, cast
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -27,28 +25,24 @@ from flashtrain.files.shipped import conf_folder, recipe_files
 from flashtrain.files.yaml_files import literal
 from flashtrain.mode import check_settings
 from flashtrain.settings.aliases import current_value, renamed
+from flashtrain.settings.command_line import CommandLine
 from flashtrain.settings.schema import (
     check_names,
     schema_of,
     setting_names,
-    settings_config,
     typed_settings,
     unknown_setting,
     wrong_value,
 )
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import task_of
 
 CHOOSES = {"data": "source", "hardware": "accelerator"}  # group -> its choice, if not `name`
-FOLDER = "hydra.run.dir"  # names a run's folder: of a job of a sweep, say
-_PLAIN = re.compile(r"\.{0,2}[A-Za-z_/][\w/.-]*", re.ASCII)  # a text that Hydra reads as it is
-_NO_TEXT = ("null", "true", "false", "nan", "inf")
 
 _recipes: dict[str, tuple[Path, int, dict[str, Any]]] = {}  # of each the file, when that changed, and what it holds
 
 
-def register_configs(words: Sequence[str]) -> str:
-    """Register with Hydra every recipe, and conf/config.yaml with the config groups of the task that `words` choose.
+def register_configs(line: CommandLine) -> str:
+    """Register with Hydra every recipe, and conf/config.yaml with the config groups of the task that `line` chooses.
 
     Return the name of the configuration to compose, which is the task's. UserError: the task has no such setting.
     """
@@ -58,7 +52,7 @@ def register_configs(words: Sequence[str]) -> str:
         if _recipes.get(name, ())[:2] != version:
             _recipes[name] = (*version, _read_recipe(name, path))
             store.store(group="recipe", name=name, node=_recipes[name][2], package="_global_")
-    given = given_values(words)
+    given = line.values
     task = str(given.get("task") or _task_of(current_value("recipe", str(given.get("recipe")))))
     own = {name.partition(".")[0] for name in setting_names(task)}
     check_names(given, task)
@@ -77,14 +71,14 @@ def _task_of(recipe: str) -> str:
     return str(content.get("task", [Settings.task, *bases][-1]))
 
 
-def compose_settings(overrides: Sequence[str]) -> Settings:
+def compose_settings(words: Sequence[str]) -> Settings:
     """Compose the settings of these command-line words (key=value) with Hydra, and check them. Raises UserError."""
-    task = register_configs(overrides)
+    line = CommandLine.of(words)
+    task = register_configs(line)
     with readable_errors(task), initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        config = compose(task, overrides=list(overrides))
-    given = overrides_by_name(overrides)
-    if "trainer.steps" in given and config.trainer.epochs is not None:
-        if "trainer.epochs" in given:
+        config = compose(task, overrides=list(line))
+    if "trainer.steps" in line.by_name and config.trainer.epochs is not None:
+        if "trainer.epochs" in line.by_name:
             raise UserError("trainer.steps and trainer.epochs are both given. Set one: epochs give the steps.")
         config.trainer.epochs = None  # the recipe's
     return checked_settings(config)
@@ -100,70 +94,6 @@ def checked_settings(config: DictConfig) -> Settings:
     return settings
 
 
-def parse_overrides(words: Sequence[str]) -> list[Override]:
-    """Parse `key=value` words with Hydra's grammar. Raises UserError."""
-    with readable_errors():
-        return OverridesParser.create().parse_overrides(list(words))
-
-
-def as_value(text: str) -> str:
-    """Return a text as a value in Hydra's grammar, in quotes only if Hydra would otherwise read it differently."""
-    return text if _PLAIN.fullmatch(text) and text.lower() not in _NO_TEXT else quoted(text)
-
-
-def quoted(text: str) -> str:
-    """Return a text as a value in Hydra's grammar, in quotes."""
-    text = literal(text)  # OmegaConf would look for a setting of that name
-    # In Hydra's quoted text a backslash escapes only before a quote, the closing one included.
-    escaped = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
-    return f"'{escaped}'"
-
-
-def overrides_by_name(words: Sequence[str]) -> dict[str, Override]:
-    """Parse `key=value` words, and return them by name of setting or group, without +, ++ or ~. Raises UserError."""
-    return {key_of(override): override for override in parse_overrides(words)}
-
-
-def given_values(words: Sequence[str]) -> dict[str, Any]:
-    """Return the values of `key=value` words by name; without those that list several values. Raises UserError."""
-    return {name: one.value() for name, one in overrides_by_name(words).items() if not one.is_sweep_override()}
-
-
-def key_of(override: Override) -> str:
-    """Return the name of the setting or group that an override sets, without +, ++ or ~."""
-    return override.get_key_element().lstrip("+~")
-
-
-def check_given_once(words: Sequence[str]) -> None:
-    """Raise UserError for a setting or group that a command line gives twice: Hydra would take the last.
-
-    Hydra's own settings may come twice: Lightning adds a run's folder when it starts further ranks.
-    """
-    first: dict[str, str] = {}
-    for word, override in zip(words, parse_overrides(words), strict=True):
-        key = key_of(override)
-        if key in first and key.split(".")[0].split("/")[0] != "hydra":
-            raise UserError(f"{key} is given twice, as {first[key]} and as {word}. Give it once, or use -m and commas.")
-        first[key] = word
-
-
-def apply_demo(settings: Settings, overrides: Sequence[str]) -> Settings:
-    """Return the settings with the values of the recipe's demo, except for settings that the command line names."""
-    given, known = set(overrides_by_name(overrides)), set(setting_names(settings.task))
-    unchanged = given | settings.kept_in_demo() | ({"data.source"} if "data" in given else set())
-    changed = settings_config(settings)
-    for name, value in settings.demo.items():
-        if name not in unchanged:
-            if name not in known:
-                raise unknown_setting(name, settings.task)
-            OmegaConf.update(changed, name, value)
-    changed.is_demo = True
-    demo = typed_settings(changed)
-    task_of(demo).fit_demo(demo, given)
-    check_settings(demo)
-    return demo
-
-
 @contextmanager
 def readable_errors(task: str = Settings.task) -> Iterator[None]:
     """Within the context, turn exceptions of Hydra and OmegaConf about a task's settings into a one-line UserError."""
@@ -174,10 +104,6 @@ def readable_errors(task: str = Settings.task) -> Iterator[None]:
         if line := renamed(group, name):
             raise UserError(line) from error
         raise unknown(group or "configuration", name, error.options or ()) from error
-    except OverrideParseException as error:
-        raise UserError(
-            f"unexpected argument '{error.override}'. Settings are name=value, for example recipe=gpt2 mode=train."
-        ) from error
     except ConfigCompositionException as error:
         raise _composition_error(error, task) from error
     except OmegaConfBaseException as error:

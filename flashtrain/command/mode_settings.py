@@ -5,31 +5,31 @@ Only settings that a command line names are checked: a recipe holds the settings
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
-from flashtrain.command.compose import overrides_by_name
 from flashtrain.errors import UserError
 from flashtrain.mode import modes, work_of
+from flashtrain.settings.command_line import CommandLine
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import task_of
 
-ALWAYS = "recipe mode task seed logger hardware"
+ALWAYS = ("recipe", "mode", "task", "seed", "logger", "hardware")
 # Groups, and single settings of groups. A task adds its own (Task.modes); a registered mode has Mode.uses.
+_SCORING = ("micro_batch", "validation_micro_batch", "tokens_per_step", "compile")
 USED = {
-    "evaluate": "checkpoint weights attention memory trainer.micro_batch trainer.validation_micro_batch "
-    "trainer.tokens_per_step trainer.compile",
-    "generate": "checkpoint weights attention",
-    "export": "checkpoint",
+    "evaluate": ("checkpoint", "weights", "attention", "memory", *(f"trainer.{name}" for name in _SCORING)),
+    "generate": ("checkpoint", "weights", "attention"),
+    "export": ("checkpoint",),
 }
 # A training uses all but these, and but what other modes have alone.
 NOT_TRAINED = dict.fromkeys(("export", "export_precision"), "it is of mode=export")
 NOT_TRAINED["checkpoint"] = "a training takes weights= or resume="
 
 
-def check_used(settings: Settings, words: Sequence[str]) -> None:
-    """Raise UserError for the first setting that these command-line words name and their mode does not use.
+def check_used(settings: Settings, line: CommandLine) -> None:
+    """Raise UserError for the first setting that this command line names and its mode does not use.
 
-    It is also raised if a benchmark's recipe is to be trained or evaluated. `settings`: what the words compose to.
+    It is also raised if a benchmark's recipe is to be trained or evaluated. `settings`: what the line composes to.
     """
     work, task = work_of(settings), task_of(settings)
     measuring = next((name for name, one in modes().items() if one.measures and one.is_requested(settings)), work)
@@ -38,27 +38,25 @@ def check_used(settings: Settings, words: Sequence[str]) -> None:
             f"mode={work}: recipe={settings.recipe} is a benchmark and trains nothing. Use mode={measuring} or plan."
         )
     mode = modes().get(work)
-    used = f"{USED[work]} {task.modes[work]}" if work in USED else None if mode is None else mode.uses(settings)
-    own = "" if mode is None else mode.own
-    others = NOT_TRAINED | {
-        one.own: f"it is of mode={name}" for name, one in modes().items() if one.own not in ("", own)
-    }
-    for name in overrides_by_name(words):
+    used = (*USED[work], *task.modes[work]) if work in USED else None if mode is None else mode.uses(settings)
+    of_others = {own: f"it is of mode={name}" for name, one in modes().items() if name != work for own in one.own}
+    others = NOT_TRAINED | of_others
+    for name in line.by_name:
         if name.startswith("hydra") or _is_of(name, ALWAYS):
             continue
         if used is None:
-            why = next((why for other, why in others.items() if _is_of(name, other)), None)
+            why = next((why for other, why in others.items() if _is_of(name, (other,))), None)
         else:
-            why = None if _is_of(name, used) else f"it uses {', '.join(sorted(used.split()))}"
+            why = None if _is_of(name, used) else f"it uses {', '.join(sorted(used))}"
         if why is not None:
             raise UserError(f"{name} is not used by mode={work}: {why}.")
         start = "checkpoint" if settings.checkpoint is not None else "weights" if settings.weights is not None else None
-        if start is not None and _is_of(name, f"{task.shape} {task.trained if start == 'checkpoint' else ''}"):
+        if start is not None and _is_of(name, (*task.shape, *(task.trained if start == "checkpoint" else ()))):
             raise UserError(
                 f"{name} is not used with {start}=...: the model has the shape that it was trained with. Remove it."
             )
 
 
-def _is_of(name: str, names: str) -> bool:
+def _is_of(name: str, names: Iterable[str]) -> bool:
     """Whether a setting or group is among these, itself or as one of a group."""
-    return any(name == one or name.startswith(f"{one}.") for one in names.split())
+    return any(name == one or name.startswith(f"{one}.") for one in names)

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, get_args, get_origin
 
-from flashtrain.command.compose import CHOOSES, FOLDER, as_value
+from flashtrain.command.compose import CHOOSES
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.shipped import conf_folder, recipe_files
 from flashtrain.registry import registered
+from flashtrain.settings.command_line import FOLDER, as_value
 from flashtrain.settings.options import DecoderName, Logger
 from flashtrain.settings.schema import all_settings, meant
 from flashtrain.settings.settings import mode_names

@@ -20,12 +20,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flashtrain.announce import say
-from flashtrain.command.compose import parse_overrides, quoted
-from flashtrain.command.job import held, plan, settle, write_report
+from flashtrain.command.modes import plan
 from flashtrain.command.request import settings_of
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
-from flashtrain.folders.new_folder import make_unique
+from flashtrain.folders.new_folder import locked, make_unique
 from flashtrain.folders.run_folder import (
     CHECKPOINTS,
     FAILED,
@@ -40,23 +39,26 @@ from flashtrain.folders.run_folder import (
 from flashtrain.folders.run_lock import Busy, hold, let_go, try_hold
 from flashtrain.folders.same_training import newest_first
 from flashtrain.report.sweep import report_sweep
+from flashtrain.run.job import write_report
 from flashtrain.run.job_process import JobProcesses
+from flashtrain.run.machine import adapt_to_machine
+from flashtrain.settings.command_line import CommandLine, quoted
 from flashtrain.settings.settings import Settings
 
 SWEEP_FILE = "sweep.json"
 DONE = (FINISHED, OUT_OF_MEMORY)  # running out of memory is a result of a sweep, not a crash of it
 _STOPPING_SECONDS = 120  # in which a job whose sweep was killed writes its checkpoint
 
-Jobs = list[list[str]]
+Jobs = list[CommandLine]
 
 
-def expand(words: Sequence[str]) -> Jobs:
-    """Return the overrides of every job of a sweep: the product of all listed values, in the order given.
+def expand(line: CommandLine) -> Jobs:
+    """Return the command line of every job of a sweep: the product of all listed values, in the order given.
 
     Raises UserError for a sweep over an interval or a glob, which name no finite list here.
     """
     choices: dict[str, list[str]] = {}
-    for override in parse_overrides(words):
+    for override in line.overrides:
         key = override.get_key_element()
         if not override.is_sweep_override():
             choices[key] = [f"{key}={override.get_value_element_as_str()}"]
@@ -64,49 +66,52 @@ def expand(words: Sequence[str]) -> Jobs:
             choices[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
         else:
             raise UserError(f"{override.input_line}: list the values, context=512,1024, or use range(start,stop,step).")
-    return [list(job) for job in itertools.product(*choices.values())]
+    return [CommandLine(job) for job in itertools.product(*choices.values())]
 
 
-def run_sweep(words: Sequence[str]) -> int:
+def run_sweep(line: CommandLine) -> int:
     """Run every job of a sweep, write its table and figure, and return the exit status. Raises UserError.
 
     The status is 0, 1 if a job crashed, or 128 + the number of the signal that ended the sweep (the table then holds
     the jobs so far). resume=auto, or resume=FOLDER of a sweep, continues a sweep of the same words: finished jobs are
     not run again. Every job's settings are checked before the first job starts.
     """
-    words, resume = _without_resume(words)
-    jobs = expand(words)
+    line.check_given_once()
+    line, resume = _without_resume(line)
+    jobs = expand(line)
     composed = [settings_of(job) for job in jobs]
     if any(one.mode == "plan" for one in composed):
-        return _plan_each(composed, jobs, _varying(words, jobs))
-    settings = [settle(one, job, quiet=True)[0] for one, job in zip(composed, jobs, strict=True)]
+        return _plan_each(composed, jobs)
+    pairs = zip(composed, jobs, strict=True)
+    settings = [adapt_to_machine(one, job, report=lambda *_: None)[0] for one, job in pairs]
     folder = _sweep_folder(settings[0], jobs, resume)
     try:
-        return _run_held(folder, jobs, settings[0], _varying(words, jobs))
+        return _run_locked(folder, jobs, settings[0])
     finally:
         let_go(folder)
 
 
-def _plan_each(composed: Sequence[Settings], jobs: Jobs, varying: Sequence[str]) -> int:
+def _plan_each(composed: Sequence[Settings], jobs: Jobs) -> int:
     """mode=plan of a sweep: of each job what it would do, and nothing started."""
-    for number, (settings, job) in enumerate(zip(composed, jobs, strict=True)):
-        print(f"\n=== job {number + 1} of {len(jobs)}: {_label(job, varying)}", flush=True)
+    for number, (settings, job, label) in enumerate(zip(composed, jobs, _labels(jobs), strict=True), 1):
+        print(f"\n=== job {number} of {len(jobs)}: {label}", flush=True)
         print(plan(settings, job))
     return 0
 
 
-def _label(job: Sequence[str], varying: Sequence[str]) -> str:
-    return ", ".join(word for word in job if word.split("=", 1)[0] in varying) or "one job"
+def _labels(jobs: Jobs) -> list[str]:
+    """The words of each job that not all jobs have."""
+    common = set(jobs[0]).intersection(*jobs)
+    return [", ".join(word for word in job if word not in common) or "one job" for job in jobs]
 
 
-def _run_held(folder: Path, jobs: Jobs, first: Settings, varying: Sequence[str]) -> int:
+def _run_locked(folder: Path, jobs: Jobs, first: Settings) -> int:
     group = first.logger.group or f"{first.recipe}-{folder.name}"
     folders = [folder / f"{number:02d}" for number in range(len(jobs))]
     with JobProcesses() as processes:
-        for number, (job, job_folder) in enumerate(zip(jobs, folders, strict=True)):
-            label = _label(job, varying)
+        for number, (job, job_folder, label) in enumerate(zip(jobs, folders, _labels(jobs), strict=True), 1):
             done = read_summary(job_folder).get("status") in DONE
-            print(f"\n=== job {number + 1} of {len(jobs)}: {label}{', already done' if done else ''}", flush=True)
+            print(f"\n=== job {number} of {len(jobs)}: {label}{', already done' if done else ''}", flush=True)
             if done:
                 continue
             _wait_for_orphan(job_folder)
@@ -124,37 +129,34 @@ def _run_held(folder: Path, jobs: Jobs, first: Settings, varying: Sequence[str])
         print(f"the sweep's folder is {folder} ({', '.join(names)})", flush=True)
         if processes.stopped_by is not None:
             return 128 + processes.stopped_by
-    return 1 if any(read_summary(path).get("status") not in DONE for path in folders) else 0
+    return int(_has_more(folder, len(jobs)))
 
 
-def _without_resume(words: Sequence[str]) -> tuple[list[str], str | None]:
-    """The words without a resume= that means the sweep, and its value; a run to continue in every job stays."""
-    others: list[str] = []
-    resume = None
-    for word, override in zip(words, parse_overrides(words), strict=True):
-        is_one = override.get_key_element() == "resume" and not override.is_sweep_override()
-        given = override.value() if is_one else None
-        if given == "auto" or (given and (Path(str(given)).expanduser() / SWEEP_FILE).is_file()):
-            resume = str(given)
-        else:
-            others.append(word)
-    return others, resume
+def _without_resume(line: CommandLine) -> tuple[CommandLine, str | None]:
+    """The line without a resume= that means the sweep, and its value; a run to continue in every job stays."""
+    given = line.by_name.get("resume")
+    resume = None if given is None or given.is_sweep_override() else given.value()
+    if resume != "auto" and not (resume and (Path(str(resume)).expanduser() / SWEEP_FILE).is_file()):
+        return line, None
+    others = (word for word, one in zip(line, line.overrides, strict=True) if one is not given)
+    return CommandLine(others), str(resume)
 
 
 def _sweep_folder(settings: Settings, jobs: Jobs, resume: str | None) -> Path:
-    """The folder of the sweep to go on with, or a new one; held by this process. Raises UserError."""
+    """The folder of the sweep to go on with (the newest of these jobs, if free), or a new one; locked. UserError."""
     parent = Path(settings.output) / f"{settings.recipe}-sweep"
     if resume not in (None, "auto"):
         folder = Path(str(resume)).expanduser()
-        if not _is_of(jobs, _read_jobs(folder)):
+        if not _is_of(jobs, folder):
             raise UserError(f"resume={resume} is a sweep of other settings. Repeat the command that started it.")
         hold(folder)
         return folder
     if resume == "auto":
-        found = _unfinished_sweep(parent, jobs)
-        if found is not None:
-            say(f"continuing {found}: finished jobs are not run again.")
-            return found
+        for folder in newest_first(parent):
+            more = (folder / SWEEP_FILE).is_file() and _is_of(jobs, folder) and _has_more(folder, len(jobs))
+            if more and try_hold(folder):
+                say(f"continuing {folder}: finished jobs are not run again.")
+                return folder
         say("resume=auto: no unfinished sweep with these settings; starting a new one.")
     folder = make_unique(parent, time.strftime("%Y-%m-%d_%H-%M-%S"))
     hold(folder)
@@ -162,24 +164,9 @@ def _sweep_folder(settings: Settings, jobs: Jobs, resume: str | None) -> Path:
     return folder
 
 
-def _unfinished_sweep(parent: Path, jobs: Jobs) -> Path | None:
-    """The newest sweep of these jobs that has one to run and in which no other process runs; held."""
-    for folder in newest_first(parent):
-        if not (folder / SWEEP_FILE).is_file():
-            continue
-        if _is_of(jobs, _read_jobs(folder)) and _has_more(folder, len(jobs)) and try_hold(folder):
-            if _has_more(folder, len(jobs)):
-                return folder
-            let_go(folder)  # it has ended since
-    return None
-
-
-def _read_jobs(folder: Path) -> Jobs:
-    """What sweep.json says of the jobs. It is compared with the command's own words, and never run."""
-    return json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8"))["jobs"]
-
-
-def _is_of(jobs: Jobs, there: Jobs) -> bool:
+def _is_of(jobs: Jobs, folder: Path) -> bool:
+    """Whether the folder's sweep is of these jobs. What sweep.json says of them is compared, and never run."""
+    there = json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8"))["jobs"]
     return [sorted(job) for job in jobs] == [sorted(job) for job in there]
 
 
@@ -187,7 +174,7 @@ def _has_more(folder: Path, count: int) -> bool:
     return any(read_summary(folder / f"{number:02d}").get("status") not in DONE for number in range(count))
 
 
-def _job_words(job: list[str], folder: Path, group: str) -> list[str]:
+def _job_words(job: CommandLine, folder: Path, group: str) -> list[str]:
     """The command's words for one job, which goes on where it has left a checkpoint."""
     words = list(job)
     if (folder / CHECKPOINTS / LAST).exists():
@@ -205,7 +192,7 @@ def _wait_for_orphan(folder: Path) -> None:
     let_go(folder)
 
 
-def note_failure(folder: Path, job: list[str], status: int, *, stopped_by: str | None = None) -> None:
+def note_failure(folder: Path, job: Sequence[str], status: int, *, stopped_by: str | None = None) -> None:
     """Write the summary row of a job that could not write its own, because it was killed or ended before it began.
 
     Args:
@@ -219,10 +206,5 @@ def note_failure(folder: Path, job: list[str], status: int, *, stopped_by: str |
     ended = {"status": FAILED, "error": how}
     if stopped_by is not None:
         ended = {"status": STOPPED, "error": f"stopped by {stopped_by}"}
-    with contextlib.suppress(Busy), held(folder):  # else it still runs, and writes its row itself
+    with contextlib.suppress(Busy), locked(folder):  # else it still runs, and writes its row itself
         write_summary(folder, {"overrides": " ".join(job), **row, **ended})
-
-
-def _varying(words: Sequence[str], jobs: Jobs) -> list[str]:
-    keys = {word.split("=", 1)[0]: None for word in words}
-    return [key for key in keys if len({word for job in jobs for word in job if word.split("=", 1)[0] == key}) > 1]

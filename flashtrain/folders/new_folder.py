@@ -7,7 +7,7 @@ import itertools
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import filelock
@@ -15,29 +15,35 @@ from torch.distributed import TCPStore
 
 from flashtrain.announce import say
 from flashtrain.errors import UserError
-from flashtrain.folders.run_folder import CONFIG_FILE, SUMMARY_FILE
-from flashtrain.folders.run_lock import hold, is_first_of_job, is_held_by_job, let_go, slurm_job
+from flashtrain.folders.run_folder import CONFIG_FILE, FINISHED, LAST, SUMMARY_FILE, find_checkpoint, read_summary
+from flashtrain.folders.run_lock import hold, is_first_of_job, is_locked_by_job, let_go, slurm_job
 from flashtrain.folders.same_training import find_unfinished, newest_first
+from flashtrain.settings.command_line import FOLDER, CommandLine
 from flashtrain.settings.settings import Settings
+from flashtrain.spec import task_of
 
 _SLURM_SECONDS = 600.0  # longest wait for the first rank of a SLURM job to take a folder
 
 _made: set[Path] = set()  # the folders that this process made
 
 
-def new_run_folder(parent: Path) -> Path:
-    """Make a new folder below `parent`, named by the time; the same on all ranks of a torchrun or SLURM job."""
-    if slurm_job() is not None and "TORCHELASTIC_RUN_ID" not in os.environ:
-        return _new(parent)
-    return _agreed(lambda: _new(parent), parent)
+def run_folder(settings: Settings, line: CommandLine) -> Path:
+    """Return the run's folder: the one that the line names (hydra.run.dir), that of the run to resume, or a new one.
 
+    All ranks of a torchrun or SLURM job get the same. One that resume=auto finds is the newest that no process has
+    locked, and is then locked. `settings` are adapted to the machine.
 
-def unfinished_or_new(parent: Path, settings: Settings, given: Collection[str] = ()) -> Path:
-    """Find or make the folder for resume=auto and lock it; the same on all ranks of a torchrun or SLURM job.
-
-    Returns:
-        The newest folder of an unfinished run with these settings that no process has locked, or a new folder.
+    Raises UserError if there is no run to resume, or the named folder has a finished one.
     """
+    given = line.by_name
+    if FOLDER in given:
+        folder = Path(str(given[FOLDER].value())).absolute()
+        if read_summary(folder).get("status") == FINISHED and resumed_folder(settings, folder) != folder:
+            raise UserError(f"{FOLDER}={folder} has a finished run. Use another folder, or resume=auto to continue it.")
+        return folder
+    parent = (Path(settings.output) / settings.recipe).absolute()
+    if settings.resume != "auto":
+        return resumed_folder(settings, parent) or new_run_folder(parent)
 
     def choose() -> Path:
         if (folder := find_unfinished(parent, settings, given)) is None:
@@ -47,6 +53,22 @@ def unfinished_or_new(parent: Path, settings: Settings, given: Collection[str] =
         return folder
 
     return _agreed(choose, parent)
+
+
+def resumed_folder(settings: Settings, folder: Path) -> Path | None:
+    """Return the folder of the run to resume, which resume=auto has found in `folder`; None: there is none."""
+    if settings.resume is None or task_of(settings).is_carried(settings.resume):
+        return None
+    if settings.resume == "auto":
+        return folder
+    return find_checkpoint(settings.resume, prefer=LAST, setting="resume")[0].absolute()
+
+
+def new_run_folder(parent: Path) -> Path:
+    """Make a new folder below `parent`, named by the time; the same on all ranks of a torchrun or SLURM job."""
+    if slurm_job() is not None and "TORCHELASTIC_RUN_ID" not in os.environ:
+        return _new(parent)
+    return _agreed(lambda: _new(parent), parent)
 
 
 def make_unique(parent: Path, name: str) -> Path:
@@ -70,6 +92,20 @@ def remove_unused(folder: Path) -> None:
     _made.discard(made)
 
 
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Context manager: lock the folder for this process, then unlock it, and remove it if no run began in it.
+
+    Raises UserError if another process uses it.
+    """
+    try:
+        hold(folder)
+        yield
+    finally:
+        let_go(folder)
+        remove_unused(folder)
+
+
 def _new(parent: Path) -> Path:
     """A new folder for this rank, or the folder that is named by the SLURM job."""
     if slurm_job() is None or "TORCHELASTIC_RUN_ID" in os.environ:
@@ -81,7 +117,7 @@ def _new(parent: Path) -> Path:
 
 def _agreed(choose: Callable[[], Path], parent: Path) -> Path:
     """The folder below `parent` that the first rank chooses, if a launcher started all ranks."""
-    # torchrun's store passes its name to the others; SLURM's ranks look for the folder that their first rank holds.
+    # torchrun's store passes its name to the others; SLURM's ranks look for the folder that the first has locked.
     if "TORCHELASTIC_RUN_ID" in os.environ:
         store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
         key = f"flashtrain/folders/run_folder/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
@@ -89,15 +125,15 @@ def _agreed(choose: Callable[[], Path], parent: Path) -> Path:
             store.set(key, str(choose()))
         return Path(store.get(key).decode())
     job = slurm_job()
-    return choose() if job is None or is_first_of_job() else _held_by_job(job, parent)
+    return choose() if job is None or is_first_of_job() else _locked_by_job(job, parent)
 
 
-def _held_by_job(job: str, parent: Path) -> Path:
+def _locked_by_job(job: str, parent: Path) -> Path:
     """Wait for the folder below `parent` that the first rank of this job takes. Raises UserError."""
     until = time.monotonic() + _SLURM_SECONDS
     while time.monotonic() < until:
         for folder in newest_first(parent):
-            if is_held_by_job(folder, job):
+            if is_locked_by_job(folder, job):
                 return folder
         time.sleep(0.5)
     raise UserError(f"the job's first rank locked no folder in {parent} in {_SLURM_SECONDS:.0f} seconds. See its log.")

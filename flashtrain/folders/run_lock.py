@@ -21,8 +21,8 @@ LOCK, HOLDER = ".lock", ".lock.json"
 # Errors of file systems without locks (some NFS and FUSE mounts); filelock 3.30 knows only the first of them.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}
 
-# The folders that this process holds, with their locks (None on a file system without locks).
-_held: dict[Path, filelock.BaseFileLock | None] = {}
+# The folders that this process has locked, with their locks (None on a file system without locks).
+_locks: dict[Path, filelock.BaseFileLock | None] = {}
 
 
 class Busy(UserError):
@@ -44,7 +44,7 @@ def hold(folder: Path, *, wait: float = 0) -> None:
         UserError: the folder has links that lead out of it.
     """
     key = folder.resolve()
-    if key in _held or not is_first_of_job():
+    if key in _locks or not is_first_of_job():
         return
     folder.mkdir(parents=True, exist_ok=True)
     _refuse_links(folder)
@@ -61,7 +61,7 @@ def hold(folder: Path, *, wait: float = 0) -> None:
         # A killed run may have left unfinished files. No other process writes here now.
         for path in folder.rglob(f".*{UNFINISHED}"):
             path.unlink(missing_ok=True)
-    _held[key] = lock
+    _locks[key] = lock
     record = {"process": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
     write_atomically(folder / HOLDER, json.dumps({**record, "job": slurm_job()}) + "\n")
 
@@ -79,15 +79,15 @@ def try_hold(folder: Path) -> bool:
 def let_go(folder: Path) -> None:
     """Release the lock of the folder if this process has it. The lock file stays: waiting processes have it open."""
     key = folder.resolve()
-    if key not in _held:
+    if key not in _locks:
         return
     (folder / HOLDER).unlink(missing_ok=True)
-    lock = _held.pop(key)
+    lock = _locks.pop(key)
     if lock is not None:
         lock.release()
 
 
-def is_held_by_job(folder: Path, job: str) -> bool:
+def is_locked_by_job(folder: Path, job: str) -> bool:
     """Return whether the first rank of the SLURM job `job` (see `slurm_job`) has locked the folder."""
     return _holder_record(folder).get("job") == job
 

@@ -8,7 +8,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ Row = dict[str, Any]  # flat: a run's summary.json, or one line of a measured ta
 
 # The result file that a benchmark run writes.
 RESULT = "result.json"
+_OLDER = {"context_way": "context_method"}  # columns of older rows, and their present names
 
 # The statuses of successful rows: measured rows have none, tables show "ok".
 _SUCCESSES = (None, "", "ok", FINISHED)
@@ -44,9 +45,10 @@ class ResultFile:
 def read_result(path: str | Path) -> ResultFile:
     """Read a result file. Raises UserError for a file of another kind."""
     try:
-        return ResultFile(**json.loads(Path(path).read_text(encoding="utf-8")))
+        found = ResultFile(**json.loads(Path(path).read_text(encoding="utf-8")))
     except (TypeError, ValueError) as error:
         raise UserError(f"{path} is not a result file, as --save writes: {error}") from error
+    return replace(found, rows=[_present(row) for row in found.rows])
 
 
 def command_line(words: Iterable[str], *, without: tuple[str, ...] = ()) -> str:
@@ -168,7 +170,11 @@ def _in_number_order(path: Path) -> list[tuple[int, int, str]]:
 
 def _summary_row(folder: Path, name: str) -> Row:
     missing = {"status": "no summary", "error": "the job ended without writing summary.json"}
-    return {"run": name, **(read_summary(folder) or missing)}
+    return {"run": name, **_present(read_summary(folder) or missing)}
+
+
+def _present(row: Row) -> Row:
+    return {_OLDER.get(name, name): value for name, value in row.items()}
 
 
 def _finite(value: Any) -> Any:

@@ -14,6 +14,7 @@ from pytorch_lightning.strategies import Strategy
 
 from flashtrain.errors import RunFailed, UserError
 from flashtrain.folders.run_folder import CHECKPOINTS, LAST, note_failure
+from flashtrain.interruption import Stopped
 from flashtrain.registry import component
 from flashtrain.run.job_process import leading_ranks
 from flashtrain.settings.settings import Settings
@@ -30,14 +31,6 @@ from flashtrain.training.random_state import RandomState
 from flashtrain.training.resumed_rates import RatesOfThisRun
 from flashtrain.training.signals import SaveOnSignal, StoppedInValidation
 from flashtrain.training.validation import DueValidation
-
-
-class Stopped(Exception):
-    """A signal or the time limit ended the run; its checkpoint is saved. `status` is the command's exit status."""
-
-    def __init__(self, line: str, status: int) -> None:
-        super().__init__(line)
-        self.status = status
 
 
 def fit(
@@ -113,8 +106,8 @@ def fit(
             with naming_killed_ranks(trainer), _logged_with_last_step(trainer):
                 trainer.validate(task, data, verbose=False)
             keep_if_best(trainer)
-        if stage is not None and stage.goes_on:
-            stage.settle()
+        if stage is not None and stage.before_saving is not None:
+            stage.before_saving()
             trainer.save_checkpoint(folder / CHECKPOINTS / LAST)
             signals.take_late(trainer)
             if signals.stopped_by is not None or signals.out_of_time:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from flashtrain.folders.run_lock import is_first_of_job
 from flashtrain.mode import mode_of
 from flashtrain.run.fitting import fit
 from flashtrain.settings.aliases import current_value
+from flashtrain.settings.command_line import FOLDER
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Task, TrainingSetup, task_of
 from flashtrain.tasks.batching import memory_columns
@@ -40,8 +41,8 @@ from flashtrain.training.checkpoints import check_resumable, read_checkpoint
 from flashtrain.training.hardware import Hardware, versions
 
 
-def planned_row(settings: Settings, hardware: Hardware, overrides: list[str]) -> dict[str, Any]:
-    """Return the part of the summary row that is known before the run. `overrides` are the command-line settings."""
+def planned_row(settings: Settings, hardware: Hardware, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the part of the summary row that is known before the run. `overrides`: the command line's words."""
     common = {"attention": hardware.attention, "precision": hardware.precision}
     mode = mode_of(settings)
     trained = {} if mode is not None and mode.measures else {**task_of(settings).columns(settings), **common}
@@ -51,7 +52,7 @@ def planned_row(settings: Settings, hardware: Hardware, overrides: list[str]) ->
         **trained,
         "device": hardware.name,
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
-        "overrides": " ".join(overrides),
+        "overrides": " ".join(word for word in overrides if not word.startswith(FOLDER)),
     }
 
 
@@ -96,14 +97,14 @@ def checkpoint_to_resume(settings: Settings, folder: Path, description: dict[str
 
 
 def train(
-    task: Task, settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
+    task: Task, settings: Settings, hardware: Hardware, folder: Path, *, overrides: Sequence[str], started: float
 ) -> dict[str, Any]:
     """Train in `folder`, and return the summary row.
 
     Args:
         task, settings, hardware: what to train, how, and on which device.
         folder: the run's folder.
-        overrides: the command-line settings, for the row.
+        overrides: the command line's words, for the row.
         started: time.monotonic() at the command's start.
 
     Raises:
@@ -141,7 +142,7 @@ def train(
                 if prepared.tokenizer is not None:
                     prepared.tokenizer.save(folder / TOKENIZER)
                 write_summary(folder, {**planned_row(settings, hardware, overrides), "status": RUNNING})
-        for line in prepared.said:
+        for line in prepared.lines:
             say(line)
         prepared.callbacks = [*prepared.callbacks, stores]
         own, finish = stage.settings if stage else settings, partial(finished_row, prepared)

@@ -84,7 +84,7 @@ def context_columns(
     method = sharding.method
     if model.shape is not None:
         method = attention_choice(sharding, precision, model.shape, micro_batch).method
-    return {"context_parallel": sharding.degree, "context_way": method}
+    return {"context_parallel": sharding.degree, "context_method": method}
 
 
 def plan_lines(settings: Settings, precision: str, model: Trainable, micro_batch: int) -> list[str]:

@@ -19,12 +19,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flashtrain.announce import quieten, say
-from flashtrain.command.compose import FOLDER, overrides_by_name, quoted
-from flashtrain.command.job import held, settle, write_report
+from flashtrain.announce import say
 from flashtrain.command.sweep import note_failure
 from flashtrain.errors import UserError
-from flashtrain.folders.new_folder import new_run_folder
+from flashtrain.folders.new_folder import locked, new_run_folder
 from flashtrain.folders.run_folder import (
     CONFIG_FILE,
     FAILED,
@@ -40,8 +38,11 @@ from flashtrain.folders.same_training import find_same, newest_first
 from flashtrain.interruption import ENDING
 from flashtrain.registry import component
 from flashtrain.report.rows import RESULT, Row, command_line, has_failed, write_result
+from flashtrain.run.job import write_report
 from flashtrain.run.job_process import JobProcesses
+from flashtrain.run.machine import adapt_to_machine
 from flashtrain.run.train import planned_row
+from flashtrain.settings.command_line import FOLDER, CommandLine, quoted
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import task_of
 from flashtrain.training.hardware import Hardware
@@ -64,19 +65,18 @@ def start_training(words: list[str]) -> int:
     return status if processes.stopped_by is None else 128 + processes.stopped_by
 
 
-def run_study(settings: Settings, overrides: list[str], *, started: float, start: Start = start_training) -> int:
+def run_study(settings: Settings, overrides: CommandLine, *, started: float, start: Start = start_training) -> int:
     """Run the comparison that belongs to the settings' task, and return its exit status (ContextStudy.run).
 
     Args:
-        overrides: the command line's settings.
+        overrides: the command line.
         started: time.monotonic() at the command's start.
         start: runs one training, given its command line, and returns its exit status.
 
     Raises:
         UserError: the settings are invalid; nothing has been trained.
     """
-    quieten()
-    settings, hardware = settle(settings, overrides)
+    settings, hardware = adapt_to_machine(settings, overrides)
     study: ContextStudy = component("study", settings.task)(settings, hardware, overrides)
     return study.run(started=started, start=start)
 
@@ -94,10 +94,10 @@ class ContextStudy(ABC):
     many_values: tuple[str, ...] = ("context",)  # columns of summary.json that differ between the trainings
     words: Sequence[str] = ()  # settings that are added to every training's command line
 
-    def __init__(self, settings: Settings, hardware: Hardware, overrides: list[str]) -> None:
+    def __init__(self, settings: Settings, hardware: Hardware, overrides: CommandLine) -> None:
         self.settings, self.hardware, self.overrides = settings, hardware, overrides
         self.contexts = sorted(settings.lengths.contexts or [])
-        if "context" in overrides_by_name(overrides):
+        if "context" in overrides.by_name:
             raise UserError(
                 f"recipe={settings.recipe} trains every context of lengths.contexts="
                 f"{list(settings.lengths.contexts or [])}: change those, or add mode=train to train one context."
@@ -125,7 +125,7 @@ class ContextStudy(ABC):
             start: runs one training, given its command line, and returns its exit status.
         """
         folder = self._folder()
-        with held(folder):
+        with locked(folder):
             write_config(asdict(self.settings), folder)
             planned = planned_row(self.settings, self.hardware, self.overrides)
             planned.update(dict.fromkeys(self.many_values), contexts=" ".join(map(str, self.contexts)))
@@ -153,7 +153,7 @@ class ContextStudy(ABC):
 
     def _folder(self) -> Path:
         settings, parent = self.settings, Path(self.settings.output) / self.settings.recipe
-        words = overrides_by_name(self.overrides)
+        words = self.overrides.by_name
         named = words[FOLDER].value() if FOLDER in words else settings.resume
         if named is None:
             return new_run_folder(parent)
@@ -196,7 +196,7 @@ class ContextStudy(ABC):
     def _command(self, rows: Sequence[Row]) -> str:
         # what reproduces the rows, whichever commands trained them, without where it wrote and logged
         contexts = sorted({row["context"] for row in rows})
-        words = self.overrides
+        words = list(self.overrides)
         if contexts != self.contexts:
             words = [word for word in words if not word.startswith("lengths.contexts=")]
             words.append(f"lengths.contexts=[{','.join(map(str, contexts))}]")

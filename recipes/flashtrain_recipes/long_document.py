@@ -11,6 +11,7 @@ from flashtrain.folders.run_folder import FINISHED, read_summary
 from flashtrain.report.figures import line_figure
 from flashtrain.report.rows import Row, values_of
 from flashtrain.report.table import make_table
+from flashtrain.settings.command_line import CommandLine
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.fine_tuning.prepare import check_fine_tuning_step
 from flashtrain.tasks.fine_tuning.splits import check_trainable, read_rows
@@ -30,7 +31,7 @@ _DROPPED = ("device", "versions", "overrides", "date", "recipe", "devices")  # t
 class DocumentsStudy(ContextStudy):
     """The comparison of contexts for BERT fine-tuned to classify documents."""
 
-    def __init__(self, settings: Settings, hardware: Hardware, overrides: list[str]) -> None:
+    def __init__(self, settings: Settings, hardware: Hardware, overrides: CommandLine) -> None:
         super().__init__(settings, hardware, overrides)
         for context in settings.lengths.contexts or []:
             check_fine_tuning_step(settings.having(context=context))

@@ -16,6 +16,7 @@ from flashtrain.command.overrides import plain_words
 from flashtrain.command.request import settings_of
 from flashtrain.command.sweep import run_sweep
 from flashtrain.errors import UserError
+from flashtrain.settings.command_line import CommandLine
 from flashtrain.settings.settings import mode_names
 
 
@@ -73,7 +74,7 @@ def test_a_sweep_ends_with_a_table_and_a_figure_and_goes_on_past_a_job_that_fail
 
 def test_a_sweep_with_a_mistake_in_it_starts_nothing(tiny_runs: TinyRuns, tmp_path) -> None:
     with pytest.raises(UserError, match="must be a multiple of context=33"):
-        run_sweep(tiny_runs.settings_words("context=32,33", f"output={tmp_path}"))
+        run_sweep(CommandLine(tiny_runs.settings_words("context=32,33", f"output={tmp_path}")))
     assert not list(tmp_path.iterdir())
 
 

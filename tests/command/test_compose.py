@@ -6,8 +6,10 @@ import hydra
 import pytest
 
 from flashtrain.command import compose
-from flashtrain.command.compose import apply_demo, compose_settings
+from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
+from flashtrain.run.machine import apply_demo
+from flashtrain.settings.command_line import CommandLine
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +77,7 @@ def test_a_recipe_file_that_cannot_be_read_is_named(tmp_path, monkeypatch, text:
 
 def test_the_demo_replaces_the_recipes_settings_but_not_the_command_lines() -> None:
     words = ["recipe=gpt2", "trainer.steps=7"]
-    demo = apply_demo(compose_settings(words), words)
+    demo = apply_demo(compose_settings(words), CommandLine(words).by_name)
     assert demo.is_demo
     assert (demo.model.size, demo.context, demo.data.tokenizer, demo.trainer.steps) == ("demo", 256, "bytes", 7)
 
@@ -83,9 +85,9 @@ def test_the_demo_replaces_the_recipes_settings_but_not_the_command_lines() -> N
 @pytest.mark.parametrize(("context", "tokens"), [(1024, 2048), (4096, 4096), (1000, 3000)])
 def test_a_demos_step_is_whole_samples_of_another_context(context, tokens) -> None:
     words = ["recipe=gpt2", f"context={context}"]
-    assert apply_demo(compose_settings(words), words).trainer.tokens_per_step == tokens
+    assert apply_demo(compose_settings(words), CommandLine(words).by_name).trainer.tokens_per_step == tokens
     words = ["recipe=gpt2", f"context={context}", "trainer.tokens_per_step=8000"]
-    assert apply_demo(compose_settings(words), words).trainer.tokens_per_step == 8000
+    assert apply_demo(compose_settings(words), CommandLine(words).by_name).trainer.tokens_per_step == 8000
 
 
 def test_a_value_that_an_interpolation_stands_for_is_not_printed(monkeypatch) -> None:

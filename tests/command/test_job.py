@@ -102,7 +102,7 @@ def test_the_last_weights_are_the_best_where_the_validation_after_the_last_step_
 
 
 def test_whichever_rank_fails_reports_it_in_the_summary(tiny_runs: TinyRuns, monkeypatch) -> None:
-    monkeypatch.setattr("flashtrain.command.job.is_first_rank", lambda: False)
+    monkeypatch.setattr("flashtrain.run.job.is_first_rank", lambda: False)
     status, folder = tiny_runs.run("second-rank", "optimizer.learning_rate=1e30", "optimizer.gradient_clip=0")
     assert status == 2
     assert json.loads((folder / "summary.json").read_text())["status"] == "failed"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 
 import pytest
 from published_commands import saved_runs
 
-from flashtrain.command.compose import check_given_once, compose_settings
+from flashtrain.command.compose import compose_settings
 from flashtrain.command.mode_settings import NOT_TRAINED, USED, check_used
 from flashtrain.command.overrides import plain_words
 from flashtrain.command.request import settings_of
@@ -15,6 +16,7 @@ from flashtrain.errors import UserError
 from flashtrain.files.shipped import recipe_files
 from flashtrain.folders.run_folder import read_settings
 from flashtrain.mode import modes
+from flashtrain.settings.command_line import CommandLine
 from flashtrain.settings.schema import all_settings
 from flashtrain.spec import tasks
 
@@ -43,12 +45,12 @@ def refused(*words: str) -> str:
 )
 def test_a_setting_that_is_given_twice_is_refused(words: list[str]) -> None:
     with pytest.raises(UserError, match=rf"{words[0].strip('+').split('=')[0]} is given twice, as "):
-        check_given_once(words)
+        CommandLine(words).check_given_once()
 
 
 def test_a_group_and_settings_in_it_are_not_the_same_and_hydras_own_may_come_twice() -> None:
-    check_given_once(["recipe=gpt2", "optimizer=lamb", "optimizer.learning_rate=1", "context=1,2"])
-    check_given_once(["recipe=gpt2", "hydra.run.dir=a", "hydra.run.dir=b"])
+    CommandLine(["recipe=gpt2", "optimizer=lamb", "optimizer.learning_rate=1", "context=1,2"]).check_given_once()
+    CommandLine(["recipe=gpt2", "hydra.run.dir=a", "hydra.run.dir=b"]).check_given_once()
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,7 @@ def test_a_setting_that_the_mode_does_not_use_is_refused(words: str) -> None:
 def test_a_recipe_that_measures_is_not_trained_or_evaluated(recipe: str, mode: str) -> None:
     words = [f"recipe={recipe}", f"mode={mode}"]
     with pytest.raises(UserError, match=f"mode={mode}: recipe={recipe} "):
-        check_used(compose_settings(words), words)
+        check_used(compose_settings(words), CommandLine(words))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +159,7 @@ def test_a_recipes_own_lines_are_never_refused(recipe: str) -> None:
 
 def test_the_tables_name_settings_that_exist() -> None:
     names = {name for name, _, _ in all_settings()}
-    named = [*USED.values(), *NOT_TRAINED, *(mode.own for mode in modes().values())]
+    named = [*USED.values(), NOT_TRAINED, *(mode.own for mode in modes().values())]
     for task in tasks().values():
-        named += [*task.modes.values(), *task.same, task.shape, task.trained]
-    assert set(" ".join(named).split()) <= names
+        named += [*task.modes.values(), task.same, task.shape, task.trained]
+    assert set(chain(*named)) <= names

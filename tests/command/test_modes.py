@@ -8,8 +8,9 @@ from tiny_runs import TinyRuns, run_mode
 
 from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.job import settle
 from flashtrain.errors import UserError
+from flashtrain.run.machine import adapt_to_machine
+from flashtrain.settings.command_line import CommandLine
 from flashtrain.tasks.language.plan import plan_language as plan
 
 
@@ -69,7 +70,7 @@ def test_a_package_of_hydras_in_a_word_is_no_setting(trained) -> None:
 
 def test_plan_names_parameters_tokens_memory_and_time_and_starts_nothing(tiny_runs: TinyRuns) -> None:
     words = tiny_runs.settings_words("mode=plan")
-    settings, hardware = settle(compose_settings(words), words)
+    settings, hardware = adapt_to_machine(compose_settings(words), CommandLine(words))
     before = set(tiny_runs.folder.iterdir())
     text = plan(settings, hardware)
     for part in (
@@ -84,4 +85,4 @@ def test_plan_names_parameters_tokens_memory_and_time_and_starts_nothing(tiny_ru
         assert part in text
     assert set(tiny_runs.folder.iterdir()) == before
     words = ["recipe=gpt2", "mode=plan", "hardware=cpu"]
-    assert "MB of text: 0.1 epochs at" in plan(*settle(compose_settings(words), words))
+    assert "MB of text: 0.1 epochs at" in plan(*adapt_to_machine(compose_settings(words), CommandLine(words)))

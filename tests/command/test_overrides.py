@@ -8,13 +8,14 @@ import pytest
 from omegaconf import OmegaConf
 
 from flashtrain import registry
-from flashtrain.command.compose import compose_settings, parse_overrides
+from flashtrain.command.compose import compose_settings
 from flashtrain.command.overrides import plain_words
 from flashtrain.command.request import settings_of
 from flashtrain.command.sweep import expand
 from flashtrain.errors import UserError
 from flashtrain.models.decoder_config import FAMILIES, SIZES
 from flashtrain.settings import options
+from flashtrain.settings.command_line import CommandLine
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_everything_else_stays_as_it_is_given(word: str) -> None:
 
 def test_a_prompt_may_hold_anything_and_a_model_of_ones_own_has_sizes_of_its_own() -> None:
     for text in ("null", "A, 'b'\n1e6", "x = {1: [2]}", "back\\slash", "${home}", "", "(a)=b,c", "end\\"):
-        (override,) = parse_overrides(plain_words([f"prompt={text}"]))
+        (override,) = CommandLine(plain_words([f"prompt={text}"])).overrides
         assert OmegaConf.create({"prompt": override.value()}).prompt == text
     assert plain_words(["model.name=mine", "model.size=124M"])[1] == "model.size=124M"
 
@@ -70,10 +71,11 @@ def test_a_prompt_may_hold_anything_and_a_model_of_ones_own_has_sizes_of_its_own
 @pytest.mark.parametrize("key", ["checkpoint", "data.path", "data.tokenizer", "++model.path", "finetune.path"])
 def test_a_path_is_the_text_that_was_typed(key: str, text: str) -> None:
     words = plain_words([f"{key}={text}"])
-    (override,) = parse_overrides(words)
+    (override,) = CommandLine(words).overrides
     assert override.value() == text
     assert plain_words(words) == words  # ranks read the command's words once more
-    swept = [parse_overrides(job)[0].value() for job in expand(plain_words(["-m", f"{key}={text}"])[1:])]
+    jobs = expand(CommandLine(plain_words(["-m", f"{key}={text}"])[1:]))
+    swept = [job.overrides[0].value() for job in jobs]
     assert swept == text.split(",")
 
 
@@ -89,13 +91,13 @@ def test_a_path_is_the_text_that_was_typed(key: str, text: str) -> None:
     ],
 )
 def test_a_path_in_hydras_own_form_is_read_as_hydra_does(value: str, read: str | None) -> None:
-    (override,) = parse_overrides(plain_words([f"checkpoint={value}"]))
+    (override,) = CommandLine(plain_words([f"checkpoint={value}"])).overrides
     assert override.value() == read
 
 
 def test_commas_of_a_sweep_separate_paths_outside_quotes() -> None:
     given = ["-m", "recipe=gpt2", "data=files", "data.path=a=1/x,'b,c'", "logger.group=choice(d,e)", "prompt=f, g"]
-    jobs = expand(plain_words(given)[1:])
+    jobs = expand(CommandLine(plain_words(given)[1:]))
     assert [compose_settings(job).data.path for job in jobs] == ["a=1/x", "a=1/x", "b,c", "b,c"]
     assert [compose_settings(job).logger.group for job in jobs] == ["d", "e", "d", "e"]
     assert {compose_settings(job).prompt for job in jobs} == {"f, g"}

@@ -18,17 +18,19 @@ from flashtrain.command import sweep
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import write_summary
 from flashtrain.folders.run_lock import LOCK
+from flashtrain.settings.command_line import CommandLine
 from flashtrain.training.checkpoints import read_checkpoint
 
 
 def test_it_is_the_product_of_all_values_listed() -> None:
-    jobs = sweep.expand(["recipe=gpt2", "seed=range(0,2)", "optimizer.betas=[0.9,0.99]", "attention=flash,sdpa"])
+    words = ["recipe=gpt2", "seed=range(0,2)", "optimizer.betas=[0.9,0.99]", "attention=flash,sdpa"]
+    jobs = sweep.expand(CommandLine(words))
     same = ("recipe=gpt2", "optimizer.betas=[0.9,0.99]")
     assert [[word for word in words if word not in same] for words in jobs] == [
         [f"seed={seed}", f"attention={attention}"] for seed in (0, 1) for attention in ("flash", "sdpa")
     ]
     with pytest.raises(UserError, match="list the values"):
-        sweep.expand(["optimizer.learning_rate=interval(0,1)"])
+        sweep.expand(CommandLine(["optimizer.learning_rate=interval(0,1)"]))
 
 
 @pytest.mark.parametrize("before", [None, {"status": "running", "model": "gpt2-demo"}])
@@ -82,7 +84,8 @@ def run_jobs(monkeypatch, tmp_path):
 
     def run(jobs: Jobs, *words: str, seeds: str = "seed=0,1,2") -> tuple[int, Jobs]:
         monkeypatch.setattr(sweep, "JobProcesses", jobs)
-        return sweep.run_sweep(["recipe=gpt2", "hardware=cpu", "logger=csv", f"output={tmp_path}", seeds, *words]), jobs
+        line = ["recipe=gpt2", "hardware=cpu", "logger=csv"]
+        return sweep.run_sweep(CommandLine([*line, f"output={tmp_path}", seeds, *words])), jobs
 
     return run
 

@@ -20,11 +20,13 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("", "recipes", "kernels", "tes
 
 from published_commands import jobs_of, published_commands, saved_runs, words_of  # noqa: E402
 
-from flashtrain.command.compose import apply_demo, compose_settings  # noqa: E402
+from flashtrain.command.compose import compose_settings  # noqa: E402
 from flashtrain.command.overrides import plain_words  # noqa: E402
 from flashtrain.command.request import settings_of  # noqa: E402
 from flashtrain.files.shipped import recipe_files  # noqa: E402
 from flashtrain.registry import registered  # noqa: E402
+from flashtrain.run.machine import apply_demo  # noqa: E402
+from flashtrain.settings.command_line import CommandLine  # noqa: E402
 from flashtrain.settings.schema import schema_of  # noqa: E402
 from flashtrain.settings.settings import Settings  # noqa: E402
 
@@ -55,7 +57,7 @@ def composed_recipe(name: str, defaults: dict[str, Values]) -> tuple[Values, Val
     words = [f"recipe={name}"]
     settings = compose_settings(words)
     return {"task": settings.task, **other_than(defaults[settings.task], settings)}, other_than(
-        flat(asdict(settings)), apply_demo(settings, words)
+        flat(asdict(settings)), apply_demo(settings, CommandLine(words).by_name)
     )
 
 

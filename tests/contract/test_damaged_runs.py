@@ -11,8 +11,10 @@ import torch
 from contract_runs import Settings, interrupted, language, summary, train
 
 import flashtrain
-from flashtrain.command import job
 from flashtrain.command.request import settings_of
+from flashtrain.run.job import Job
+from flashtrain.run.machine import adapt_to_machine
+from flashtrain.settings.command_line import CommandLine
 
 pytestmark = pytest.mark.integration  # whole runs
 
@@ -137,5 +139,5 @@ def test_a_lost_line_of_config_yaml(folder: Path, caplog) -> None:
 
 def run(folder: Path) -> None:
     """As `python -m flashtrain resume=FOLDER` does."""
-    words = [f"resume={folder}"]
-    job.run(settings_of(words), folder, overrides=words, started=time.time())
+    line = CommandLine([f"resume={folder}"])
+    Job(*adapt_to_machine(settings_of(line), line), folder, line).run(started=time.time())

@@ -7,9 +7,11 @@ from dataclasses import asdict
 import pytest
 
 from flashtrain.command.checkpoint_settings import settings_from_checkpoint
-from flashtrain.command.compose import apply_demo, compose_settings
+from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import write_config
+from flashtrain.run.machine import apply_demo
+from flashtrain.settings.command_line import CommandLine
 from flashtrain.settings.data import DataSettings
 from flashtrain.tasks.text_data import make_source
 
@@ -48,13 +50,13 @@ def test_what_would_be_passed_over_is_refused_before_any_work(words: list[str], 
 )
 def test_what_is_read_is_not(words: list[str]) -> None:
     words = ["recipe=gpt2", *words]
-    apply_demo(compose_settings(words), words)
+    apply_demo(compose_settings(words), CommandLine(words).by_name)
 
 
 @pytest.mark.parametrize("recipe", ["gpt2", "gpt2-long", "bert", "bert-speed"])
 def test_a_demo_for_the_standard_library_goes_with_other_text(recipe) -> None:
     words = [f"recipe={recipe}", *FILES]
-    assert apply_demo(compose_settings(words), words).data.path == "BOOKS"
+    assert apply_demo(compose_settings(words), CommandLine(words).by_name).data.path == "BOOKS"
 
 
 def test_an_evaluation_on_another_source_forgets_what_the_run_was_given_of_its_own(tmp_path) -> None:

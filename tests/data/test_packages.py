@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from flashtrain.command.compose import apply_demo, compose_settings
+from flashtrain.command.compose import compose_settings
 from flashtrain.data import packages, sources
 from flashtrain.data.datamodule import TextDataModule
 from flashtrain.data.packages import PackagesSource
+from flashtrain.run.machine import apply_demo
+from flashtrain.settings.command_line import CommandLine
 
 COMMON = "# os\n" + "z = 3\n" * 999  # more than may be held out
 SMALL = [f"small{letter}{more}" for letter in "abcdefghijklmnopqrstuvwxyz" for more in ("", "2")]
@@ -117,7 +119,7 @@ def test_the_token_cache_follows_what_is_installed(site, tmp_path, change):
 )
 def test_the_demo_reads_the_standard_library_unless_the_command_line_names_a_text(words, source):
     words = ["recipe=gpt2", *words]
-    assert apply_demo(compose_settings(words), words).data.source == source
+    assert apply_demo(compose_settings(words), CommandLine(words).by_name).data.source == source
     assert compose_settings(words).data.source == ("files" if source == "files" else "packages")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flashtrain.command.compose import apply_demo, compose_settings
+from flashtrain.command.compose import compose_settings
 from flashtrain.data import token_files
 from flashtrain.data.datamodule import TextDataModule
 from flashtrain.data.masked_datamodule import MaskedTextDataModule
@@ -13,6 +13,8 @@ from flashtrain.data.token_files import TokenFiles
 from flashtrain.data.token_ids import TokenIds
 from flashtrain.data.tokenizers import TokenizerSpec, load_tokenizer
 from flashtrain.errors import UserError
+from flashtrain.run.machine import apply_demo
+from flashtrain.settings.command_line import CommandLine
 
 IDS = np.arange(1, 201) % 50
 NO_TOKENIZER = TokenizerSpec("none", vocab_size=50)
@@ -170,5 +172,5 @@ def test_settings_are_checked_before_a_file_is(words, message):
 
 def test_a_demo_keeps_the_files_own_tokens():
     words = ["recipe=gpt2", "data=tokens", "data.path=x", "data.vocab_size=65"]
-    demo = apply_demo(compose_settings(words), words).data
+    demo = apply_demo(compose_settings(words), CommandLine(words).by_name).data
     assert (demo.tokenizer, demo.vocab_size, demo.first_words) == ("none", 65, "0")

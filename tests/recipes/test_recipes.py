@@ -7,12 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
+from jobs import run_job
 from tiny_runs import each
 
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.job import run_job
 from flashtrain.files.shipped import recipe_files
 from flashtrain.report.__main__ import main as report
+from flashtrain.settings.command_line import CommandLine
 from flashtrain_recipes.context_study import run_study
 
 RECIPES = sorted(recipe_files())
@@ -50,7 +51,7 @@ def test_it_trains_or_measures_a_step_on_a_cpu(recipe: str, tmp_path) -> None:
     elif settings.mode == "benchmark":
         words += ["benchmark.rounds=1", "benchmark.steps=1", "benchmark.contexts=[32,64]", "benchmark.max_seconds=null"]
     if settings.mode == "lengths":
-        assert run_study(compose_settings(words), words, started=time.monotonic(), start=run_training) == 0
+        assert run_study(compose_settings(words), CommandLine(words), started=time.monotonic(), start=run_training) == 0
     else:
         assert run(words, tmp_path / recipe / "run") == 0
     (summary,) = tmp_path.glob(f"{recipe}/*/summary.json")

@@ -85,3 +85,12 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path):
 def test_a_status_in_a_word_or_three(row: dict, status: str):
     assert status_text(row) == status
     assert has_failed(row) == (status != "ok")
+
+
+def test_a_column_of_an_older_row_has_its_present_name(tmp_path: Path):
+    older = {"context_parallel": 2, "context_way": "ring"}
+    write_result(tmp_path / "r.json", "gpt2", "the command", [older])
+    (run,) = collect_summaries(job(tmp_path / "run", **older))
+    for row in (*read_result(tmp_path / "r.json").rows, run):
+        assert row["context_method"] == "ring"
+        assert "context_way" not in row

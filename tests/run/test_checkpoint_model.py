@@ -11,13 +11,14 @@ from tiny_runs import TinyRuns
 from flashtrain.command import modes
 from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.job import settle
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import read_settings, read_summary
 from flashtrain.integrations import save_decoder, save_weights
 from flashtrain.models import Decoder, DecoderConfig
 from flashtrain.models.longer_context import stretched
+from flashtrain.run.machine import adapt_to_machine
 from flashtrain.run.train import check_same_model
+from flashtrain.settings.command_line import CommandLine
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import task_of
 from flashtrain.tasks.language.prepare import model_builder
@@ -139,7 +140,7 @@ def words_of_its_own(tiny_runs: TinyRuns) -> Path:
 def settled(*words: str) -> Settings:
     """The settings as a run on a CPU has them, its text not yet read."""
     words = ("recipe=gpt2", "hardware=cpu", "data=files", f"data.path={Path(__file__).parents[2]}/README.md", *words)
-    return settle(compose_settings(words), words)[0]
+    return adapt_to_machine(compose_settings(words), CommandLine(words))[0]
 
 
 def test_a_runs_tokenizer_model_and_context_come_with_its_weights(words_of_its_own, caplog) -> None:

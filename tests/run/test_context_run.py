@@ -8,8 +8,10 @@ import pytest
 import torch
 from quick_settings import settings_of
 
-from flashtrain.command import job
 from flashtrain.errors import UserError
+from flashtrain.run import machine
+from flashtrain.run.machine import adapt_to_machine
+from flashtrain.settings.command_line import CommandLine
 from flashtrain.tasks.batching import Batching, choose_batching
 from flashtrain.tasks.context_run import check_model, context_columns, exchange_bytes_of
 from flashtrain.tasks.decoders import make_model
@@ -100,7 +102,7 @@ def test_the_line_before_training_and_the_row_after_it_name_degree_and_way():
     assert "micro-batch 64, each sequence over 4 devices (ulysses)" in line
     assert context_columns(settings.sharding, "bf16-mixed", model, 64) == {
         "context_parallel": 4,
-        "context_way": "ulysses",
+        "context_method": "ulysses",
     }
     assert context_columns(settings_of().sharding, "bf16-mixed", model, 1) == {}
 
@@ -116,9 +118,9 @@ def test_the_line_before_training_and_the_row_after_it_name_degree_and_way():
     ],
 )
 def test_heads_that_do_not_fit_are_refused_before_any_text_is_read(monkeypatch, words, message):
-    monkeypatch.setattr(job, "detect_hardware", lambda accelerator: H200)
+    monkeypatch.setattr(machine, "detect_hardware", lambda accelerator: H200)
     with pytest.raises(UserError, match=message):
-        job.settle(one_sequence(8192, "trainer.strategy=context_parallel", *words), ())
+        adapt_to_machine(one_sequence(8192, "trainer.strategy=context_parallel", *words), CommandLine())
 
 
 def test_a_model_whose_attention_cannot_be_shared_is_refused():
@@ -130,12 +132,12 @@ def test_a_model_whose_attention_cannot_be_shared_is_refused():
 def test_a_cpu_computes_the_same_attention_and_an_old_gpu_is_refused(monkeypatch):
     settings = settings_of("trainer.devices=2", "trainer.strategy=context_parallel")
     cpu = Hardware("cpu", "a CPU", 2, None, 2**34, 2**34, None, "32-true", "sdpa")
-    monkeypatch.setattr(job, "detect_hardware", lambda accelerator: cpu)
-    assert job.settle(settings, ())[1].attention == "flash"
+    monkeypatch.setattr(machine, "detect_hardware", lambda accelerator: cpu)
+    assert adapt_to_machine(settings, CommandLine())[1].attention == "flash"
     old = replace(H200, name="Tesla V100", capability=(7, 0), attention="sdpa", precision="16-mixed")
-    monkeypatch.setattr(job, "detect_hardware", lambda accelerator: old)
+    monkeypatch.setattr(machine, "detect_hardware", lambda accelerator: old)
     with pytest.raises(UserError, match=r"needs attention=flash.* Tesla V100 \(sm_70\)\. Use trainer\.strategy=ddp"):
-        job.settle(settings, ())
+        adapt_to_machine(settings, CommandLine())
 
 
 def test_sharded_weights_have_no_float32_copies():

@@ -8,11 +8,13 @@ from typing import get_args
 
 import pytest
 
-from flashtrain.command import job
+from flashtrain.command import modes
 from flashtrain.command.overrides import plain_words
 from flashtrain.command.request import settings_of
 from flashtrain.errors import UserError
 from flashtrain.report.rows import read_result
+from flashtrain.run import machine
+from flashtrain.settings.command_line import CommandLine
 from flashtrain.settings.options import Gpu
 from flashtrain.training.hardware import MEASURED_MFU, PLANNED_GPUS, planned_hardware
 
@@ -23,12 +25,12 @@ PIECES = ("memory.ffn_chunk=16384", "memory.loss_chunk=2048", "memory.offload=tr
 @pytest.fixture(autouse=True)
 def elsewhere(monkeypatch) -> None:
     """This machine is not looked at."""
-    monkeypatch.setattr(job, "detect_hardware", None)
+    monkeypatch.setattr(machine, "detect_hardware", None)
 
 
 def plan_of(*words: str) -> str:
-    own = plain_words(["mode=plan", *words])
-    return job.plan(settings_of(own), own)
+    line = CommandLine(plain_words(["mode=plan", *words]))
+    return modes.plan(settings_of(line), line)
 
 
 def gib_of(*words: str) -> float:

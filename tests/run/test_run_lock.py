@@ -15,14 +15,14 @@ import filelock
 import pytest
 from tiny_runs import checkout_environment
 
-from flashtrain.__main__ import _command
+from flashtrain.__main__ import main
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.job import run_folder
 from flashtrain.errors import UserError
-from flashtrain.folders.new_folder import new_run_folder, remove_unused, unfinished_or_new
+from flashtrain.folders.new_folder import new_run_folder, remove_unused, run_folder
 from flashtrain.folders.run_folder import read_settings, read_summary, write_config, write_summary
 from flashtrain.folders.run_lock import HOLDER, LOCK, Busy, hold, is_first_of_job, let_go
 from flashtrain.folders.same_training import find_same, find_unfinished
+from flashtrain.settings.command_line import CommandLine
 
 
 class Other:
@@ -92,7 +92,9 @@ def test_hydra_run_dir_of_a_run_that_lives_is_refused_before_hydra_writes_there(
 ) -> None:
     words = ["recipe=gpt2", "hardware=cpu", f"hydra.run.dir='{live}'"]
     monkeypatch.setattr(sys, "argv", ["flashtrain", *words])
-    assert _command(words) == Busy.status
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == Busy.status
     assert f"another run is using {live}" in capsys.readouterr().err
     assert not (live / ".hydra").exists()
 
@@ -128,12 +130,13 @@ def test_of_ranks_that_train_together_the_first_holds_the_folder(
 
 @pytest.mark.integration
 def test_slurms_other_ranks_go_where_their_first_one_has_gone(live: Path, monkeypatch) -> None:
-    settings = compose_settings(["recipe=gpt2", "seed=8"])
+    settings = compose_settings(["recipe=gpt2", "seed=8", "resume=auto"])
+    settings.output, settings.recipe = str(live.parent.parent), live.parent.name
     for name, value in {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"}.items():
         monkeypatch.setenv(name, value)
-    first = unfinished_or_new(live.parent, settings)
+    first = run_folder(settings, CommandLine())
     monkeypatch.setenv("SLURM_PROCID", "1")
-    assert unfinished_or_new(live.parent, settings) == first == live.parent / "slurm-77-0"
+    assert run_folder(settings, CommandLine()) == first == live.parent / "slurm-77-0"
     monkeypatch.setenv("SLURM_PROCID", "0")
     let_go(first)
 
@@ -184,7 +187,7 @@ def test_hydra_run_dir_of_a_finished_run_is_refused_and_its_own_goes_on(trained:
     trained = shutil.copytree(trained, tmp_path / "run")
     settings = read_settings(trained)
     settings.hardware.demo = "never"
-    words = [f"hydra.run.dir='{trained}'", "trainer.steps=6"]
+    words = CommandLine([f"hydra.run.dir='{trained}'", "trainer.steps=6"])
     with pytest.raises(UserError, match="has a finished run"):
         run_folder(settings, words)
     for resume in ("auto", str(trained)):

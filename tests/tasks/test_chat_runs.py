@@ -12,13 +12,15 @@ import pytest
 import torch
 from chat_folders import CHATML, save_tokenizer_folder, write_sums
 from forked_commands import run
+from jobs import run_job
 from tiny_runs import TINY, TinyRuns, made_once, run_mode
 
 from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.job import run_job, settle
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import SETTINGS
+from flashtrain.run.machine import adapt_to_machine
+from flashtrain.settings.command_line import CommandLine
 from flashtrain.spec import task_of
 from flashtrain.tasks.language.prepare import make_data
 from flashtrain.training.hardware import detect_hardware
@@ -77,7 +79,7 @@ def test_its_export_has_the_chat_template_and_ends_where_answers_do(finished):
 
 def test_what_would_be_trained_is_planned(runs):
     words = runs.settings_words("mode=plan")
-    settings, hardware = settle(compose_settings(words), words)
+    settings, hardware = adapt_to_machine(compose_settings(words), CommandLine(words))
     assert "chats.jsonl, about " in task_of(settings).plan(settings, hardware)
 
 

@@ -15,6 +15,11 @@ from transformers import AutoModelForCausalLM
 
 import flashtrain
 from flashtrain.command.request import settings_of
+from flashtrain.folders.new_folder import run_folder
+from flashtrain.folders.run_folder import read_settings, read_summary, write_summary
+from flashtrain.folders.run_lock import let_go
+from flashtrain.run.machine import adapt_to_machine
+from flashtrain.settings.command_line import CommandLine
 from flashtrain.tasks.language import exports
 from flashtrain.training.checkpoints import read_checkpoint
 
@@ -77,6 +82,27 @@ def test_a_following_training_never_takes_what_was_rounded(of_half: Path, words:
     assert all(torch.equal(one, exact[name]) for name, one in written(taken).items())
     assert flashtrain.export(of_half).name == "export-2"  # which is not the exact one
     assert settings_of(["mode=generate", f"model.path={of_half}"]).model.path == str(taken)
+
+
+@pytest.mark.integration
+def test_looking_for_a_folder_exports_nothing_and_a_following_training_takes_one_export(
+    of_half: Path, words: list[str], tmp_path: Path
+) -> None:
+    runs = TinyRuns(tmp_path, words)
+    before = {one.name for one in of_half.iterdir()}
+    line = CommandLine(runs.settings_words(f"model.path={of_half}", f"output={tmp_path}", "resume=auto"))
+    settings, _ = adapt_to_machine(settings_of(line), line)
+    assert not (run_folder(settings, line) / "config.yaml").exists()
+    assert not [one for one in of_half.iterdir() if one.name.startswith(exports.EXACT)]
+    assert {one.name for one in of_half.iterdir()} - before <= {".export.lock"}
+
+    begun = runs.finished(tmp_path / "sft", f"model.path={of_half}")
+    (exported,) = of_half.glob(f"{exports.EXACT}*")
+    assert read_settings(begun).model.path == str(exported)
+    write_summary(begun, {**read_summary(begun), "status": "stopped"})
+    settings, _ = adapt_to_machine(settings_of(line), line)
+    assert run_folder(settings, line) == begun
+    let_go(begun)
 
 
 @pytest.mark.integration

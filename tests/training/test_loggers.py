@@ -6,10 +6,11 @@ import pytest
 from pytorch_lightning.loggers import TensorBoardLogger, WandbLogger
 
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.job import settle
 from flashtrain.command.overrides import plain_words
 from flashtrain.errors import UserError
+from flashtrain.run.machine import adapt_to_machine
 from flashtrain.settings import logger
+from flashtrain.settings.command_line import CommandLine
 from flashtrain.training import loggers as loggers_module
 from flashtrain.training.loggers import (
     close_loggers,
@@ -129,4 +130,4 @@ def test_what_is_not_installed_is_reported_before_anything_is_built(monkeypatch)
     assert settings.logger.kinds == ["none", "tensorboard"]
     monkeypatch.setattr(logger, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"logger=tensorboard needs the package .*: pip install tensorboard"):
-        settle(settings, words)
+        adapt_to_machine(settings, CommandLine(words))

@@ -123,7 +123,7 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
         throughput,
         batching,
         description,
-        said=[source.describe(), *epochs, describe_training(settings, hardware, model, batching)],
+        lines=[source.describe(), *epochs, describe_training(settings, hardware, model, batching)],
         row=row,
         tokenizer=source.tokenizer,
         advice=ADVICE,

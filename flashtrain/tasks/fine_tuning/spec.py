@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import imported, measured_words, say_finished
+from flashtrain.spec import Names, imported, measured_words, report_finished
 from flashtrain.tasks.fine_tuning.settings import LabelledSettings
 from flashtrain.tasks.masked_language.spec import MaskedTask
 
@@ -16,7 +16,7 @@ class FineTuningTask(MaskedTask):
     """task=fine_tuning: BERT with a classification head, trained on labelled texts."""
 
     settings = LabelledSettings
-    modes: Mapping[str, str] = {"evaluate": "context data finetune bert.residual", "export": "context"}
+    modes: Mapping[str, Names] = {"evaluate": ("context", "data", "finetune", "bert.residual"), "export": ("context",)}
     same = ("context", "data", "bert", "finetune")
     prepare = imported("flashtrain.tasks.fine_tuning.prepare:prepare")
     plan = imported("flashtrain.tasks.fine_tuning.prepare:plan_fine_tuning")
@@ -41,13 +41,13 @@ class FineTuningTask(MaskedTask):
             "devices": settings.trainer.ranks,
         }
 
-    def say(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
+    def report(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
         from flashtrain.tasks.fine_tuning.task import score_of
 
         rate = row["tokens_per_second"]
         speed = "" if rate is None else f"{rate:,.0f} real tokens/s{measured_words(row)}, "
         what = f"{row['model']} on {row['data']}, context {row['context']:,}"
-        say_finished(
+        report_finished(
             folder,
             f"finished {what}: {score_of(row)}, on {row['scored']} texts",
             f"{speed}{row['samples']:,} texts trained on, {row['seconds']:.0f} s for the whole command",

@@ -70,11 +70,11 @@ def _round(model: nn.Module, dtype: str) -> str:
     return f"; {words}; export.dtype=float32 is exact"
 
 
-def take_export(settings: Settings) -> None:
+def take_export(settings: Settings, *, make: bool = True) -> None:
     """Replace a transformers model's run, which model.path or `weights` names, by its export. Changes `settings`.
 
-    The run's best checkpoint is exported if it has no export yet. If model=huggingface and `weights` are not of a run,
-    model.path takes their place.
+    If the run's best checkpoint has no export yet, it is exported or, unless `make`, model.path is the run until then.
+    If model=huggingface and `weights` are not of a run, model.path takes their place.
 
     Raises:
         UserError: there is no checkpoint, or the run needs model=huggingface.
@@ -100,8 +100,10 @@ def take_export(settings: Settings) -> None:
         return
     with filelock.FileLock(folder / ".export.lock"):  # ranks look at the same time
         found = (one for one in folder.glob(f"{EXACT}*") if read_json(one / NOTE) == _note(checkpoint))
-        same = next(found, None) or export(load_trained(str(checkpoint), attention="sdpa"), own, exact=True)
-        settings.model.path = str(same.absolute())
+        same = next(found, None)
+        if same is None and make:
+            same = export(load_trained(str(checkpoint), attention="sdpa"), own, exact=True)
+        settings.model.path = str((same or given).absolute())
 
 
 def _note(checkpoint: Path) -> dict[str, object]:

@@ -74,7 +74,7 @@ def _text(settings: Settings, tokens: int) -> str:
 def describe(settings: Settings, hardware: Hardware, model: Trainable, batching: Batching) -> str:
     """Return the line that announces a training: model, context, steps, machine, micro-batch, memory."""
     columns = context_columns(settings.sharding, hardware.precision, model, batching.micro_batch)
-    shared = f", each sequence over {columns['context_parallel']} devices ({columns['context_way']})" if columns else ""
+    shared = ", each sequence over {context_parallel} devices ({context_method})".format(**columns) if columns else ""
     parameters = model.parameter_count()
     trained = sum(one.numel() for one in model.parameters() if one.requires_grad)  # fewer with adapters
     part = f" ({trained / 1e6:.2f}M of them trained)" if trained < parameters else ""

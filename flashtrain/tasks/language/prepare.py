@@ -28,6 +28,7 @@ from flashtrain.tasks.attention_masks import attended_context, make_mask
 from flashtrain.tasks.batching import compiles, fit_memory
 from flashtrain.tasks.context_run import check_shape, context_columns
 from flashtrain.tasks.decoders import decoder_config, make_model
+from flashtrain.tasks.language.exports import take_export
 from flashtrain.tasks.language.generate import continue_text
 from flashtrain.tasks.language.plan import describe, describe_mask
 from flashtrain.tasks.language.starting_weights import (
@@ -55,6 +56,7 @@ def prepare(settings: Settings, hardware: Hardware, make_task: MakeTask = Langua
     Args:
         make_task: makes the LightningModule: a class derived from LanguageModel, or what takes the same arguments.
     """
+    take_export(settings)
     build_model = model_builder(settings)
     own = tokenizer_of_weights(settings.weights, begin_of_text=settings.data.begin_of_text)
     data = make_data(settings, hardware, own)
@@ -66,17 +68,17 @@ def prepare(settings: Settings, hardware: Hardware, make_task: MakeTask = Langua
     batching = fit_memory(settings, hardware, model)
     data.batch_size, data.accumulate = batching.micro_batch, batching.accumulate
     description = describe_model(model, settings, vocab_size=vocab_size)
-    said = [data.describe(), *epochs, describe(settings, hardware, model, batching)]
-    said += describe_mask(settings, read=True)
+    lines = [data.describe(), *epochs, describe(settings, hardware, model, batching)]
+    lines += describe_mask(settings, read=True)
     parts = data.epochs_of_parts(settings.trainer.steps * settings.samples_per_step)
-    said += [parts] if parts else []
+    lines += [parts] if parts else []
     read = settings.trainer.steps * settings.trainer.tokens_per_step
     if not parts and not epochs and 0 < data.train_tokens < 0.95 * read:
         fewer = "" if read < MANY_EPOCHS * data.train_tokens else ". Set trainer.epochs=3, or fewer trainer.steps"
-        said.append(f"{read:,} tokens are read: {read / data.train_tokens:.1f} epochs of this text{fewer}")
+        lines.append(f"{read:,} tokens are read: {read / data.train_tokens:.1f} epochs of this text{fewer}")
     if data.validation_tokens:
         requested, every = settings.data.validation_tokens, settings.trainer.validate_every
-        said.append(describe_validation(data.held_out_samples, requested, every, "data.validation_tokens"))
+        lines.append(describe_validation(data.held_out_samples, requested, every, "data.validation_tokens"))
     task = language_model(settings, hardware, model, description, make_task)
     row_length = attended_context(settings.applied_mask, settings.context)
     throughput = Throughput(
@@ -104,7 +106,7 @@ def prepare(settings: Settings, hardware: Hardware, make_task: MakeTask = Langua
         _say_sample(settings, hardware, model, data, trainer)
         return found
 
-    setup = TrainingSetup(data, task, throughput, batching, description, said, row, tokenizer=data.tokenizer)
+    setup = TrainingSetup(data, task, throughput, batching, description, lines, row, tokenizer=data.tokenizer)
     return setup
 
 

@@ -10,8 +10,9 @@ from flashtrain.errors import UserError, one_of
 from flashtrain.mode import contexts_words
 from flashtrain.registry import registered
 from flashtrain.settings import options
+from flashtrain.settings.model import OWN_SIZES
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Task, imported, measured_words, say_finished
+from flashtrain.spec import Names, Task, imported, measured_words, report_finished
 from flashtrain.tasks.language.settings import LanguageSettings
 
 
@@ -19,14 +20,14 @@ class LanguageTask(Task):
     """task=language_model: a decoder trained on text to predict the next token."""
 
     settings = LanguageSettings
-    modes: Mapping[str, str] = {
-        "evaluate": "context data mask model",
-        "generate": "context data mask model generate prompt",
-        "export": "context data mask model export",
-    }
-    shape = "model.size model.layers model.width model.heads model.kv_heads model.ffn model.pattern model.positions"
-    trained = "model.name model.dropout model.vocab_rows model.options"
     same = ("context", "model", "data", "mask")
+    modes: Mapping[str, Names] = {
+        "evaluate": same,
+        "generate": (*same, "generate", "prompt"),
+        "export": (*same, "export"),
+    }
+    shape = ("model.size", *(f"model.{name}" for name in OWN_SIZES), "model.positions")
+    trained = ("model.name", "model.dropout", "model.vocab_rows", "model.options")
     prepare = imported("flashtrain.tasks.language.prepare:prepare")
     plan = imported("flashtrain.tasks.language.plan:plan_language")
     run_mode = imported("flashtrain.tasks.language.evaluate:run_language_mode")
@@ -52,12 +53,12 @@ class LanguageTask(Task):
                 f"of the prefix are not scored. Expected at most {settings.context - 1}."
             )
 
-    def fit_weights(self, settings: Settings, given: Collection[str]) -> Sequence[str]:
+    def suit_weights(self, settings: Settings, given: Collection[str]) -> Sequence[str]:
         if settings.weights is None and settings.model.path is None:
             return ()
-        from flashtrain.tasks.language.weights_settings import fit_to_weights
+        from flashtrain.tasks.language.weights_settings import suit_to_weights
 
-        return fit_to_weights(settings, given)
+        return suit_to_weights(settings, given)
 
     def columns(self, settings: Settings) -> dict[str, Any]:
         return {
@@ -70,7 +71,7 @@ class LanguageTask(Task):
             "devices": settings.trainer.ranks,
         }
 
-    def say(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
+    def report(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
         held_out = "" if row["validation_loss"] is None else f", validation loss {row['validation_loss']:.3f}"
         first = "" if row["train_loss_first"] is None else f" ({row['train_loss_first']:.3f} at the first)"
         # A run that was ended after its last step, and resumed, trains no more.
@@ -78,14 +79,14 @@ class LanguageTask(Task):
         prompt = settings.prompt or settings.data.first_words
         rate = row["tokens_per_second"]
         speed = "" if rate is None else f"{rate:,.0f} tokens/s{measured_words(row)}, "
-        say_finished(
+        report_finished(
             folder,
             f"finished {row['model']}:{loss}{held_out}, after {row['tokens']:,} tokens",
             f"{speed}{row['seconds']:.0f} s for the whole command",
             then=f'mode=generate checkpoint={folder} prompt="{prompt}"',
         )
 
-    def fit_demo(self, demo: Settings, given: Collection[str]) -> None:
+    def suit_demo(self, demo: Settings, given: Collection[str]) -> None:
         if "trainer.tokens_per_step" not in given:
             # The demo's step is for its own context: of another one it is whole samples too.
             demo.trainer.tokens_per_step = demo.context * max(1, -(-demo.trainer.tokens_per_step // demo.context))

@@ -13,7 +13,7 @@ from flashtrain.tasks.language.exports import take_export
 from flashtrain.tasks.language.starting_weights import run_of_weights, starting_weights
 
 
-def fit_to_weights(settings: Settings, given: Collection[str]) -> list[str]:
+def suit_to_weights(settings: Settings, given: Collection[str]) -> list[str]:
     """Change the settings to suit the model that `weights` or model.path names, except for those in `given`.
 
     Args:
@@ -26,12 +26,12 @@ def fit_to_weights(settings: Settings, given: Collection[str]) -> list[str]:
     Raises:
         UserError: `given` contradicts the weights, or data.tokenizer=bpe could not be the weights' tokenizer.
     """
-    take_export(settings)
+    take_export(settings, make=settings.mode != "train")  # a training makes it once it has its folder
     if settings.weights is None:
-        return _fit_context(settings, given)
+        return _suit_context(settings, given)
     if not {"model", "model.name"}.isdisjoint(given):
         _check_family(settings)
-    return [*_fit_to_run(settings, given), *_fit_context(settings, given)]
+    return [*_suit_to_run(settings, given), *_suit_context(settings, given)]
 
 
 def _check_family(settings: Settings) -> None:
@@ -47,7 +47,7 @@ def _check_family(settings: Settings) -> None:
         )
 
 
-def _fit_to_run(settings: Settings, given: Collection[str]) -> list[str]:
+def _suit_to_run(settings: Settings, given: Collection[str]) -> list[str]:
     """Take tokenizer and model of the run that `weights` names, and its context if its positions reach no further."""
     folder = run_of_weights(settings.weights)
     if folder is None:
@@ -83,7 +83,7 @@ def _fit_to_run(settings: Settings, given: Collection[str]) -> list[str]:
     return [f"as in {folder}: {', '.join(taken)}."]
 
 
-def _fit_context(settings: Settings, given: Collection[str]) -> list[str]:
+def _suit_context(settings: Settings, given: Collection[str]) -> list[str]:
     """Shorten the recipe's context to that of a model that is evaluated or generates without a run of its own."""
     if "context" in given or settings.mode not in ("evaluate", "generate") or settings.checkpoint:
         return []

@@ -49,10 +49,10 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
         "shape": asdict(model.config),
     }
     epochs = set_steps(settings.trainer, data, batching.accumulate * settings.trainer.ranks)
-    said = [data.describe(), *epochs, describe_training(settings, hardware, model, batching, data)]
+    lines = [data.describe(), *epochs, describe_training(settings, hardware, model, batching, data)]
     if data.held_out_samples:
         requested, every = settings.masked.validation_samples, settings.trainer.validate_every
-        said.append(describe_validation(data.held_out_samples, requested, every, "masked.validation_samples"))
+        lines.append(describe_validation(data.held_out_samples, requested, every, "masked.validation_samples"))
     task = make_masked_task(settings, hardware, model, description)
     throughput = Throughput(_flops_per_token(model.config, data), peak_flops=hardware.peak_flops)
     target = None if settings.target_accuracy is None else StopAtTarget(settings.target_accuracy)
@@ -88,7 +88,7 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
         throughput,
         batching,
         description,
-        said,
+        lines,
         row,
         tokenizer=data.tokenizer,
         advice=ADVICE,

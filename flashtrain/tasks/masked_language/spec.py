@@ -8,7 +8,7 @@ from typing import Any
 
 from flashtrain.mode import contexts_words
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Task, imported, measured_words, say_finished
+from flashtrain.spec import Names, Task, imported, measured_words, report_finished
 from flashtrain.tasks.masked_language.settings import MaskedLanguageSettings
 
 
@@ -17,9 +17,9 @@ class MaskedTask(Task):
 
     settings: type[Settings] = MaskedLanguageSettings
     shards = False
-    shape = "bert.size bert.family bert.activation bert.vocab_rows"
-    modes: Mapping[str, str] = {"evaluate": "context data masked bert.residual", "export": "context"}
-    same: tuple[str, ...] = ("context", "data", "bert", "masked")
+    shape = ("bert.size", "bert.family", "bert.activation", "bert.vocab_rows")
+    modes: Mapping[str, Names] = {"evaluate": ("context", "data", "masked", "bert.residual"), "export": ("context",)}
+    same: Names = ("context", "data", "bert", "masked")
     prepare = imported("flashtrain.tasks.masked_language.prepare:prepare")
     plan = imported("flashtrain.tasks.masked_language.plan:plan_masked")
     run_mode = imported("flashtrain.tasks.masked_language.evaluate:run_masked_mode")
@@ -43,7 +43,7 @@ class MaskedTask(Task):
             "devices": settings.trainer.ranks,
         }
 
-    def say(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
+    def report(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
         held_out = "" if row["validation_loss"] is None else f", validation loss {row['validation_loss']:.3f}"
         accuracy = "" if row["validation_accuracy"] is None else f", accuracy {row['validation_accuracy']:.2%} held out"
         first = "" if row["train_loss_first"] is None else f" ({row['train_loss_first']:.3f} at the first)"
@@ -59,7 +59,7 @@ class MaskedTask(Task):
         if row["tokens_per_second"] is not None:
             rates = f"{row['tokens_per_second']:,.0f} real tokens/s, {row['rows_per_second']:,.1f} samples/s"
             lines.append(f"{rates}{measured_words(row)}, rows {row['fill']:.1%} full")
-        say_finished(folder, *lines, f"{row['seconds']:.0f} s for the whole command")
+        report_finished(folder, *lines, f"{row['seconds']:.0f} s for the whole command")
 
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
         trained, meant = (f"{one.bert.label}, {contexts_words(one)}" for one in (demo, full))

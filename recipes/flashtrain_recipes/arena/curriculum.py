@@ -10,7 +10,7 @@ runs/pathx/2026-11-21_10-15-02/
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,9 @@ CURVE = "learning_curve.jsonl"
 _ADVICE = "a smaller trainer.micro_batch=, memory.activation_checkpointing=full, or trainer.devices on more GPUs"
 
 
-def trainings(settings: Settings, hardware: Hardware, folder: Path, overrides: list[str]) -> Iterator[TrainingSetup]:
+def trainings(
+    settings: Settings, hardware: Hardware, folder: Path, overrides: Sequence[str]
+) -> Iterator[TrainingSetup]:
     """Yield the setup of every stage left to train, each after the one before has ended; none of a finished run.
 
     Raises:
@@ -139,7 +141,7 @@ def _prepare(
         samples, every = settings.sequence.validation_samples, settings.trainer.validate_every
         yield describe_validation(data.held_out_samples, samples, every, "sequence.validation_samples")
 
-    def settle() -> None:
+    def before_saving() -> None:
         # what is saved after it has the curve's last row, too
         if best.restore():
             say(f"{stage.name}: the next stage starts from its best weights, of step {best.step:,}")
@@ -157,7 +159,10 @@ def _prepare(
         mode=mode,
         callbacks=[curve, best] if goes_on else [curve],
         stage=StageContext(
-            _logged(stage, folder), resumed.checkpoint if resumed else None, folder / stage.folder, goes_on, settle
+            _logged(stage, folder),
+            resumed.checkpoint if resumed else None,
+            folder / stage.folder,
+            before_saving if goes_on else None,
         ),
     )
     return prepared, model
@@ -189,7 +194,7 @@ def _found(
     }
 
 
-def _publish(settings: Settings, folder: Path, curve: LearningCurve, overrides: list[str]) -> None:
+def _publish(settings: Settings, folder: Path, curve: LearningCurve, overrides: Sequence[str]) -> None:
     """Write the learning curve as a result file and, of Pathfinder's stages, as a picture."""
     command = command_line(overrides, without=("output", "logger", "hydra", "resume"))
     rows = [{"implementation": "flashtrain", **row} for row in curve.rows]

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.core.override_parser.types import Override
 from rich.console import Console
 from rich.progress import track
 
 from flashtrain.announce import say
-from flashtrain.command.compose import as_value, compose_settings, quoted
+from flashtrain.command.compose import compose_settings
 from flashtrain.data.sequences import SequenceDataModule, SequenceSource
 from flashtrain.errors import UserError
 from flashtrain.folders.new_folder import make_unique, new_folder
@@ -22,6 +20,7 @@ from flashtrain.folders.run_folder import BEST, find_checkpoint
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.weight_transfer import carry_weights
 from flashtrain.report.rows import RESULT, Row, command_line, write_result
+from flashtrain.settings.command_line import CommandLine, as_value, quoted
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import TrainedModel
 from flashtrain.tasks.batching import compiles
@@ -36,15 +35,15 @@ from flashtrain_recipes.arena.weights import SUFFIX, SavedClassifier, read_class
 from flashtrain_recipes.long_context.evaluate import autocast_dtype
 
 
-def settings_for_weights(words: Sequence[str], given: dict[str, Override]) -> Settings:
-    """Return the settings of mode=evaluate weights=FILE.safetensors, given the command line's, as text and parsed.
+def settings_for_weights(line: CommandLine) -> Settings:
+    """Return the settings of mode=evaluate weights=FILE.safetensors, given the command line.
 
     The file's recipe and data are used where the command line does not set others.
 
     Raises:
         UserError: the file holds no classifier.
     """
-    path = str(given["weights"].value())
+    path = str(line.by_name["weights"].value())
     if not path.endswith(SUFFIX):
         raise UserError("mode=evaluate weights=... expects a classifier's .safetensors file; for a run: checkpoint=...")
     notes = read_notes(path)
@@ -52,10 +51,10 @@ def settings_for_weights(words: Sequence[str], given: dict[str, Override]) -> Se
     taken = {"sequence.data": data, "pathfinder.contour": notes.get("contour", "hard")}
     name, key = ("pathfinder.side", "side") if data in IMAGES else ("sequence.length", "length")
     taken |= {name: notes["shape"].get(key)} | {f"sequence.{one}": notes.get("sequence", {}).get(one) for one in PARTS}
-    taken |= {} if "recipe" in given else {"recipe": notes.get("recipe", "pathx")}
+    taken |= {} if "recipe" in line.by_name else {"recipe": notes.get("recipe", "pathx")}
     # In quotes: what a file says is a value, and neither a word of the command line nor the name of a variable.
     own = [f"{name}={quoted(str(value))}" for name, value in taken.items() if value is not None]
-    settings = compose_settings([*own, *words])
+    settings = compose_settings([*own, *line])
     settings.task = "classification"
     return settings
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashtrain.errors import UserError
 from flashtrain.mode import Mode
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Task, imported
+from flashtrain.spec import Names, Task, imported
 from flashtrain_recipes.arena.settings import ClassificationSettings
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ class ClassificationTask(Task):
     settings = ClassificationSettings
     has_epochs = False  # each stage has its steps
     shards = False
-    modes: Mapping[str, str] = {"evaluate": "sequence pathfinder", "export": "export_precision"}
+    modes: Mapping[str, Names] = {"evaluate": ("sequence", "pathfinder"), "export": ("export_precision",)}
     same = ("classifier", "sequence", "masked_pixels", "curriculum", "pathfinder")
     columns = imported("flashtrain_recipes.arena.words:trained_columns")
     trainings = imported("flashtrain_recipes.arena.curriculum:trainings")
     plan = imported("flashtrain_recipes.arena.words:plan_classifier")
-    say = imported("flashtrain_recipes.arena.words:say_classified")
+    report = imported("flashtrain_recipes.arena.words:report_classified")
     run_mode = imported("flashtrain_recipes.arena.evaluate:run_classifier_mode")
     load = imported("flashtrain_recipes.arena.evaluate:load_classifier")
     of_checkpoint = imported("flashtrain_recipes.arena.evaluate:of_last_stage")
@@ -54,8 +54,8 @@ class Preview(Mode):
     requested_by = "pathfinder.preview"
     example = ("recipe=pathfinder-preview", "a recipe that draws its data")
 
-    def uses(self, settings: Settings) -> str:
-        return "pathfinder output"
+    def uses(self, settings: Settings) -> tuple[str, ...]:
+        return ("pathfinder", "output")
 
     def check(self, settings: Settings) -> None:
         if not isinstance(settings, ClassificationSettings):
@@ -67,7 +67,7 @@ class Preview(Mode):
         return preview_plan(settings, hardware)
 
     def run(
-        self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
+        self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: Sequence[str], started: float
     ) -> dict[str, Any]:
         from flashtrain_recipes.arena.pathfinder.preview import preview
 

@@ -13,7 +13,7 @@ import torch
 
 from flashtrain.models.classifier import Classifier
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import measured_words, say_finished
+from flashtrain.spec import measured_words, report_finished
 from flashtrain.tasks.batching import Batching, memory_words
 from flashtrain.tasks.plan_text import fit_lines, last_lines, memory_plan
 from flashtrain.training.hardware import Hardware, duration, expected_rate
@@ -41,7 +41,7 @@ def trained_columns(settings: Settings) -> dict[str, Any]:
     }
 
 
-def say_classified(row: dict[str, Any], folder: Path, settings: Settings) -> None:
+def report_classified(row: dict[str, Any], folder: Path, settings: Settings) -> None:
     """Print a run's results, its folder, and a command to try next."""
     rate, accuracy, loss = (row.get(name) for name in ("samples_per_second", "validation_accuracy", "validation_loss"))
     what = row["data"] if row.get("side") is None else f"{row['data']}, side {row['side']}"
@@ -50,7 +50,7 @@ def say_classified(row: dict[str, Any], folder: Path, settings: Settings) -> Non
     if not labelled:
         found = "" if loss is None else f"loss {loss:.4f} of what is masked, held out, "
     speed = "" if rate is None else f"{rate:,.1f} samples/s{measured_words(row)}, "
-    say_finished(
+    report_finished(
         folder,
         f"finished {row['model']} on {what}: {found}after {row['samples']:,} samples",
         f"{speed}{row['seconds']:.0f} s for the whole command",

@@ -119,11 +119,11 @@ class Benchmark(ABC):
         lines += [f"  {self.plan_line(case)}" for case in self.cases]
         return "\n".join([*lines, "nothing was started; leave out mode=plan to measure."])
 
-    def run(self, folder: Path, *, overrides: list[str], started: float) -> dict[str, Any]:
+    def run(self, folder: Path, *, overrides: Sequence[str], started: float) -> dict[str, Any]:
         """Run the benchmark, write its files into `folder`, and return the summary row.
 
         Args:
-            overrides: the command line's settings, as ["benchmark.rounds=3"].
+            overrides: the command line's words.
             started: time.monotonic() at the command's start, from which benchmark.max_seconds counts.
 
         Raises:

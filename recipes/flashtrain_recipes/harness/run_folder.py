@@ -23,9 +23,9 @@ from pytorch_lightning.loggers import Logger
 from flashtrain.announce import say
 from flashtrain.files.disk import write_atomically
 from flashtrain.folders.run_folder import RUNNING, write_config, write_summary
-from flashtrain.interruption import Interrupted, handle, interrupt, restore
+from flashtrain.interruption import Interrupted, Stopped, handle, interrupt, restore
 from flashtrain.report.rows import RESULT, command_line, write_result
-from flashtrain.run.fitting import Stopped, run_loggers
+from flashtrain.run.fitting import run_loggers
 from flashtrain.settings.settings import Settings
 from flashtrain.training.loggers import close_loggers
 from flashtrain_recipes.harness.rows import Row

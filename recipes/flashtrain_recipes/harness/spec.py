@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,16 +44,16 @@ class Benchmark(Mode):
     """mode=benchmark: runs the benchmark that the setting benchmark.name selects."""
 
     measures = True
-    own = "benchmark"
+    own = ("benchmark",)
     requested_by = "benchmark.name"
     example = ("recipe=gpt2-speed", "a recipe that measures: one table, baselines in turns")
 
-    def uses(self, settings: Settings) -> str:
+    def uses(self, settings: Settings) -> list[str]:
         options = settings.benchmark
         known = _READ.get(str(options.name))  # None: a benchmark that a program registered
         read = "benchmark" if known is None else " ".join(f"benchmark.{name}" for name in known.split())
         context = " context" if options.name == "bert" and not options.contexts else ""
-        return f"output benchmark.name {_TRAINED.get(str(options.name), '')}{context} {read}"
+        return f"output benchmark.name {_TRAINED.get(str(options.name), '')}{context} {read}".split()
 
     def check(self, settings: Settings) -> None:
         if settings.benchmark.name is None:
@@ -65,7 +66,7 @@ class Benchmark(Mode):
         return str(_named(settings, hardware).plan())
 
     def run(
-        self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
+        self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: Sequence[str], started: float
     ) -> dict[str, Any]:
         row: dict[str, Any] = _named(settings, hardware).run(folder, overrides=overrides, started=started)
         return row

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashtrain.errors import UserError, at_least, between
 from flashtrain.mode import Mode
+from flashtrain.settings.command_line import CommandLine
 from flashtrain.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Lengths(Mode):
     """mode=lengths: trains a language model (recipe=gpt2-long) or BERT (recipe=long-document) at several contexts."""
 
     study = True
-    own = "lengths"
+    own = ("lengths",)
     requested_by = "lengths.contexts"
     example = (
         "recipe=gpt2-long lengths.contexts=[1024,4096]",
@@ -105,7 +106,7 @@ class Lengths(Mode):
 
         return study_plan(settings, hardware)
 
-    def run_study(self, settings: Settings, overrides: list[str], *, started: float) -> int:
+    def run_study(self, settings: Settings, overrides: CommandLine, *, started: float) -> int:
         from flashtrain_recipes.context_study import run_study
 
         return run_study(settings, overrides, started=started)
@@ -115,14 +116,14 @@ class Passkey(Mode):
     """mode=passkey: whether a trained model finds a number hidden in a long text."""
 
     of_checkpoint = True
-    own = "passkey"
+    own = ("passkey",)
     example = (
         "mode=passkey checkpoint=RUN passkey.lengths=[1024,4096]",
         "is a number hidden in a long text found again?",
     )
 
-    def uses(self, settings: Settings) -> str:
-        return "passkey checkpoint attention context data mask model"
+    def uses(self, settings: Settings) -> tuple[str, ...]:
+        return ("passkey", "checkpoint", "attention", "context", "data", "mask", "model")
 
     def check(self, settings: Settings) -> None:
         if settings.task != "language_model":

@@ -13,6 +13,7 @@ from flashtrain.folders.run_folder import CHECKPOINTS, FINISHED, LAST, read_summ
 from flashtrain.report.figures import line_figure
 from flashtrain.report.rows import Row, values_of
 from flashtrain.report.table import Table, make_table
+from flashtrain.settings.command_line import CommandLine
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.language.prepare import make_data
 from flashtrain.training.hardware import Hardware
@@ -75,7 +76,7 @@ class LengthsStudy(ContextStudy):
 
     many_values = ("context", "batch")
 
-    def __init__(self, settings: Settings, hardware: Hardware, overrides: list[str]) -> None:
+    def __init__(self, settings: Settings, hardware: Hardware, overrides: CommandLine) -> None:
         super().__init__(settings, hardware, overrides)
         settings.lengths.check_together()
         for context in self.contexts:

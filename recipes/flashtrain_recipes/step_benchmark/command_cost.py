@@ -12,9 +12,9 @@ import subprocess
 from typing import Any
 
 from flashtrain.announce import say
-from flashtrain.command.compose import quoted
 from flashtrain.folders.run_folder import FAILED, FINISHED, read_summary
 from flashtrain.run.job_process import job_command
+from flashtrain.settings.command_line import quoted
 from flashtrain.training.metrics_file import METRICS, read_metrics
 from flashtrain_recipes.harness.benchmark import Benchmark
 from flashtrain_recipes.harness.rows import NO_TIME, Row

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from jobs import run_job
 from tiny_runs import each
 
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.job import run_job
 from flashtrain.files.shipped import recipe_files
 
 IMAGES = ("pathfinder.train_images=8", "pathfinder.validation_images=4")

@@ -7,8 +7,9 @@ from dataclasses import fields
 import pytest
 
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.job import settle
 from flashtrain.errors import UserError
+from flashtrain.run.machine import adapt_to_machine
+from flashtrain.settings.command_line import CommandLine
 from flashtrain.settings.schema import setting_names
 from flashtrain.training.hardware import detect_hardware
 from flashtrain_recipes.arena.accuracy import wilson
@@ -48,7 +49,7 @@ def test_what_a_stage_does_not_say_is_the_runs_own() -> None:
 )
 def test_a_setting_that_every_stage_of_a_recipe_says_anew_is_refused(words, message) -> None:
     with pytest.raises(UserError, match=message):
-        settle(compose_settings([*words, "hardware=cpu"]), [*words, "hardware=cpu"])
+        adapt_to_machine(compose_settings([*words, "hardware=cpu"]), CommandLine([*words, "hardware=cpu"]))
 
 
 def test_whatever_a_stage_may_say_is_known_to_stand_in_a_runs_settings_place() -> None:
@@ -59,7 +60,8 @@ def test_whatever_a_stage_may_say_is_known_to_stand_in_a_runs_settings_place() -
 def test_a_setting_that_some_stage_takes_or_that_stands_beside_stages_of_ones_own_is_not() -> None:
     stages = "curriculum.stages=[{side:32,steps:5}]"
     for words in (["recipe=path256", "optimizer.learning_rate=1e-4"], ["recipe=pathx", "trainer.steps=10", stages]):
-        settle(compose_settings([*words, "hardware=cpu"]), [*words, "hardware=cpu", "hardware.demo=never"])
+        given = CommandLine([*words, "hardware=cpu", "hardware.demo=never"])
+        adapt_to_machine(compose_settings([*words, "hardware=cpu"]), given)
 
 
 def test_the_plan_reports_every_stages_cost_and_starts_nothing(tmp_path, monkeypatch) -> None:

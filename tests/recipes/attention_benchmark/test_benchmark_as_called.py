@@ -6,10 +6,10 @@ import time
 from dataclasses import replace
 
 import pytest
+from jobs import run_job
 from test_attention_turns import CASE
 
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.job import run_job
 from flashtrain.report.rows import read_result
 from flashtrain_recipes.attention_benchmark import cases as cases_module
 from flashtrain_recipes.attention_benchmark import warm

@@ -18,9 +18,9 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from jobs import run_job
 
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.job import run_job
 from flashtrain_recipes.context_benchmark.baselines.flashtrain import Flashtrain
 from flashtrain_recipes.harness import processes
 

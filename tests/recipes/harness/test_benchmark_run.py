@@ -13,11 +13,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from jobs import run_job
 from tiny_runs import checkout_environment
 
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.job import run_job, settle
 from flashtrain.report.rows import read_result
+from flashtrain.run.machine import adapt_to_machine
+from flashtrain.settings.command_line import CommandLine
 from flashtrain_recipes.attention_benchmark.turns import AttentionTurns
 from flashtrain_recipes.harness.spec import Benchmark
 
@@ -137,7 +139,7 @@ def test_a_broken_gpu_ends_the_run_which_keeps_its_rows(tmp_path, monkeypatch) -
 
 def test_plan_lists_the_cases_and_starts_nothing(tmp_path) -> None:
     words = [*WORDS, "mode=plan", f"output={tmp_path}"]
-    text = Benchmark().plan(*settle(compose_settings(words), words))
+    text = Benchmark().plan(*adapt_to_machine(compose_settings(words), CommandLine(words)))
     assert "4 cases" in text
     assert "B=1 H=2 S=64 D=64 causal" in text
     assert "left out: torch SDPA, cuDNN, needs an NVIDIA GPU" in text

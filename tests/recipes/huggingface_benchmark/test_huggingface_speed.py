@@ -6,9 +6,9 @@ import time
 
 import pytest
 import torch
+from jobs import run_job
 
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.job import run_job
 from flashtrain.integrations.huggingface_config import published_shapes
 from flashtrain.report.rows import read_result
 from flashtrain.training.hardware import detect_hardware

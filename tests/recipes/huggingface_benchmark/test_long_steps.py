@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from jobs import run_job
 
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.job import run_job
 from flashtrain.report.rows import read_result
 from flashtrain.training.hardware import Hardware, detect_hardware, planned_hardware
 from flashtrain.training.lamb import Lamb

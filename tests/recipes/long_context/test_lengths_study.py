@@ -7,13 +7,15 @@ import time
 from pathlib import Path
 
 import pytest
+from jobs import run_job
 from tiny_runs import TinyRuns
 
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.job import run_job, settle
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import read_settings, write_summary
 from flashtrain.report.rows import read_result
+from flashtrain.run.machine import adapt_to_machine
+from flashtrain.settings.command_line import CommandLine
 from flashtrain_recipes.context_study import run_study, study_plan
 
 pytestmark = pytest.mark.integration  # whole runs
@@ -51,7 +53,7 @@ def compare(tiny_runs: TinyRuns, folder, *extra: str, start=None) -> tuple[int, 
     words = TinyRuns(tiny_runs.folder, without).settings_words(*LENGTHS, f"output={folder}", *extra)
     words = list({word.split("=", 1)[0]: word for word in words}.values())
     runner = start or InThisProcess()
-    return run_study(compose_settings(words), words, started=time.monotonic(), start=runner), runner
+    return run_study(compose_settings(words), CommandLine(words), started=time.monotonic(), start=runner), runner
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +169,6 @@ def test_what_cannot_work_is_refused_before_anything_is_trained(tiny_runs: TinyR
 
 def test_plan_describes_every_length_and_starts_nothing(tmp_path) -> None:
     words = ["recipe=gpt2-long", "mode=plan", "hardware=cpu", "lengths.contexts=[64,1024]", f"output={tmp_path}"]
-    text = study_plan(*settle(compose_settings(words), words))
+    text = study_plan(*adapt_to_machine(compose_settings(words), CommandLine(words)))
     assert [line for line in text.splitlines() if line.startswith("===")] == ["=== context 64", "=== context 1,024"]
     assert not list(tmp_path.iterdir())

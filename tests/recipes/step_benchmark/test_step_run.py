@@ -7,12 +7,14 @@ import subprocess
 import time
 
 import pytest
+from jobs import run_job
 
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.job import run_job, settle
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import write_summary
 from flashtrain.report.rows import read_result
+from flashtrain.run.machine import adapt_to_machine
+from flashtrain.settings.command_line import CommandLine
 from flashtrain.settings.settings import Settings
 from flashtrain.training.metrics_file import MetricsFile
 from flashtrain_recipes.step_benchmark import command_cost
@@ -31,7 +33,7 @@ def run(folder, *words: str) -> int:
 
 
 def settled(*words: str) -> Settings:
-    return settle(compose_settings(list(words)), list(words), quiet=True)[0]
+    return adapt_to_machine(compose_settings(list(words)), CommandLine(words))[0]
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,11 @@ from tiny_runs import TinyRuns, last_weights
 import flashtrain
 from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.job import settle
 from flashtrain.command.modes import run_mode
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import read_summary
+from flashtrain.run.machine import adapt_to_machine
+from flashtrain.settings.command_line import CommandLine
 
 pytestmark = pytest.mark.integration  # whole runs
 
@@ -149,7 +150,7 @@ def test_an_export_is_read_by_transformers_with_the_labels_names(head_runs: Tiny
 )
 def test_settings_that_cannot_work_are_one_line(head_runs: TinyRuns, words, message) -> None:
     with pytest.raises(UserError, match=message):
-        settle(compose_settings(head_runs.settings_words(*words)), ["hardware.demo=never"])
+        adapt_to_machine(compose_settings(head_runs.settings_words(*words)), CommandLine(["hardware.demo=never"]))
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,12 @@ import json
 import time
 
 import pytest
+from jobs import run_job
 from tiny_runs import each
 
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.job import run_job
 from flashtrain.errors import UserError
+from flashtrain.settings.command_line import CommandLine
 from flashtrain_recipes.bert_benchmark import cases as speed_case
 from flashtrain_recipes.context_study import run_study
 
@@ -73,7 +74,12 @@ def test_long_document_looks_at_its_texts_before_it_trains(words, tmp_path) -> N
     words = ["recipe=long-document", *words, *DOCUMENTS, "lengths.contexts=[16,32]"]
     given = [*words, "finetune.data=files", f"finetune.path={tmp_path / 'nowhere'}"]
     with pytest.raises(UserError, match="no labelled texts at"):
-        run_study(compose_settings(given), given, started=time.monotonic(), start=lambda _: pytest.fail("trained"))
+        run_study(
+            compose_settings(given),
+            CommandLine(given),
+            started=time.monotonic(),
+            start=lambda _: pytest.fail("trained"),
+        )
 
 
 @pytest.mark.integration
@@ -87,7 +93,7 @@ def test_long_document_trains_each_context_and_draws_the_scores(words, tmp_path)
         settings = compose_settings([word for word in given if not word.startswith("hydra.run.dir=")])
         return run_job(settings, tmp_path / folder, overrides=given, started=time.monotonic())
 
-    assert run_study(compose_settings(words), words, started=time.monotonic(), start=start) == 0
+    assert run_study(compose_settings(words), CommandLine(words), started=time.monotonic(), start=start) == 0
     assert len(started) == 2
     (folder,) = tmp_path.glob("long-document/*/")
     rows = json.loads((folder / "result.json").read_text())["rows"]
@@ -96,7 +102,7 @@ def test_long_document_trains_each_context_and_draws_the_scores(words, tmp_path)
     assert rows[0]["best_micro_f1"] < rows[1]["best_micro_f1"] <= 1
     assert (folder / "score.png").stat().st_size > 10_000
     # A second command finds both trained.
-    assert run_study(compose_settings(words), words, started=time.monotonic(), start=start) == 0
+    assert run_study(compose_settings(words), CommandLine(words), started=time.monotonic(), start=start) == 0
     assert len(started) == 2
 
 

@@ -11,13 +11,14 @@ from tiny_runs import TinyRuns, last_weights
 import flashtrain
 from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.job import settle
 from flashtrain.command.modes import run_mode
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import read_summary
 from flashtrain.integrations import save_bert
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_config import BertConfig
+from flashtrain.run.machine import adapt_to_machine
+from flashtrain.settings.command_line import CommandLine
 from flashtrain.tasks.masked_language.prepare import make_bert
 from flashtrain.tasks.masked_language.trained import read_bert, special_tokens, tokenizer_of
 from flashtrain.training.hardware import detect_hardware
@@ -117,7 +118,7 @@ def test_a_next_sentence_head_of_the_weights_is_left_out(tmp_path) -> None:
 )
 def test_settings_that_cannot_work_are_one_line(bert_runs: TinyRuns, words, message) -> None:
     with pytest.raises(UserError, match=message):
-        settle(compose_settings(bert_runs.settings_words(*words)), ["hardware.demo=never"])
+        adapt_to_machine(compose_settings(bert_runs.settings_words(*words)), CommandLine(["hardware.demo=never"]))
 
 
 @pytest.mark.parametrize(

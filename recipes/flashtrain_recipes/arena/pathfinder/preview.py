@@ -29,12 +29,12 @@ ANSWERS = {0: "no: two curves", 1: "yes: one curve"}
 
 
 def preview(
-    settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
+    settings: Settings, hardware: Hardware, folder: Path, *, overrides: Sequence[str], started: float
 ) -> dict[str, Any]:
     """Draw the first training images of the settings into `folder`, and return the summary row.
 
     Args:
-        overrides: the command line's settings.
+        overrides: the command line's words.
         started: time.monotonic() at the command's start.
     """
     given = settings.pathfinder

@@ -64,7 +64,7 @@ class Flashtrain(StepBaseline):
         return own
 
     def _hardware(self, case: GPT2Case) -> Hardware:
-        # as machine.settle does: flash only where the machine has it
+        # as adapt_to_machine does: flash only where the machine has it
         attention = self.attention if self.attention != "flash" else self.hardware.attention
         return replace(case.hardware_of(self.hardware), attention=attention)
 

@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
+from jobs import run_job
 from PIL import Image
 
 from flashtrain.__main__ import main
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.job import run_job
 
 
 def preview(folder: Path, *words: str) -> int:

@@ -5,29 +5,26 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
-from pathlib import Path
 
 from flashtrain.errors import RunFailed, UserError, causes
 from flashtrain.files.caches import default_cache_dir
 from flashtrain.files.disk import write_atomically
-from flashtrain.interruption import Interrupted
+from flashtrain.interruption import Interrupted, Stopped
 
 CRASHED = 1
-LOG = "flashtrain.log"  # in the cache folder: the traceback of the latest command that failed without a run folder
-_NOTED = "flashtrain_log"
+LOG = "flashtrain.log"  # of a run; in the cache folder that of the latest command that failed without one
+NOTED = "flashtrain_log"  # attribute of an exception: the log file with its traceback
 _MAX_MESSAGE = 500  # characters of a library's message
-
-
-def note_log(error: BaseException, log: Path) -> None:
-    """Store the log file's path on the exception, so that say_failure can name the file with its traceback."""
-    setattr(error, _NOTED, log)
 
 
 def say_failure(error: BaseException) -> int:
     """Print one line about the exception on standard error, and return the command's exit status.
 
     The status is 2 for a user's mistake, 3 if memory ran out, 128 + its number after a signal, and 1 for anything else.
+    A run that was stopped has printed its line, and has its own status: 0 if trainer.max_minutes are over.
     """
+    if isinstance(error, Stopped):
+        return error.status
     interrupts = [one for one in causes(error) if isinstance(one, KeyboardInterrupt)]  # libraries raise others over it
     if interrupts:
         stop = interrupts[0] if isinstance(interrupts[0], Interrupted) else Interrupted(signal.SIGINT)
@@ -36,8 +33,8 @@ def say_failure(error: BaseException) -> int:
         raise error
     if isinstance(error, UserError | RunFailed):
         return _say(str(error), error.status)
-    said = " ".join(str(error).split())[:_MAX_MESSAGE]
-    return _say(f"{type(error).__name__}: {said}; details in {getattr(error, _NOTED, None) or _log(error)}", CRASHED)
+    text = " ".join(str(error).split())[:_MAX_MESSAGE]
+    return _say(f"{type(error).__name__}: {text}; details in {getattr(error, NOTED, None) or _log(error)}", CRASHED)
 
 
 def _say(line: str, status: int) -> int:
