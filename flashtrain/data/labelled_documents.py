@@ -1,6 +1,6 @@
 """Labelled documents and batches of them, for training and testing classifiers.
 
-L labels, B documents of a batch, T packed tokens, S tokens of the longest padded row.
+L labels, B documents of a batch, T packed tokens.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from typing import Protocol, TypedDict
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from flashtrain.data.wordpiece import SpecialTokens
@@ -61,12 +59,11 @@ class LabelledTexts:
         return self.tokens[number], self.labels[number]
 
 
-class ClassificationBatch(TypedDict, total=False):
+class ClassificationBatch(TypedDict):
     """A batch of documents, [CLS] tokens [SEP], with labels: arguments of SequenceClassifier.loss, and counts."""
 
-    tokens: Tensor  # packed (T,) or padded (B, S) int64, filled up with [PAD], which is not scored
-    cu_seqlens: Tensor  # (B + 1,) int32, of packed documents: 0, then the end of each
-    lengths: Tensor  # (B,) int64, of padded documents
+    tokens: Tensor  # (T,) int64, filled up with [PAD], which is not scored
+    cu_seqlens: Tensor  # (B + 1,) int32: 0, then the end of each document
     labels: Tensor  # (B, L) int64, 0 or 1; labels of words have the shape of `tokens`, -100 for none
     sequences: int  # B
     real_tokens: int  # without [PAD]
@@ -80,7 +77,6 @@ class LabelledSamples(Dataset[ClassificationBatch]):
     documents: LabelledDocuments  # of one split
     special: SpecialTokens
     context: int  # tokens of the longest sample, with [CLS] and [SEP]; longer documents are cut
-    layout: str = "packed"  # B * context tokens for B documents, so that shapes stay the same; or "padded"
     of_words: bool = False  # whether tokens, and not whole documents, have labels
 
     def __post_init__(self) -> None:
@@ -97,28 +93,20 @@ class LabelledSamples(Dataset[ClassificationBatch]):
             rows.append(self._between(tokens, self.special.classify, self.special.separate))
             labels.append(self._between(marks, IGNORED, IGNORED) if self.of_words else marks)
         lengths = np.array([len(row) for row in rows], dtype=np.int64)
-        batch = ClassificationBatch(
-            tokens=self._laid_out(rows, self.special.pad),
-            labels=self._laid_out(labels, IGNORED)
-            if self.of_words
-            else torch.from_numpy(np.array(labels).astype(np.int64)),
+        learnt = self._packed(labels, IGNORED) if self.of_words else torch.from_numpy(np.array(labels)).long()
+        return ClassificationBatch(
+            tokens=self._packed(rows, self.special.pad),
+            cu_seqlens=torch.from_numpy(np.concatenate(([0], lengths.cumsum())).astype(np.int32)),
+            labels=learnt,
             sequences=len(rows),
             real_tokens=int(lengths.sum()),
             pairs=int((lengths * lengths).sum()),
         )
-        if self.layout == "packed":
-            batch["cu_seqlens"] = torch.from_numpy(np.concatenate(([0], lengths.cumsum())).astype(np.int32))
-        else:
-            batch["lengths"] = torch.from_numpy(lengths)
-        return batch
 
     def _between(self, values: np.ndarray, first: int, last: int) -> np.ndarray:
         return np.concatenate(([first], values[: self.context - 2], [last]), dtype=np.int64, casting="unsafe")
 
-    def _laid_out(self, rows: Sequence[np.ndarray], filler: int) -> Tensor:
-        """Rows of integers end to end and padded to (B * context,), or as a padded matrix (B, S); int64."""
-        tensors = [torch.from_numpy(row) for row in rows]
-        if self.layout != "packed":
-            return pad_sequence(tensors, batch_first=True, padding_value=filler)
-        flat = torch.cat(tensors)
-        return pad(flat, (0, len(rows) * self.context - len(flat)), value=filler)
+    def _packed(self, rows: Sequence[np.ndarray], filler: int) -> Tensor:
+        """Rows of integers end to end, padded to (B * context,), so that shapes stay the same; int64."""
+        flat = np.concatenate(rows)
+        return torch.from_numpy(np.pad(flat, (0, len(rows) * self.context - len(flat)), constant_values=filler))

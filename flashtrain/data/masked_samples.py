@@ -64,7 +64,7 @@ class MaskedSamples(Dataset[MaskedBatch]):
 
     @property
     def tokens(self) -> int:
-        """The number of tokens of all pieces."""
+        """The number of tokens of all samples, without [CLS] and [SEP]."""
         return self.pieces.tokens
 
     def row(self, numbers: Sequence[int]) -> Row:

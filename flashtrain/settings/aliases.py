@@ -48,13 +48,18 @@ RENAMED = {
     "trainer.strategy=deepspeed": "trainer.strategy=fsdp",
 }
 
-# Settings that are gone, and the value whose work every run now does; None: no training depended on it.
-REMOVED: dict[str, Any] = {
-    "lengths.bins": None,
-    "lengths.resamples": None,
-    "masked.shortest": 16,
-    "passkey.digits": None,
-    "pathfinder.workers": None,
+# Settings that are gone, and the values with which every run now works; (): no training depended on it.
+REMOVED: dict[str, tuple[Any, ...]] = {
+    "bert.residual": ("compute",),
+    "classification_weight": (None,),  # of a stage in curriculum.stages
+    "classifier.grey_bins": (256,),
+    "classifier.pattern_globals": (1,),
+    "finetune.layout": ("packed",),
+    "lengths.bins": (),
+    "lengths.resamples": (),
+    "masked.shortest": (16,),
+    "passkey.digits": (),
+    "pathfinder.workers": (),
 }
 
 _TEXTS = ("txt", "md", "jsonl")
@@ -64,7 +69,6 @@ NEWER: dict[str, Any] = {
     "data.files": ["*.parquet", *(f"*.{name}{end}" for name in _TEXTS for end in ("", ".gz", ".xz", ".zst"))],
     "data.include_ignored": True,
     "data.special_tokens": "chat",
-    "export.dtype": "float32",
     "model.older_positions": True,
 }
 
@@ -121,7 +125,7 @@ def updated(content: dict[str, Any], group: str = "") -> dict[str, Any]:
     made = {}
     for key, value in content.items():
         name = f"{group}{key}"
-        if name in REMOVED and REMOVED[name] in (None, value):
+        if name in REMOVED and (not REMOVED[name] or value in REMOVED[name]):
             continue
         inner = "" if name == "demo" else f"{name}."  # a demo's names are whole
         if isinstance(value, dict):

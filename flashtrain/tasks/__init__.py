@@ -1,4 +1,4 @@
-"""LightningModules: models with their losses. They know neither settings nor files."""
+"""The tasks: for each its settings, what `run` asks of it (spec), and the LightningModule that trains its model."""
 
 from __future__ import annotations
 

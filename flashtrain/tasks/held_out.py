@@ -100,7 +100,7 @@ def _paths_and_fingerprints(source: Any, *, scored: bool) -> Iterator[Path | str
 
 
 def _common(trained: Iterator[Path | str], scored: Iterator[Path | str]) -> bool:
-    """Whether a file, by its path or its contents, or a fingerprint is in both."""
+    """Whether what was trained on and what is scored have a file, by path or contents, or a fingerprint in common."""
     there, here = set(trained), set(scored)
     by_size: dict[int, list[Path]] = {}
     for one in there:

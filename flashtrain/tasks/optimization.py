@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from flashtrain.data.datamodule import ResumableDataModule
 from flashtrain.registry import component, register
+from flashtrain.settings.settings import Settings
 from flashtrain.settings.training import OptimizerSettings, ScheduleSettings, TrainerSettings
 from flashtrain.training.lamb import lamb
 from flashtrain.training.low_bit_adamw import adamw_8bit
@@ -80,6 +81,15 @@ def optimizer_builder(settings: OptimizerSettings, *, sharded: bool) -> Callable
 def schedule_builder(settings: ScheduleSettings, steps: int) -> Callable[[torch.optim.Optimizer], LRScheduler]:
     """Return a function that makes an optimizer's learning-rate schedule: the `make_schedule` of TrainingTask."""
     return partial(component("schedule", settings.name), settings=settings, total_steps=steps)
+
+
+def optimization_options(settings: Settings) -> dict[str, Any]:
+    """Return the arguments of TrainingTask that the groups `optimizer` and `schedule` decide."""
+    return {
+        "make_optimizer": optimizer_builder(settings.optimizer, sharded=settings.shards_weights),
+        "make_schedule": schedule_builder(settings.schedule, settings.trainer.steps),
+        "gradient_clip": settings.optimizer.gradient_clip,
+    }
 
 
 def set_steps(settings: TrainerSettings, data: ResumableDataModule, samples: int) -> list[str]:

@@ -30,7 +30,7 @@ def build_source(own: FineTuningSettings, context: int) -> LabelledSource:
     }
     test = documents["test"]
     special = SpecialTokens.past(test.vocab_size)
-    samples = {name: LabelledSamples(part, special, context, layout=own.layout) for name, part in documents.items()}
+    samples = {name: LabelledSamples(part, special, context) for name, part in documents.items()}
     bound = best_micro_f1(test.length, context - 2, test.presence)
     words = f"synthetic documents of {own.length:,} tokens"
     return LabelledSource(samples, test.label_names, special, None, words, bound)

@@ -86,7 +86,7 @@ def classification(place: Path) -> Settings:
     first = {"side": 24, "steps": 5, "batch": 4, "learning_rate": 0.003}
     stages = [first, {"side": 28, "steps": 4, "batch": 4, "micro_batch": 2}]
     sizes = {"train_images": 64, "validation_images": 8, "test_images": 8, "contour": "easy"}
-    shape = {"embed": 16, "layers": 1, "heads": 1, "grey_bins": 16, "dropout": 0.1}
+    shape = {"embed": 16, "layers": 1, "heads": 1, "dropout": 0.1}
     settings = {"recipe": "pathx", "pathfinder": {**sizes, "cache_dir": place}, "classifier": shape}
     return {**COMMON, **settings, "sequence.validation_samples": 8, "curriculum.stages": stages}
 

@@ -303,7 +303,7 @@ def test_what_a_template_writes_or_trims_is_no_loss(make, jinja, content):
         (HARMONY, {"thinking": "hm", "reasoning_content": "ha"}, "reasoning_content of assistant"),
         (MARKED, {"thinking": "hm"}, "thinking of assistant"),
         (CHATML, {"refusal": None, "thinking": "", "tool_calls": []}, ""),  # nothing is lost
-        (OPENED, {"content": "<think>hm</think>4"}, "words of answers"),
+        (OPENED, {"content": "<think>hm</think>4"}, ""),  # templates may strip a thought
         (THINKING, {"content": "<think>hm</think>4"}, ""),  # a document for each answer, with its thought
     ],
 )
@@ -342,13 +342,9 @@ def test_an_answer_of_weight_0_is_shown_and_not_learnt(make, jinja, weight):
     assert not template.left_out
 
 
-@pytest.mark.parametrize(
-    ("weight", "line"),
-    [(0.5, "weight 0.5: expected 0 .* or 1"), (-1, "weight -1"), ("0", "weight '0'"), (0, "no message")],
-)
-def test_other_weights_and_rows_without_an_answer_to_learn_are_refused(make, weight, line):
-    with pytest.raises(UserError, match=line):
-        make().pieces({"messages": [TALK[0], {**TALK[1], "weight": weight}]})
+def test_a_row_without_an_answer_to_learn_is_refused(make):
+    with pytest.raises(UserError, match="no message"):
+        make().pieces({"messages": [TALK[0], {**TALK[1], "weight": 0}]})
 
 
 @pytest.mark.parametrize("jinja", [LLAMA3, MISTRAL, MARKED, PARTS])

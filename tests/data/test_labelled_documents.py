@@ -94,28 +94,18 @@ def test_the_first_token_of_a_word_has_its_label():
     assert [labels.tolist() for labels in texts.labels] == [[1, -100, 0, -100], [1]]
 
 
-@pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_a_batch_holds_documents_cut_to_the_context(layout):
-    batch = LabelledSamples(encoded(ROWS), SPECIAL, 10, layout=layout)[[2, 0]]
+def test_a_batch_holds_documents_cut_to_the_context():
+    batch = LabelledSamples(encoded(ROWS), SPECIAL, 10)[[2, 0]]
     expected = [[SPECIAL.classify, *text, SPECIAL.separate] for text in (b"the thir", b"a text")]
     assert batch["labels"].tolist() == [[0, 1], [1, 1]]
     assert (batch["sequences"], batch["real_tokens"], batch["pairs"]) == (2, 18, 164)
-    if layout == "packed":
-        assert batch["cu_seqlens"].tolist() == [0, 10, 18]
-        assert batch["tokens"].tolist() == [*expected[0], *expected[1], SPECIAL.pad, SPECIAL.pad]
-    else:
-        assert batch["lengths"].tolist() == [10, 8]
-        assert batch["tokens"].tolist() == [expected[0], [*expected[1], SPECIAL.pad, SPECIAL.pad]]
+    assert batch["cu_seqlens"].tolist() == [0, 10, 18]
+    assert batch["tokens"].tolist() == [*expected[0], *expected[1], SPECIAL.pad, SPECIAL.pad]
 
 
-@pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_batches_lay_labels_of_words_out_as_their_tokens(layout):
-    batch = LabelledSamples(encoded(OF_WORDS, of_words=True), SPECIAL, 5, layout=layout, of_words=True)[[0, 1]]
+def test_batches_lay_labels_of_words_out_as_their_tokens():
+    batch = LabelledSamples(encoded(OF_WORDS, of_words=True), SPECIAL, 5, of_words=True)[[0, 1]]
     first, second = [-100, 1, -100, 0, -100], [-100, 1, -100]
-    if layout == "packed":
-        assert batch["cu_seqlens"].tolist() == [0, 5, 8]
-        assert batch["labels"].tolist() == [*first, *second, -100, -100]
-    else:
-        assert batch["lengths"].tolist() == [5, 3]
-        assert batch["labels"].tolist() == [first, [*second, -100, -100]]
+    assert batch["cu_seqlens"].tolist() == [0, 5, 8]
+    assert batch["labels"].tolist() == [*first, *second, -100, -100]
     assert batch["tokens"].shape == batch["labels"].shape

@@ -97,3 +97,10 @@ def test_a_run_that_has_settings_which_are_gone_is_read_where_they_asked_for_wha
     (tmp_path / CONFIG_FILE).write_text(yaml.safe_dump(masked))
     with pytest.raises(UserError, match="shortest"):
         read_settings(tmp_path)
+
+
+def test_a_stage_that_left_a_setting_out_which_is_gone_is_read() -> None:
+    stage = {"side": 24, "classification_weight": None}
+    assert updated({"curriculum": {"stages": [stage]}}) == {"curriculum": {"stages": [{"side": 24}]}}
+    stage["classification_weight"] = 0
+    assert updated({"curriculum": {"stages": [stage]}}) == {"curriculum": {"stages": [stage]}}  # and is refused

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 from tiny_runs import TinyRuns, made_once
 from transformers import AutoModelForCausalLM
@@ -118,15 +117,6 @@ def test_adapters_are_merged_in_float32_and_then_rounded(half: Path, words: list
     for name, one in theirs.state_dict().items():
         torch.testing.assert_close(merged[name], one, rtol=0, atol=1e-7)
     assert all(torch.equal(one, merged[name].bfloat16()) for name, one in written(folder).items())
-
-
-def test_a_run_that_is_older_than_the_setting_is_exported_as_it_was(of_half: Path) -> None:
-    content = yaml.safe_load((of_half / "config.yaml").read_text())
-    del content["export"]
-    (of_half / "config.yaml").write_text(yaml.safe_dump(content))
-    exact = best(of_half)
-    folder = flashtrain.export(of_half)
-    assert all(torch.equal(one, exact[name]) for name, one in written(folder).items())
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])

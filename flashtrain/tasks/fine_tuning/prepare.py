@@ -21,7 +21,7 @@ from flashtrain.tasks.fine_tuning.splits import make_source
 from flashtrain.tasks.masked_language.batching import bert_estimate
 from flashtrain.tasks.masked_language.plan import bert_config
 from flashtrain.tasks.masked_language.trained import check_context, read_bert, tokenizer_of
-from flashtrain.tasks.optimization import optimizer_builder, schedule_builder, set_steps
+from flashtrain.tasks.optimization import optimization_options, set_steps
 from flashtrain.tasks.plan_text import fit_lines, memory_plan, plan_text
 from flashtrain.tasks.text_data import loader_workers, vocabulary_of
 from flashtrain.tasks.training_task import metric
@@ -88,11 +88,9 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
     task = FineTuning(
         model,
         own.target,
-        make_optimizer=optimizer_builder(settings.optimizer, sharded=settings.shards_weights),
-        make_schedule=schedule_builder(settings.schedule, settings.trainer.steps),
-        gradient_clip=settings.optimizer.gradient_clip,
-        compile=compiles(settings, hardware, own.layout),
+        compile=compiles(settings, hardware),
         description=description,
+        **optimization_options(settings),
     )
     throughput = Throughput(config.flops([settings.context]) / settings.context, peak_flops=hardware.peak_flops)
 
@@ -159,7 +157,7 @@ def encoder_config(settings: Settings, vocab_size: int, start: TrainedModel | No
 def make_head(settings: Settings, hardware: Hardware, config: BertConfig, labels: int) -> Head:
     """Build an encoder with a head for `labels` labels, with random weights."""
     own = settings.finetune
-    encoder = BertEncoder(config, hardware.attention, settings.bert.residual)
+    encoder = BertEncoder(config, hardware.attention)
     if own.target == "tokens":
         return TokenClassifier(encoder, labels, dropout=own.dropout)
     several = own.target == "labels"
@@ -173,8 +171,8 @@ def choose_head_batching(settings: Settings, hardware: Hardware, model: Head) ->
     """
     share = settings.finetune.batch // settings.trainer.ranks
     most = max(1, settings.finetune.tokens_at_once // settings.context)
-    layout, parameters = settings.finetune.layout, parameter_count(model)
-    estimate = bert_estimate(settings, hardware, model.encoder.config, parameters, layout, settings.context)
+    config, parameters = model.encoder.config, parameter_count(model)
+    estimate = bert_estimate(settings, hardware, config, parameters, "packed", settings.context)
     sizes = settings.trainer.micro_batch or [size for size in divisors(share) if size <= most]
     return choose_micro_batch(settings, hardware, sizes, share, estimate)
 
@@ -205,7 +203,7 @@ def describe_training(settings: Settings, hardware: Hardware, model: Head, batch
     own, start = settings.finetune, "" if settings.weights is None else " (trained weights, new head)"
     return (
         f"{settings.named(settings.bert.label)}{start}: {parameter_count(model) / 1e6:.2f}M parameters, "
-        f"context {settings.context:,}, {own.layout}, attention {hardware.attention}; {settings.trainer.steps} steps "
+        f"context {settings.context:,}, attention {hardware.attention}; {settings.trainer.steps} steps "
         f"of {own.batch} texts on {settings.trainer.ranks} x {hardware.name}, {hardware.precision}, "
         f"micro-batch {batching.micro_batch}{memory_words(batching)}"
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flashtrain.errors import UserError, at_least, between
-from flashtrain.settings.options import LabelledData, Layout, Pooling, Target, option
+from flashtrain.settings.options import LabelledData, Pooling, Target, option
 from flashtrain.tasks.masked_language.settings import BertTextSettings
 
 
@@ -24,7 +24,6 @@ class FineTuningSettings:
     labels_column: str = "labels"  # the field of a row that holds the labels; of words, a list of the same length
     pooling: str = option("mean", Pooling)  # what of the encoder's outputs the head for whole texts reads
     dropout: float = 0.0  # probability of dropping what the head reads
-    layout: str = option("packed", Layout)  # packed: texts end to end in a row; padded: a row for each text
     batch: int = 32  # labelled texts of an optimizer step, over all devices
     tokens_at_once: int = 65536  # a device computes at most so many at once (a text at least) without micro_batch
     train: int | None = None  # the most texts to train on; null: all

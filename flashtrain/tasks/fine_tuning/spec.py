@@ -16,7 +16,7 @@ class FineTuningTask(MaskedTask):
     """task=fine_tuning: BERT with a classification head, trained on labelled texts."""
 
     settings = LabelledSettings
-    modes: Mapping[str, Names] = {"evaluate": ("context", "data", "finetune", "bert.residual"), "export": ("context",)}
+    modes: Mapping[str, Names] = {"evaluate": ("context", "data", "finetune"), "export": ("context",)}
     same = ("context", "data", "bert", "finetune")
     prepare = imported("flashtrain.tasks.fine_tuning.prepare:prepare")
     plan = imported("flashtrain.tasks.fine_tuning.prepare:plan_fine_tuning")

@@ -98,9 +98,7 @@ def make_source(
         known = make_tokenizer(spec, lambda: texts)
     of_words, special = own.target == "tokens", special_tokens(known)
     samples = {
-        name: LabelledSamples(
-            encode_rows(part, known, names, of_words=of_words), special, context, layout=own.layout, of_words=of_words
-        )
+        name: LabelledSamples(encode_rows(part, known, names, of_words=of_words), special, context, of_words=of_words)
         for name, part in parts.items()
         if part
     }

@@ -37,7 +37,7 @@ from flashtrain.tasks.language.starting_weights import (
     tokenizer_of_weights,
     weights_at_context,
 )
-from flashtrain.tasks.optimization import optimizer_builder, schedule_builder, set_steps
+from flashtrain.tasks.optimization import optimization_options, set_steps
 from flashtrain.tasks.text_data import loader_workers, make_sources, make_tokenizer_spec, reading_options, vocabulary_of
 from flashtrain.tasks.training_task import metric
 from flashtrain.training.hardware import Hardware
@@ -189,11 +189,9 @@ def language_model(
         document_mask=settings.applied_mask.documents,
         mask=make_mask(settings.applied_mask),
         cuda_graphs=settings.trainer.cuda_graphs,
-        make_optimizer=optimizer_builder(settings.optimizer, sharded=settings.shards_weights),
-        make_schedule=schedule_builder(settings.schedule, settings.trainer.steps),
-        gradient_clip=settings.optimizer.gradient_clip,
         compile=compiles(settings, hardware),
         description=description,
+        **optimization_options(settings),
     )
 
 

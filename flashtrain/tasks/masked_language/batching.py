@@ -85,7 +85,7 @@ def bert_estimate(
         tokens_each: tokens, padding included, of a micro-batch of size 1.
         share: the fraction of the tokens that is masked.
     """
-    blocks = encoder_blocks(config, residual=settings.bert.residual)
+    blocks = encoder_blocks(config)
 
     def estimate(size: int, savings: MemorySavings) -> MemoryEstimate:
         tokens = math.ceil(size * tokens_each)

@@ -31,7 +31,7 @@ def plan_masked(settings: Settings, hardware: Hardware) -> str:
     else:
         config = read_bert(settings.weights, settings).model.config
     with torch.device("meta"):
-        model = Bert(config, hardware.attention, settings.bert.residual)
+        model = Bert(config, hardware.attention)
     batching = choose_masked_batching(settings, hardware, model)
     tokens = settings.trainer.steps * settings.trainer.tokens_per_step
     share = settings.masked.mlm_probability

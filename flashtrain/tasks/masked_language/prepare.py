@@ -19,7 +19,7 @@ from flashtrain.tasks.batching import compiles
 from flashtrain.tasks.masked_language.batching import choose_masked_batching, tokens_per_device
 from flashtrain.tasks.masked_language.plan import bert_config, describe_training
 from flashtrain.tasks.masked_language.trained import check_context, read_bert
-from flashtrain.tasks.optimization import optimizer_builder, schedule_builder, set_steps
+from flashtrain.tasks.optimization import optimization_options, set_steps
 from flashtrain.tasks.text_data import loader_workers, make_sources, make_tokenizer_spec, reading_options
 from flashtrain.tasks.training_task import metric
 from flashtrain.training.early_stopping import StopAtTarget
@@ -135,7 +135,7 @@ def make_bert(settings: Settings, hardware: Hardware, vocab_size: int) -> Bert:
         KeyError: the weights have no masked-language head.
     """
     if settings.weights is None:
-        return Bert(bert_config(settings, vocab_size), hardware.attention, settings.bert.residual)
+        return Bert(bert_config(settings, vocab_size), hardware.attention)
     start = read_bert(settings.weights, settings).model
     # The next-sentence head and its pooler are left out: the samples are single pieces.
     config = replace(start.config, dropout=settings.bert.dropout, masked_head=True, pooler=False, next_sentence=False)
@@ -145,7 +145,7 @@ def make_bert(settings: Settings, hardware: Hardware, vocab_size: int) -> Bert:
             f"{vocab_size}. Use the data and tokenizer settings that they were trained with."
         )
     check_context(config, settings.context, settings.weights)
-    model, state = Bert(config, hardware.attention, settings.bert.residual), start.state_dict()
+    model, state = Bert(config, hardware.attention), start.state_dict()
     model.load_state_dict({name: state[name] for name in model.state_dict()})
     return model
 
@@ -157,11 +157,9 @@ def make_masked_task(
     return MaskedLanguageModel(
         model,
         cuda_graphs=settings.trainer.cuda_graphs,
-        make_optimizer=optimizer_builder(settings.optimizer, sharded=settings.shards_weights),
-        make_schedule=schedule_builder(settings.schedule, settings.trainer.steps),
-        gradient_clip=settings.optimizer.gradient_clip,
         compile=compiles(settings, hardware, settings.masked.layout),
         description=description,
+        **optimization_options(settings),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from flashtrain.errors import UserError, at_least, between
-from flashtrain.settings.options import BertFamily, BertSize, Layout, Residual, SampleUnit, option
+from flashtrain.settings.options import BertFamily, BertSize, Layout, SampleUnit, option
 from flashtrain.settings.text import TextSettings
 
 
@@ -18,7 +18,6 @@ class BertSettings:
     activation: str | None = None  # gelu (tanh form) or gelu_exact (transformers'); null: the family's own
     dropout: float = 0.0  # probability of dropping embeddings, attention weights and outputs of the encoder's blocks
     vocab_rows: int | None = None  # rows of the embedding table; null: the tokens, rounded up to a multiple of 64
-    residual: str = option("compute", Residual)  # between the encoder's blocks: half (compute), float32 (weights)
 
     @property
     def label(self) -> str:

@@ -18,7 +18,7 @@ class MaskedTask(Task):
     settings: type[Settings] = MaskedLanguageSettings
     shards = False
     shape = ("bert.size", "bert.family", "bert.activation", "bert.vocab_rows")
-    modes: Mapping[str, Names] = {"evaluate": ("context", "data", "masked", "bert.residual"), "export": ("context",)}
+    modes: Mapping[str, Names] = {"evaluate": ("context", "data", "masked"), "export": ("context",)}
     same: Names = ("context", "data", "bert", "masked")
     prepare = imported("flashtrain.tasks.masked_language.prepare:prepare")
     plan = imported("flashtrain.tasks.masked_language.plan:plan_masked")

@@ -24,7 +24,7 @@ def read_bert(given: str | Path, settings: Settings, attention: str = "sdpa") ->
     Args:
         given: a run folder or a checkpoint in one (its best weights), an export of flashtrain's, or a Hugging Face
             folder or .safetensors file with config.json next to it.
-        settings: saved in the result; only bert.residual is used.
+        settings: saved in the result.
 
     Returns:
         The model (models.Bert); its tokenizer is None if there is none next to the weights.
@@ -46,7 +46,7 @@ def read_bert(given: str | Path, settings: Settings, attention: str = "sdpa") ->
         config, state = load_bert(path)
         tokenizer = load_tokenizer(folder) if holds_tokenizer(folder) else WordPieceTokenizer.load(folder)
     with torch.random.fork_rng(devices=[]):  # a head that is drawn later is drawn alike without these weights
-        model = Bert(config, attention, settings.bert.residual)
+        model = Bert(config, attention)
     model.load_state_dict(state)
     return TrainedModel(model.eval(), tokenizer, settings, folder, path, step)
 

@@ -8,12 +8,12 @@ from typing import Any
 from flashtrain.data.sequences import SequenceDataModule, SequenceShape, SequenceSource
 from flashtrain.models.activation_checkpointing import MemorySavings
 from flashtrain.models.classifier import Classifier
-from flashtrain.models.classifier_config import ClassifierConfig
+from flashtrain.models.classifier_config import GREY_LEVELS, ClassifierConfig
 from flashtrain.settings.settings import Settings, divisors
 from flashtrain.tasks import MaskedPixels, SequenceClassification
 from flashtrain.tasks.batching import Batching, choose_micro_batch, compiles, encoder_blocks
 from flashtrain.tasks.classification import Augment
-from flashtrain.tasks.optimization import optimizer_builder, schedule_builder
+from flashtrain.tasks.optimization import optimization_options
 from flashtrain.training.encoder_memory import PredictingHead, estimate_encoder_memory
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import MemoryEstimate
@@ -65,7 +65,6 @@ def classifier_config(
         UserError: the settings do not suit the samples.
     """
     image = shape.side is not None
-    token_bins = shape.vocab_size if predicts else 0
     return ClassifierConfig(
         classes=shape.classes,
         length=shape.length,
@@ -80,11 +79,10 @@ def classifier_config(
         pooling=settings.pooling,
         towers=shape.towers,
         dropout=settings.dropout,
-        grey_bins=settings.grey_bins if image else token_bins,
+        grey_bins=GREY_LEVELS if image else shape.vocab_size if predicts else 0,
         pattern=settings.pattern,
         pattern_block=settings.pattern_block,
         pattern_local=settings.pattern_local,
-        pattern_globals=settings.pattern_globals,
     )
 
 
@@ -116,11 +114,9 @@ def make_task(
         training_pixels=sequence.training_pixels,
         seed=settings.seed,
         cuda_graphs=settings.trainer.cuda_graphs,
-        make_optimizer=optimizer_builder(settings.optimizer, sharded=settings.shards_weights),
-        make_schedule=schedule_builder(settings.schedule, settings.trainer.steps),
-        gradient_clip=settings.optimizer.gradient_clip,
         compile=compiles(settings, hardware),
         description=description,
+        **optimization_options(settings),
     )
 
 

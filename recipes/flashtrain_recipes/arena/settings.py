@@ -14,8 +14,17 @@ from flashtrain_recipes.arena.pathfinder.parameters import MIN_SIDE, dashes_in, 
 DATA = ("pathfinder", "listops", "text", "retrieval", "image")
 IMAGES = ("pathfinder", "image")
 AUGMENTATIONS = ("none", "turn", "mirror")
-# The parts whose number of samples sequence.* sets; the others are those of pathfinder.*, or the files' own.
-_COUNTED = {"listops": ("train", "validation", "test"), "text": ("validation",), "image": ("validation",)}
+FILES = "pathfinder from sequence.path"
+# The data that use a setting sequence.*: elsewhere it would be passed over in silence.
+_USED_BY = {
+    "path": ("text", "retrieval", "image", FILES),
+    "length": ("listops", "text", "retrieval"),
+    "augment": (*IMAGES, FILES),
+    "training_pixels": (*IMAGES, FILES),
+    "train": ("listops",),
+    "validation": ("listops", "text", "image", FILES),
+    "test": ("listops", FILES),
+}
 
 ExportPrecision = Literal["float32", "float16"]
 
@@ -54,11 +63,9 @@ class ClassifierSettings:
     positions: str | None = None  # how positions are encoded; null: axial for images, rotary for others
     pooling: str = "max"  # how the outputs of a sequence become one: mean, max or attention
     dropout: float = 0.0  # probability of dropping embeddings, attention weights and outputs of the classifier's blocks
-    grey_bins: int = 256  # classes that masked grey levels are predicted in
     pattern: str = "dense"  # the blocks that attention computes: dense, butterfly, local-global, or by tiles
     pattern_block: int = 128  # tokens of a block of the pattern
     pattern_local: int = 1  # nearest blocks on each side that attention computes (tiles: in both directions)
-    pattern_globals: int = 1  # first blocks of the pattern, which see and are seen by all
 
     def check(self) -> None:
         for name in ("embed", "layers", "heads"):
@@ -87,29 +94,14 @@ class SequenceSettings:
 
     def check(self) -> None:
         one_of("sequence.data", self.data, DATA)
-        if self.path is not None and self.data == "listops":
-            raise UserError(f"sequence.path={self.path} is not used by sequence.data=listops. Remove it.")
-        if self.augment is not None:
-            one_of("sequence.augment", self.augment, AUGMENTATIONS)
-            if self.augment != "none" and self.data not in IMAGES:
-                raise UserError(
-                    f"sequence.augment={self.augment} turns images, and sequence.data={self.data} has none. Remove it."
-                )
-        if self.length is not None and self.data in IMAGES:
-            size = "of pathfinder.side=... pixels a side" if self.data == "pathfinder" else "of 1,024 pixels"
-            raise UserError(f"sequence.length={self.length} is not used for images, which are {size}. Remove it.")
-        from_files = self.data == "pathfinder" and self.path is not None
-        counted = ("validation", "test") if from_files else _COUNTED.get(self.data, ())
-        for name in ("train", "validation", "test"):
+        one_of("sequence.augment", self.augment or "none", AUGMENTATIONS)
+        data = FILES if self.data == "pathfinder" and self.path is not None else self.data
+        for name, users in _USED_BY.items():
             given = getattr(self, name)
-            if given is None or name in counted:
-                continue
-            own = "there are as many as its files hold"
-            if self.data == "pathfinder" and not from_files:
-                own = f"use pathfinder.{name}_images={given}"
-            raise UserError(f"sequence.{name}={given} is not used by sequence.data={self.data}: {own}.")
-        if self.training_pixels is not None and self.data not in IMAGES:
-            raise UserError(f"sequence.training_pixels={self.training_pixels} is for images only. Remove it.")
+            if given not in (None, "none") and data not in users:
+                ours = "side" if name == "length" else f"{name}_images"
+                instead = f"Use pathfinder.{ours}=" if data == "pathfinder" else "Remove it"
+                raise UserError(f"sequence.{name}={given} is used by {', '.join(users)}, not by {data}. {instead}.")
         counts = ("training_pixels", "length", "batch", "train", "validation", "test")
         for name in (*counts, "validation_samples", "evaluation_batch"):
             at_least(f"sequence.{name}", getattr(self, name), 1)
@@ -147,7 +139,6 @@ class StageSettings:
     contour: str | None = None  # the stage's pathfinder.contour; 3..14: a stage like this one for each number of dashes
     pattern: str | None = None  # the stage's classifier.pattern
     masked_weight: float | None = None  # the stage's masked_pixels.weight
-    classification_weight: float | None = None  # the stage's sequence.classification_weight
     training_pixels: int | None = None  # the stage's sequence.training_pixels
     validate_every: int | None = None  # the stage's trainer.validate_every
     compile: bool | None = None  # the stage's trainer.compile; false is faster if compiling takes longer than the stage
@@ -159,7 +150,7 @@ class StageSettings:
         between(f"{where}.stop_at_accuracy", self.stop_at_accuracy, 0, 1, include_low=False)
         for name in ("steps", "batch", "micro_batch", "images", "training_pixels", "validate_every"):
             at_least(f"{where}.{name}", getattr(self, name), 1)
-        for name in ("masked_weight", "classification_weight", "warmup_steps"):
+        for name in ("masked_weight", "warmup_steps"):
             at_least(f"{where}.{name}", getattr(self, name), 0)
         above(f"{where}.learning_rate", self.learning_rate, 0)
 

@@ -27,7 +27,6 @@ OF_STAGES = {
     "schedule": "schedule.name",
     "warmup_steps": "schedule.warmup_steps",
     "batch": "sequence.batch",
-    "classification_weight": "sequence.classification_weight",
     "training_pixels": "sequence.training_pixels",
     "masked_weight": "masked_pixels.weight",
     "pattern": "classifier.pattern",

@@ -45,7 +45,7 @@ def report_classified(row: dict[str, Any], folder: Path, settings: Settings) -> 
     """Print a run's results, its folder, and a command to try next."""
     rate, accuracy, loss = (row.get(name) for name in ("samples_per_second", "validation_accuracy", "validation_loss"))
     what = row["data"] if row.get("side") is None else f"{row['data']}, side {row['side']}"
-    labelled = settings.sequence.classification_weight > 0 or bool(settings.curriculum.stages)
+    labelled = settings.sequence.classification_weight > 0
     found = "" if accuracy is None else f"accuracy {accuracy:.2%} held out, "
     if not labelled:
         found = "" if loss is None else f"loss {loss:.4f} of what is masked, held out, "

@@ -49,7 +49,7 @@ class AttentionBenchmark(Benchmark):
     def line(self) -> str:
         return f"{super().line()}; benchmark.rows={self.options.rows}, {self.options.dtype}"
 
-    def follow(self, run: Run) -> int:
+    def measure_all(self, run: Run) -> int:
         """Measure the cases, return how many. With rows=as-called on a GPU, first compile all kernels in parallel."""
         seconds = min(self.options.warm_seconds, run.seconds_left / 2)
         if self.as_called and self.device.type == "cuda" and seconds > 0:
@@ -61,7 +61,7 @@ class AttentionBenchmark(Benchmark):
                 if not isinstance(one, Sdpa) and one.applies(case) and one.refuses(case) is None
             ]
             warm_up(calls, seconds)
-        return super().follow(run)
+        return super().measure_all(run)
 
     def turns(self, case: Case, **common: Any) -> AttentionTurns:
         return AttentionTurns(case, check=self.options.reference, **common)

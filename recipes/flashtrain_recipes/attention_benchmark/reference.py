@@ -16,7 +16,7 @@ from torch import Tensor
 from flashtrain_recipes.attention_benchmark.cases import Case
 from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs, query_chunks
 
-Held = Callable[[Tensor], Tensor]  # cuts a tensor (S, ...) to the tokens that are compared
+Shard = Callable[[Tensor], Tensor]  # cuts a tensor (S, ...) to the tokens that are compared
 
 # Elements of the score matrix made at once: 256 MiB in float64 on a GPU, 32 MiB on a CPU; five such matrices.
 _CHUNK = {"cuda": 2**25, "cpu": 2**22}
@@ -31,18 +31,18 @@ class Expected:
     dk: Tensor  # (Sk, D)
     dv: Tensor  # (Sk, D)
 
-    def error(self, out: Tensor, held: Held = lambda x: x) -> float:
+    def error(self, out: Tensor, shard: Shard = lambda x: x) -> float:
         """Return the largest absolute error of out (B, Sq, H, D), divided by the reference's largest absolute value.
 
         Args:
-            held: cuts the reference, a tensor (S, ...), to the tokens that `out` has.
+            shard: cuts the reference, a tensor (S, ...), to the tokens that `out` has.
         """
-        return _relative(out[-1, :, -self.out.shape[1] :], self.out, held)
+        return _relative(out[-1, :, -self.out.shape[1] :], self.out, shard)
 
-    def gradient_error(self, dq: Tensor, dk: Tensor, dv: Tensor, *, held: Held = lambda x: x) -> float:
-        """Return the largest error of the gradients dq, dk, dv of q, k, v; error and `held` as in `error`."""
+    def gradient_error(self, dq: Tensor, dk: Tensor, dv: Tensor, *, shard: Shard = lambda x: x) -> float:
+        """Return the largest error of the gradients dq, dk, dv of q, k, v; error and `shard` as in `error`."""
         pairs = ((dq[-1, :, -self.dq.shape[1] :], self.dq), (dk[-1, :, -1], self.dk), (dv[-1, :, -1], self.dv))
-        return max(_relative(found, wanted, held) for found, wanted in pairs)
+        return max(_relative(found, wanted, shard) for found, wanted in pairs)
 
 
 def expected(case: Case, inputs: Inputs, context: Context) -> Expected:
@@ -80,6 +80,6 @@ def _scores(case: Case, inputs: Inputs, scores: Tensor, head: int, begin: int) -
     return scores
 
 
-def _relative(found: Tensor, wanted: Tensor, held: Held) -> float:
+def _relative(found: Tensor, wanted: Tensor, shard: Shard) -> float:
     largest = float(wanted.abs().max()) or 1.0
-    return float((found.double() - held(wanted)).abs().max()) / largest
+    return float((found.double() - shard(wanted)).abs().max()) / largest

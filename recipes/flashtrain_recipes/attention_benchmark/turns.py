@@ -94,7 +94,7 @@ class AttentionTurns(Turns[Case, AttentionEntry]):
         make, whole, error_of = launches
         error = None if self.expected is None or name.startswith(PLAIN) else error_of(self.expected)
         peak = self.clock.peak_mib(whole)
-        entry.parts[name], entry.samples[name] = Part(make, self.clock.pace(make()), peak, error), []
+        entry.parts[name], entry.samples[name] = Part(make, self.clock.calibrate(make()), peak, error), []
 
     def sample(self, entry: AttentionEntry, part: str, number: int) -> Sample:
         make, pace, *_ = entry.parts[part]

@@ -87,7 +87,7 @@ def _rank(rank: int, send: Callable[[Event], None], job: Job, meeting: str) -> N
 
 
 def _measured(job: Job, team: Team) -> Iterator[Event]:
-    clock, failed = clock_for(team.device, team.meet), job.failed
+    clock, failed = clock_for(team.device, team.barrier), job.failed
     for number, case in job.todo.items():
         left = float(team.gather(job.until - time.monotonic())[0])
         if left <= 0 and number > 0:  # the first is measured, however long starting took

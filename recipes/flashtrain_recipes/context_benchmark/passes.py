@@ -45,18 +45,18 @@ class Passes:
         self.measures: Row = {"peak_memory_gib": None, "error": None, "gradient_error": None}
         self._host = [0.0, 0.0]  # seconds of launching
 
-    def first(self, expected: Expected | None, held: Callable[[Tensor], Tensor]) -> None:
+    def first(self, expected: Expected | None, shard: Callable[[Tensor], Tensor]) -> None:
         """Call forward and backward once for their errors, and again for peak memory and the time of launching.
 
         Args:
             expected: the float64 results of the whole sequence; None: errors are not computed.
-            held: cuts a tensor of the whole sequence (S, ...) to this rank's tokens (n, ...).
+            shard: cuts a tensor of the whole sequence (S, ...) to this rank's tokens (n, ...).
         """
         out = self.call(*self.leaves)
         gradients = self._gradients(out)
         if expected is not None:
-            self.measures["error"] = expected.error(out.detach(), held)
-            self.measures["gradient_error"] = expected.gradient_error(*gradients, held=held)
+            self.measures["error"] = expected.error(out.detach(), shard)
+            self.measures["gradient_error"] = expected.gradient_error(*gradients, shard=shard)
         del out, gradients
         peak = self.clock.peak_mib(self._launch)
         self.measures["peak_memory_gib"] = None if peak is None else peak / 1024

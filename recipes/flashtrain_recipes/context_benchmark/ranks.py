@@ -42,7 +42,7 @@ class Team:
         self.group = ContextGroup()
         self._control = dist.new_group(backend="gloo", timeout=_STUCK)  # for numbers and words
         self._token = torch.zeros(1, device=self.device)
-        self.meet()  # communicators are made at their first use, and not within something that is timed
+        self.barrier()  # communicators are made at their first use, and not within something that is timed
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in the order of the ranks. Every rank must call it."""
@@ -50,6 +50,6 @@ class Team:
         dist.all_gather_object(found, value, group=self._control)
         return found
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait for the other ranks (on a GPU its later kernels wait, not the host). Every rank must call this."""
         dist.all_reduce(self._token)

@@ -51,7 +51,7 @@ class ContextBenchmark(Benchmark):
         refused = [f"; without {one.title} ({reason})" for one in self.baselines if (reason := one.refuses(case))]
         return f"{case}{''.join(refused)}"
 
-    def follow(self, run: Run) -> int:
+    def measure_all(self, run: Run) -> int:
         begun, kind, seed = 0, self.hardware.kind, self.settings.seed
         for degree in self.degrees:
             todo = {number: case for number, case in enumerate(self.cases) if case.degree == degree}

@@ -93,7 +93,7 @@ class ContextTurns(Turns[ContextCase, ContextEntry]):
                     passes = Passes(lambda *_, whole=whole: attend(whole), leaves, whole.dout, clock_for(self.device))
                     passes.first(self.expected, lambda x: x)
                     self.one = ContextEntry(baseline=None, passes=passes)
-                self.clock.settle()
+                self.clock.free_cache()
             del whole
         return super().run(baselines)
 
@@ -117,7 +117,7 @@ class ContextTurns(Turns[ContextCase, ContextEntry]):
         passes = Passes(attention.call, leaves, dout, self.clock, self.team.gather)
         passes.first(self.expected, lambda x: layout.shard(x[None], rank)[0])
         self.entries.append(ContextEntry(baseline=baseline, passes=passes, attention=attention))
-        self.clock.settle()
+        self.clock.free_cache()
 
     def begin_round(self, number: int) -> None:
         if self.one is not None:

@@ -134,7 +134,7 @@ class Benchmark(ABC):
         with begun(self.settings, folder, planned, overrides, started) as run:
             for one, reason in self.missing.items():
                 run.note(EVERY_CASE, one.title, reason)
-            measured = self.follow(run)
+            measured = self.measure_all(run)
             self._give_up(run, self.cases[measured:])
             run.rows = self.completed(run.rows)
             run.save()
@@ -146,7 +146,7 @@ class Benchmark(ABC):
             log_summary(run.loggers, row)
             return row
 
-    def follow(self, run: Run) -> int:
+    def measure_all(self, run: Run) -> int:
         """Measure the cases, which share the time until the limit equally, and return how many were begun."""
         for number, case in enumerate(self.cases):
             left = run.seconds_left
@@ -180,7 +180,7 @@ class Benchmark(ABC):
             run.note(str(case), "the inputs", OUT_OF_MEMORY)
             rows = self._without_all(case, OUT_OF_MEMORY, "the inputs")
         gc.collect()  # models and their compiled graphs refer to each other
-        self.clock.settle()
+        self.clock.free_cache()
         return rows
 
     def _give_up(self, run: Run, cases: Sequence[Any]) -> None:

@@ -43,15 +43,15 @@ class Clock:
     A sequence of launches is called from first to last, again and again.
 
     Args:
-        meet: called before each sample; where several devices are timed together, it waits for the others.
+        barrier: called before each sample; where several devices are timed together, it waits for the others.
     """
 
     cache_bytes = 0  # size of the device's last-level cache, which inputs must exceed to be read from memory
 
-    def __init__(self, meet: Callable[[], object] = lambda: None) -> None:
-        self.meet = meet
+    def __init__(self, barrier: Callable[[], object] = lambda: None) -> None:
+        self.barrier = barrier
 
-    def pace(self, launches: Sequence[Launch]) -> Pace:
+    def calibrate(self, launches: Sequence[Launch]) -> Pace:
         """Return how many launches make a sample of about 10 ms, estimated from three of them after one to warm up."""
         launches[0]()
         self.check()
@@ -69,7 +69,7 @@ class Clock:
         dominate.
         """
         self.check()
-        self.meet()
+        self.barrier()
         began = time.perf_counter()
         _run(launches, count)
         self.check()
@@ -89,14 +89,14 @@ class Clock:
         call()
         return None
 
-    def held_mib(self) -> float | None:
+    def allocated_mib(self) -> float | None:
         """Return the memory that tensors occupy now, in MiB; None where it is unknown."""
         return None
 
     def check(self) -> None:
         """Wait until the device is done. Raises where a failed kernel left the GPU unusable."""
 
-    def settle(self) -> None:
+    def free_cache(self) -> None:
         """Wait for the device, and give unused cached memory back to it for the next baseline."""
 
 
@@ -107,8 +107,8 @@ class GpuClock(Clock):
     of the GPU's work, without launching.
     """
 
-    def __init__(self, device: torch.device, meet: Callable[[], object] = lambda: None) -> None:
-        super().__init__(meet)
+    def __init__(self, device: torch.device, barrier: Callable[[], object] = lambda: None) -> None:
+        super().__init__(barrier)
         self.device = device
         self.cache_bytes = int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 64 * 2**20))
         # The workspace that torch takes for cuBLAS at the first product (32 MiB on sm_90) belongs to no baseline.
@@ -117,11 +117,11 @@ class GpuClock(Clock):
 
     def queued(self, launches: Sequence[Launch], pace: Pace) -> Timed:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self.meet()
+        self.barrier()
         # The queue waits for longer than the processor needs to fill it.
         pause = min(1.5 * pace.host_seconds * pace.launches + 1e-4, _MAX_PAUSE)
         torch.cuda._sleep(int(pause * _CLOCK_HZ))
-        self.meet()
+        self.barrier()
         start.record()
         host = _run(launches, pace.launches)
         end.record()
@@ -148,21 +148,21 @@ class GpuClock(Clock):
         self.check()
         return (torch.cuda.max_memory_allocated(self.device) - before) / 2**20
 
-    def held_mib(self) -> float | None:
+    def allocated_mib(self) -> float | None:
         self.check()
         return torch.cuda.memory_allocated(self.device) / 2**20
 
     def check(self) -> None:
         torch.cuda.synchronize(self.device)
 
-    def settle(self) -> None:
+    def free_cache(self) -> None:
         torch.cuda.empty_cache()
         self.check()
 
 
-def clock_for(device: torch.device, meet: Callable[[], object] = lambda: None) -> Clock:
-    """Return the clock for a device: GpuClock on CUDA, else Clock. `meet` is the argument of Clock."""
-    return GpuClock(device, meet) if device.type == "cuda" else Clock(meet)
+def clock_for(device: torch.device, barrier: Callable[[], object] = lambda: None) -> Clock:
+    """Return the clock for a device: GpuClock on CUDA, else Clock. `barrier` is the argument of Clock."""
+    return GpuClock(device, barrier) if device.type == "cuda" else Clock(barrier)
 
 
 def _run(launches: Sequence[Launch], count: int) -> float:

@@ -187,7 +187,7 @@ class Turns(ABC, Generic[C, E]):
             failure = (OUT_OF_MEMORY, None) if is_out_of_memory(error) else (FAILED, first_line(error))
         self.after_failure()
         gc.collect()  # what it had built refers to itself
-        self.clock.settle()
+        self.clock.free_cache()
         return failure
 
     def after_failure(self) -> None:

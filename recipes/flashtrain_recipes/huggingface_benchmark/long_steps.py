@@ -60,7 +60,7 @@ class LongSteps(Benchmark):
             raise UserError(f"trainer.devices={self.devices}, but this machine has {hardware.count} GPUs.")
         precision = settings.hardware.precision or hardware.precision
         attention = "flash" if settings.shares_sequences else hardware.attention
-        self.settled = replace(hardware, precision=precision, attention=attention)
+        self.adapted = replace(hardware, precision=precision, attention=attention)
         self._full: dict[str, int] = {}  # the context at which a model ran out of memory
 
     def make_cases(self) -> list[HuggingFaceCase]:
@@ -88,7 +88,7 @@ class LongSteps(Benchmark):
         if case.model in self._full:
             why = f"not tried: a context of {self._full[case.model]:,} ran out of memory already"
             return {"status": OUT_OF_MEMORY, "error": why}
-        arguments = (case.model, case.context, self.settled, run.folder.resolve(), find_free_network_port())
+        arguments = (case.model, case.context, self.adapted, run.folder.resolve(), find_free_network_port())
         try:
             with closing(in_ranks(measure_steps, arguments, self.devices, until=run.until)) as found:
                 return dict(next(found))
@@ -119,16 +119,16 @@ class LongSteps(Benchmark):
 
     def planned(self, case: HuggingFaceCase) -> Row:
         """Return the columns of a case's row that are known before measuring, with the memory estimates."""
-        settings, model = case.settings(), model_of(case, self.settled)
+        settings, model = case.settings(), model_of(case, self.adapted)
         columns = {
             "implementation": "flashtrain", "model": case.model, "context": case.context, "batch": 1,
-            "devices": self.devices, "precision": self.settled.precision,
-            **context_columns(settings.sharding, self.settled.precision, model, 1),
+            "devices": self.devices, "precision": self.adapted.precision,
+            **context_columns(settings.sharding, self.adapted.precision, model, 1),
             **dict.fromkeys(("memory", "memory_estimate_gib", "host_estimate_gib", "peak_memory_gib")),
             **dict.fromkeys(("step_seconds", "tokens_per_second", "mfu", "compile_seconds")),
         }  # fmt: skip
         try:
-            batching = choose_batching(settings, self.settled, model)
+            batching = choose_batching(settings, self.adapted, model)
             full = {} if batching.fits or settings.mode != "plan" else {"error": "does not fit"}
             return {**columns, **_estimated(batching), **full}
         except UserError as error:
@@ -143,12 +143,12 @@ class LongSteps(Benchmark):
 
     def _largest(self, name: str) -> Row | None:
         case = HuggingFaceCase(name, min(self.options.contexts), "fp32", self.settings)
-        model = model_of(case, self.settled)
+        model = model_of(case, self.adapted)
 
         def plan(count: int) -> Batching:
             settings = replace(case, context=count * _MULTIPLE).settings()
             settings.memory = type(settings.memory)()
-            return choose_batching(settings, self.settled, model)
+            return choose_batching(settings, self.adapted, model)
 
         low, high = 0, _MAX_MULTIPLES
         while high - low > 1:
@@ -156,11 +156,11 @@ class LongSteps(Benchmark):
             low, high = (middle, high) if plan(middle).fits else (low, middle)
         if not low:
             return None
-        device = Room(room(self.settings, self.settled).device)  # with a host that holds anything
+        device = Room(room(self.settings, self.adapted).device)  # with a host that holds anything
         by_host = any(device.holds(option.estimate) for option in plan(high).options)
         return {
             "implementation": PLAN, "model": name, "context": low * _MULTIPLE, "batch": 1,
-            "devices": self.devices, "precision": self.settled.precision, **_estimated(plan(low)),
+            "devices": self.devices, "precision": self.adapted.precision, **_estimated(plan(low)),
             "limited_by": None if high == _MAX_MULTIPLES else "host" if by_host else "device",
             "peak_memory_gib": None, "step_seconds": None,
         }  # fmt: skip

@@ -79,8 +79,8 @@ class GPT2Steps(StepBenchmark):
     def make_baselines(self) -> list[StepBaseline]:
         return all_baselines(self.settings, self.hardware, compiled=self.compiled)
 
-    def follow(self, run: Run) -> int:
-        measured = super().follow(run)
+    def measure_all(self, run: Run) -> int:
+        measured = super().measure_all(run)
         if self.options.command_steps:
             self._measure_command(run)
         return measured
@@ -98,5 +98,5 @@ class GPT2Steps(StepBenchmark):
             run.note(str(first), COMMAND, NO_TIME if found else "flashtrain has no figure to compare it with")
             return
         case = max(found, key=lambda case: found[case][self.rate])
-        self.clock.settle()
+        self.clock.free_cache()
         run.rows.append(command_row(case, found[case], self, run))

@@ -66,7 +66,7 @@ class StepTurns(Turns[StepCase, StepEntry]):
             if any(one.compiled for one in baselines):
                 torch.compiler.reset()
             gc.collect()
-            self.clock.settle()
+            self.clock.free_cache()
             rows += super().run([baseline])
         return rows
 
@@ -87,7 +87,7 @@ class StepTurns(Turns[StepCase, StepEntry]):
     def start(self, baseline: StepBaseline) -> None:
         """Launch twice: once to compile, then for the peak memory and an estimate of a launch's time."""
         memory = baseline.memory(self.case)
-        before = self.clock.held_mib()
+        before = self.clock.allocated_mib()
         step = baseline.build(self.case, self.device)
         batches = baseline.batches(self.case, self.case.draw(self.device, self.seed), self.device)
         entry = StepEntry(baseline, {_STEP: []}, step=step, batches=batches, memory=memory)
@@ -95,13 +95,13 @@ class StepTurns(Turns[StepCase, StepEntry]):
         loss = float(entry.launch())
         entry.first_seconds = time.perf_counter() - began
         step.drop_gradients()
-        held = self.clock.held_mib()
+        after = self.clock.allocated_mib()
         began = time.perf_counter()
         peak = self.clock.peak_mib(entry.launch)
         entry.seconds = time.perf_counter() - began
         step.drop_gradients()
-        if peak is not None and held is not None and before is not None:
-            entry.peak_mib = peak + held - before
+        if peak is not None and after is not None and before is not None:
+            entry.peak_mib = peak + after - before
         if not math.isfinite(loss):
             raise ArithmeticError(f"the first loss is {loss}")
         self.entries.append(entry)

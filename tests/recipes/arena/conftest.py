@@ -16,7 +16,6 @@ TINY_CURRICULUM = (
     "classifier.embed=16",
     "classifier.layers=1",
     "classifier.heads=1",
-    "classifier.grey_bins=16",
     "schedule.warmup_steps=1",
     "optimizer.learning_rate=0.003",
     "sequence.validation_samples=8",

@@ -207,7 +207,10 @@ def test_weights_that_are_no_classifier_are_refused(tmp_path) -> None:
         (("curriculum.stages=[{side:24,learning_rate:0}]",), "learning_rate"),
         (("curriculum.stages=[{sides:24}]",), "sides"),
         (("curriculum.stages=[{side:24,stop_at_accuracy:90}]",), "stop_at_accuracy"),
-        (("curriculum.stages=[{side:24,stop_at_accuracy:0.9,classification_weight:0}]",), "stop_at_accuracy"),
+        (
+            ("curriculum.stages=[{side:24,stop_at_accuracy:0.9}]", "sequence.classification_weight=0"),
+            "stop_at_accuracy",
+        ),
         (("curriculum.stages=[{side:24,contour:7..3}]",), "contour '7-3'"),
         (("curriculum.stages=[{side:24,schedule:cosin}]",), "cosine"),
         (("sequence.data=listops",), "sequence.data=listops"),

@@ -24,7 +24,6 @@ def test_two_ranks_train_both_stages_as_one_process_does_and_end_the_first_one_e
         "masked_pixels.weight=0",
         "sequence.augment=none",
         "pathfinder.variation=0",
-        "classifier.grey_bins=0",
         stages,
     )
     folder = tmp_path / "two"

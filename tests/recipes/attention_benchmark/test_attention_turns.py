@@ -57,7 +57,7 @@ class Planning(Named):
 class OneSample(Clock):
     """A clock that counts samples instead of taking time. A call by itself takes longer the wider its heads are."""
 
-    def pace(self, launches):
+    def calibrate(self, launches):
         launches[0]()
         return Pace(1)
 

@@ -69,7 +69,7 @@ def test_a_cpu_sample_is_the_mean_of_launches_that_take_turns() -> None:
 def test_the_number_of_launches_fills_a_hundredth_of_a_second(monkeypatch, seconds, launches) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    assert Clock().pace([lambda: now.append(now.pop() + seconds)]).launches == launches
+    assert Clock().calibrate([lambda: now.append(now.pop() + seconds)]).launches == launches
 
 
 def test_a_gpu_sample_pauses_first_and_times_the_launches_alone(monkeypatch) -> None:
@@ -96,4 +96,4 @@ def test_a_programs_side_is_the_time_until_all_launches_are_done(monkeypatch) ->
 def test_memory_is_what_a_call_holds_beyond_what_was_held(monkeypatch) -> None:
     gpu = FakeGpu(monkeypatch)
     assert gpu.clock.peak_mib(gpu.call) == 7.0
-    assert gpu.clock.held_mib() == 100.0
+    assert gpu.clock.allocated_mib() == 100.0

@@ -131,7 +131,7 @@ def test_without_time_nothing_is_begun_and_a_round_under_way_gives_each_one_figu
 
 def test_a_broken_gpu_ends_the_case() -> None:
     class Broken(Clock):
-        def settle(self) -> None:
+        def free_cache(self) -> None:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     with pytest.raises(RuntimeError, match="illegal memory access"):

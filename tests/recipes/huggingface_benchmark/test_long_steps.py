@@ -169,7 +169,7 @@ def make_optimizer(kind: str, layer: torch.nn.Linear) -> torch.optim.Optimizer:
 def test_the_settings_of_a_training_are_used() -> None:
     words = ["recipe=hf-long", "trainer.devices=2", "context_parallel=2", "hardware.precision=bf16-true"]
     job = LongSteps(compose_settings(words), detect_hardware("cpu"))
-    assert (job.settled.precision, job.settled.attention) == ("bf16-true", "flash")
+    assert (job.adapted.precision, job.adapted.attention) == ("bf16-true", "flash")
     assert job.cases[0].settings().strategy == "context_parallel"
 
 

@@ -42,7 +42,7 @@ class MemoryClock(Clock):
 
     held = 0.0
 
-    def held_mib(self) -> float:
+    def allocated_mib(self) -> float:
         self.held += 100
         return self.held
 

@@ -60,8 +60,8 @@ def test_labels_that_the_text_shows_are_learned(head_runs: TinyRuns) -> None:
     assert read_summary(folder)["micro_f1"] > 0.95
 
 
-def test_micro_batches_and_padded_rows_train_to_the_same_weights(head_runs: TinyRuns, tuned) -> None:
-    status, folder = head_runs.run("padded", "finetune.layout=padded", "finetune.tokens_at_once=32")
+def test_micro_batches_train_to_the_same_weights(head_runs: TinyRuns, tuned) -> None:
+    status, folder = head_runs.run("pieces", "finetune.tokens_at_once=32")
     assert status == 0
     assert read_summary(folder)["micro_batch"] == 2
     found = last_weights(folder)

@@ -18,7 +18,7 @@ def write(path: Path, labels: str, count: int = 10) -> None:
 
 
 def source_of(path: Path, **options) -> LabelledSource:
-    own = FineTuningSettings(data="files", path=str(path), target="class", layout="padded")
+    own = FineTuningSettings(data="files", path=str(path), target="class")
     return make_source(LabelledSettings(data=DataSettings(tokenizer="bytes"), context=16, finetune=own), **options)
 
 

@@ -161,8 +161,8 @@ def _folders(path: Path, side: int, contour: str) -> list[Path]:
                 negative = inner.with_name(inner.name + _NEGATIVE)
                 return [inner, *([negative] if (negative / METADATA).is_dir() else [])]
     raise UserError(
-        f"sequence.path={path}: expected a .npz file, or a folder with imgs/ and {METADATA}/. It is neither, and has "
-        f"no {wanted or 'folder of this contour'} and no pathfinder{side} that is such a folder."
+        f"sequence.path={path}: expected a .npz file or a folder with imgs/ and {METADATA}/, or one that has such a "
+        f"folder called pathfinder{side}{f' or {wanted}' * bool(wanted)}."
     )
 
 

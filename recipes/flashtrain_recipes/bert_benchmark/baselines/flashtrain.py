@@ -46,7 +46,7 @@ class FlashtrainBert(StepBaseline):
         settings.trainer.compile = self.compiled
         torch.manual_seed(0)
         with torch.device(device):
-            model = Bert(case.config(), hardware.attention, settings.bert.residual)
+            model = Bert(case.config(), hardware.attention)
         task = make_masked_task(settings, hardware, model.train(), {})
         return task_step(task, model, task.batch_loss, case, device)
 
