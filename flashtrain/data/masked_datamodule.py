@@ -25,6 +25,7 @@ from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, without_begin
 from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.errors import UserError
 
+SHORTEST = 16  # tokens; a shorter sentence, paragraph or document is joined to the next one
 VALIDATION_SEED = 2**32  # no training run has this seed: theirs are smaller
 
 
@@ -37,7 +38,6 @@ class MaskedTextDataModule(TextDataModule):
         context: Tokens of the longest sample, with [CLS] and [SEP].
         token_budget: T, tokens of a micro-batch on each device, at least `context`.
         unit: What a sample is: "sentence", "paragraph" or "document", cut if it is longer than the context.
-        shortest: A sentence, paragraph or document with fewer tokens than this is joined to the next one.
         share: Share (0 to 1) of the tokens that is masked.
         layout: "packed", or "padded": the same samples in padded rows.
         cost: Cost of a sequence, by which the rows of a step are balanced (BertConfig's cost_per_token, cost_per_pair).
@@ -57,7 +57,6 @@ class MaskedTextDataModule(TextDataModule):
         token_budget: int = 8192,
         *,
         unit: str = "paragraph",
-        shortest: int = 16,
         share: float = 0.15,
         layout: str = "packed",
         cost: Cost = BY_TOKENS,
@@ -68,7 +67,6 @@ class MaskedTextDataModule(TextDataModule):
             raise UserError(f"context={context} must be at least 3: [CLS], one token and [SEP].")
         self.token_budget = token_budget
         self.unit = unit
-        self.shortest = shortest
         self.share = share
         self.layout = layout
         self.cost = cost
@@ -141,7 +139,7 @@ class MaskedTextDataModule(TextDataModule):
         return TokenBreaks.of(self.tokenizer)
 
     def pieces(self, spans: Spans) -> Spans:
-        """Cut the documents of a split into the texts of samples, as `unit`, `shortest` and `context` require."""
+        """Cut the documents of a split into the texts of samples, as `unit` and `context` require."""
         longest = self.context - 2
         return split_pieces(
             self.cache.tokens,
@@ -149,7 +147,7 @@ class MaskedTextDataModule(TextDataModule):
             self._breaks,
             unit=self.unit,
             longest=longest,
-            shortest=min(self.shortest, longest),
+            shortest=min(SHORTEST, longest),
             end_of_text=self.tokenizer.end_of_text,
         )
 

@@ -91,10 +91,10 @@ def split_documents(offsets: np.ndarray, *, fraction: float, context: int) -> Sp
     if fraction in (0, 1):
         whole, nothing = Spans(begins, ends), Spans(begins[:0], ends[:0])
         return Split(nothing, whole) if fraction else Split(whole, None)
-    held = _held_out(lengths, fraction, sample)
-    if held is not None:
+    chosen = _held_out(lengths, fraction, sample)
+    if chosen is not None:
         mask = np.zeros(len(lengths), dtype=bool)
-        mask[held] = True
+        mask[chosen] = True
         return Split(Spans(begins[~mask], ends[~mask]), Spans(begins[mask], ends[mask]))
     longest = int(lengths.argmax())
     tail = max(sample, round(fraction * total))
@@ -133,8 +133,8 @@ def _held_out(lengths: np.ndarray, fraction: float, sample: int) -> np.ndarray |
     return None
 
 
-def _leaves_enough(total: int, held: int, fraction: float, sample: int) -> bool:
-    return total - held >= max(sample, 0.5 * (1 - fraction) * total)
+def _leaves_enough(total: int, taken: int, fraction: float, sample: int) -> bool:
+    return total - taken >= max(sample, 0.5 * (1 - fraction) * total)
 
 
 @dataclass(eq=False)

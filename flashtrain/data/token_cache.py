@@ -200,10 +200,10 @@ def open_split(
     if other is None:
         return own
     trained = isinstance(tokenizer, TokenizerSpec) and tokenizer.kind == "bpe"  # on the training text alone
-    held = open_or_build(other, own.tokenizer if trained else tokenizer, cache_dir)
-    offsets = np.concatenate([own.offsets, own.offsets[-1] + held.offsets[1:]])
+    of_other = open_or_build(other, own.tokenizer if trained else tokenizer, cache_dir)
+    offsets = np.concatenate([own.offsets, own.offsets[-1] + of_other.offsets[1:]])
     mask = np.arange(len(offsets) - 1) >= own.documents
-    return replace(own, files=(*own.files, *held.files), offsets=offsets, held_out=mask)
+    return replace(own, files=(*own.files, *of_other.files), offsets=offsets, held_out=mask)
 
 
 def open_or_build(

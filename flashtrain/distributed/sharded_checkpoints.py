@@ -43,8 +43,8 @@ class ShardedCheckpoints(ModelParallelStrategy):
             parameters = list(self._whole_module.parameters())
             large = sum(parameter.numel() for parameter in parameters if parameter.requires_grad) >= LARGE
             values = [state.values() for optimizer in self.optimizers for state in optimizer.state.values()]
-            held = [value for of_parameter in values for value in of_parameter if isinstance(value, torch.Tensor)]
-            self._save_distributed_checkpoint = large and all(_is_plain(tensor) for tensor in parameters + held)
+            states = [value for of_parameter in values for value in of_parameter if isinstance(value, torch.Tensor)]
+            self._save_distributed_checkpoint = large and all(_is_plain(tensor) for tensor in parameters + states)
         return self._save_distributed_checkpoint
 
     def lightning_module_state_dict(self) -> dict[str, Any]:

@@ -91,6 +91,26 @@ class Settings:
         """The number of groups of devices that read different samples; a group is the devices that share a sequence."""
         return self.trainer.ranks // self.context_degree
 
+    def check_share(self, setting: str, samples: int) -> None:
+        """Raise UserError unless the samples of a step, of a setting's name, divide over devices and micro-batches."""
+        share, rest = divmod(samples, self.data_ranks)
+        if rest:
+            raise UserError(
+                f"a step of {setting}={samples} does not divide over {self.data_ranks} devices. "
+                f"Use a multiple of {self.data_ranks}."
+            )
+        self.check_micro_batch(share)
+
+    def check_micro_batch(self, share: int) -> None:
+        """Raise UserError unless trainer.micro_batch divides the samples of a step that a device takes."""
+        micro = self.trainer.micro_batch
+        if micro is not None and share % micro:
+            device = "device" if self.context_degree == 1 else "group of devices"
+            raise UserError(
+                f"trainer.micro_batch={micro} does not divide the {share} samples a {device} takes a step. "
+                f"Expected one of {', '.join(map(str, divisors(share)))}."
+            )
+
     def check_inputs(self) -> None:
         """Raise UserError, which names all of them, if a training lacks a model or data that only the user can name."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from flashtrain.errors import UserError, at_least, between
 from flashtrain.settings.data import DataSettings
-from flashtrain.settings.settings import Settings, divisors
+from flashtrain.settings.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,7 @@ class ContextSettings(Settings):
                 f"Set trainer.tokens_per_step to a multiple of {context * ranks}, or split each sequence over devices: "
                 f"context_parallel={self.trainer.devices}."
             )
-        micro = self.trainer.micro_batch
-        if micro is not None and (samples // ranks) % micro:
-            raise UserError(
-                f"trainer.micro_batch={micro} does not divide the {samples // ranks} samples a "
-                f"{'device' if self.context_degree == 1 else 'group of devices'} takes a step. "
-                f"Expected one of {', '.join(map(str, divisors(samples // ranks)))}."
-            )
+        self.check_micro_batch(samples // ranks)
 
 
 @dataclass

@@ -25,8 +25,8 @@ def memory_plan(batching: Batching) -> list[str]:
         return []
     estimate = batching.estimate
     further = {"of it exchanged": estimate.exchange, "in host memory": estimate.host}
-    held = {**estimate.parts(), **{name: size for name, size in further.items() if size}}
-    parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in held.items())
+    sizes = {**estimate.parts(), **{name: size for name, size in further.items() if size}}
+    parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in sizes.items())
     options = [f"{'>' if option.savings == batching.savings else ' '} {option.line()}" for option in batching.options]
     return [f"memory: {estimate.total / GIB:.2f} GiB ({parts})", *(options if len(options) > 1 else [])]
 

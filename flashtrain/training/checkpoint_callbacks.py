@@ -70,9 +70,9 @@ class BestCheckpoint(ModelCheckpoint):
         try:
             if state_dict["best_model_score"] is None or not checkpoint_exists(best):
                 return
-            held = read_checkpoint(best, mmap=True)  # reads none of its weights
-            rebuild_paths(held, best.parent)
-            super().load_state_dict(held["callbacks"][self.state_key])
+            saved = read_checkpoint(best, mmap=True)  # reads none of its weights
+            rebuild_paths(saved, best.parent)
+            super().load_state_dict(saved["callbacks"][self.state_key])
         except Exception as error:  # noqa: BLE001 - last.ckpt is whole, whatever became of this file
             reason = first_line(error)
             say(f"{best} cannot be read, and the next validation replaces it: {reason}", level=logging.WARNING)

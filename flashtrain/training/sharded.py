@@ -248,12 +248,12 @@ def _temporary(path: Path) -> Path:
 
 def _files(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
     """The number, from 1, of the file into which each rank writes its part of each tensor."""
-    number, held, files = 1, 0, {}
+    number, filled, files = 1, 0, {}
     for name, tensor in tensors.items():
-        if held and held + tensor.nbytes > FILE_BYTES:
-            number, held = number + 1, 0
+        if filled and filled + tensor.nbytes > FILE_BYTES:
+            number, filled = number + 1, 0
         files[name] = number
-        held += tensor.nbytes
+        filled += tensor.nbytes
     return files
 
 

@@ -57,7 +57,7 @@ class Throughput(pl.Callback):
         self.step_seconds: list[float] = []  # of every step measured, in order
         self.step_tokens: list[int] = []  # tokens of the same steps, all devices together
         self._steps = OptimizerStepCounter()
-        self._clock: _Clock | None = None
+        self._clock: _HostClock | _CudaClock = _HostClock()
         self._open = False  # the current step's begin is marked
         self._tokens = 0
         self._micro_batches = 0  # seen of the current step
@@ -81,7 +81,7 @@ class Throughput(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         # After an interruption (or at the very start) a step is measured from its own first batch.
-        if self._clock is not None and not self._open and self._micro_batches == 0:
+        if not self._open and self._micro_batches == 0:
             self._clock.begin()
             self._open = True
         self._micro_batches += 1
@@ -97,10 +97,10 @@ class Throughput(pl.Callback):
     ) -> None:
         if not self._steps.ended(trainer):
             return
-        if self._clock is not None and self._open:
+        if self._open:
             self._clock.end(self._tokens)
         self._tokens = self._micro_batches = 0
-        if self._clock is not None and not self._open:
+        if not self._open:
             # This step was interrupted (a checkpoint inside it): it is dropped, and the next begins here.
             self._clock.begin()
             self._open = True
@@ -152,8 +152,6 @@ class Throughput(pl.Callback):
         return min(wanted, steps // 2)
 
     def _collect(self, wait: bool) -> None:
-        if self._clock is None:
-            return
         for seconds, tokens in self._clock.finished(wait):
             self.step_seconds.append(seconds)
             self.step_tokens.append(tokens)
@@ -237,9 +235,6 @@ class _CudaClock:
             done.append((begun.elapsed_time(ended) / 1000.0, tokens))
             self._pending.popleft()
         return done
-
-
-_Clock = _HostClock | _CudaClock
 
 
 def _tokens_of(batch: Any) -> int:

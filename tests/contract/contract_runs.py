@@ -45,6 +45,14 @@ ROWS = 24  # of the text: three steps of 8 rows are an epoch, so that a checkpoi
 SHARDS: Settings = {"trainer.strategy": "fsdp", "trainer.checkpoint_format": "sharded"}
 
 
+class Ended(Exception):
+    """What a test's run ends with: an error of a user's own code, or what it does at SIGTERM."""
+
+
+def fail() -> None:
+    raise Ended
+
+
 def language(place: Path) -> Settings:
     for name, rows in (("train", ROWS), ("held-out", 8)):
         line = f"{name}: the quick brown fox jumps over the lazy dog. "

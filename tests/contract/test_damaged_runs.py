@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from contract_runs import Settings, interrupted, language, summary, train
+from contract_runs import Ended, Settings, fail, interrupted, language, summary, train
 
 import flashtrain
 from flashtrain.command.request import settings_of
@@ -17,14 +17,6 @@ from flashtrain.run.machine import adapt_to_machine
 from flashtrain.settings.command_line import CommandLine
 
 pytestmark = pytest.mark.integration  # whole runs
-
-
-class Ended(Exception):
-    pass
-
-
-def fail() -> None:
-    raise Ended
 
 
 @pytest.fixture(scope="module")

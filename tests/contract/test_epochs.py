@@ -5,19 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from contract_runs import TASKS, Settings, assert_same_run, interrupted, summary, train
+from contract_runs import TASKS, Ended, Settings, assert_same_run, fail, interrupted, summary, train
 
 import flashtrain
 from flashtrain.data.loader import StepSampler
 from flashtrain.folders.run_folder import read_settings
-
-
-class Ended(Exception):
-    """An error of a user's own code."""
-
-
-def fail() -> None:
-    raise Ended
 
 
 def settings_of(case: str, place: Path, epochs: float) -> Settings:

@@ -10,19 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from contract_runs import SHARDS, TASKS, Settings, interrupted, summary, train
+from contract_runs import SHARDS, TASKS, Ended, Settings, fail, interrupted, summary, train
 
 import flashtrain
 
 pytestmark = pytest.mark.integration  # whole runs
-
-
-class Ended(Exception):
-    pass
-
-
-def fail() -> None:
-    raise Ended
 
 
 @pytest.fixture(scope="module")

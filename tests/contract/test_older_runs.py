@@ -9,20 +9,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from contract_runs import Settings, assert_same_run, interrupted, language, train
+from contract_runs import Ended, Settings, assert_same_run, fail, interrupted, language, train
 
 from flashtrain.folders.run_folder import SETTINGS
 from flashtrain.settings.aliases import NEWER
 
 pytestmark = pytest.mark.integration  # whole runs
-
-
-class Ended(Exception):
-    pass
-
-
-def fail() -> None:
-    raise Ended
 
 
 def forget(content: dict[str, Any]) -> None:

@@ -13,16 +13,24 @@ from pathlib import Path
 
 import pytest
 import torch
-from contract_runs import ROWS, TASKS, Settings, assert_same_run, interrupted, last_step, logged, summary, train
+from contract_runs import (
+    ROWS,
+    TASKS,
+    Ended,
+    Settings,
+    assert_same_run,
+    fail,
+    interrupted,
+    last_step,
+    logged,
+    summary,
+    train,
+)
 from transformers import get_linear_schedule_with_warmup
 
 import flashtrain
 
 pytestmark = pytest.mark.integration  # whole runs
-
-
-class Ended(Exception):
-    """What this program does at SIGTERM; and an error of a user's own code."""
 
 
 def ctrl_c() -> None:
@@ -31,10 +39,6 @@ def ctrl_c() -> None:
 
 def terminate() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def fail() -> None:
-    raise Ended
 
 
 @pytest.fixture(scope="module")

@@ -31,8 +31,8 @@ PIECE_BYTES = 256 << 20
 MOST_OUTWARD = 0.5
 Arriving = Iterator[tuple[Piece, Any]]  # pieces of heads, each with its keys and values
 # torch 2.13 renamed both and warns at the old names.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class AllGather:
@@ -109,10 +109,10 @@ class AllGather:
 
     def _gather(self, k: Tensor, v: Tensor, piece: Piece) -> Transfer:
         """Start gathering some heads of all keys and values; the result is both in order, (B, S, heads, D)."""
-        held = torch.stack((k[:, :, piece.keys], v[:, :, piece.keys]), 2)
-        gathered = held.new_empty((self.size * held.shape[0], *held.shape[1:]))
-        work = _all_gather(gathered, held, group=self.group, async_op=True)
-        return Transfer(gathered, held, [work], self._in_order)
+        own = torch.stack((k[:, :, piece.keys], v[:, :, piece.keys]), 2)
+        gathered = own.new_empty((self.size * own.shape[0], *own.shape[1:]))
+        work = all_gather_single(gathered, own, group=self.group, async_op=True)
+        return Transfer(gathered, own, [work], self._in_order)
 
     def _in_order(self, gathered: Tensor) -> Sequence[Tensor]:
         of_ranks = gathered.unflatten(0, (self.size, -1)).movedim(0, 1)
@@ -125,7 +125,7 @@ class AllGather:
             summed = summed.masked_fill(self.padding, 0)
         sent = summed.unflatten(1, (self.size, -1)).movedim(1, 0).flatten(0, 1).contiguous()
         received = sent.new_empty((sent.shape[0] // self.size, *sent.shape[1:]))
-        work = _reduce_scatter(received, sent, group=self.group, async_op=True)
+        work = reduce_scatter_single(received, sent, group=self.group, async_op=True)
         return Transfer(received, sent, [work], lambda x: x.unbind(2))
 
 
@@ -165,9 +165,9 @@ class AllGatherNeeded(AllGather):
         self.places = inverse(order, keys.shape[1])
         rows = torch.from_numpy(outward)[None].to(device)
         self.rows = rows if few else None
-        held = layout.tokens[:, rank].to(device)
-        self.inward = local_masks.part(held.index_fill(1, rows[0], -1), held) if few else ()
-        self.outward = local_masks.part(held[:, rows[0]], keys.gather(1, order)) if len(outward) else ()
+        mine = layout.tokens[:, rank].to(device)
+        self.inward = local_masks.part(mine.index_fill(1, rows[0], -1), mine) if few else ()
+        self.outward = local_masks.part(mine[:, rows[0]], keys.gather(1, order)) if len(outward) else ()
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
         arriving = self._arriving(q, k, v)

@@ -63,8 +63,8 @@ def _units(edges: np.ndarray, bond: np.ndarray, limit: int) -> list[Run]:
     """The runs that are assigned together."""
     units: list[Run] = []
     pieces = 0
-    for begin, end, held in zip(edges[:-1].tolist(), edges[1:].tolist(), bond.tolist(), strict=True):
-        if units and (held == SAME or (held == SHARED and pieces < limit)):
+    for begin, end, tie in zip(edges[:-1].tolist(), edges[1:].tolist(), bond.tolist(), strict=True):
+        if units and (tie == SAME or (tie == SHARED and pieces < limit)):
             units[-1] = units[-1][0], end
             pieces += 1
         else:

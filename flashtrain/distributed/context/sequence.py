@@ -97,9 +97,9 @@ class ContextSequence(ShardedSequence):
         self._check(q.shape[1])
         assert mask is None or window == (-1, -1)
         # The cache's key has the id of the mask's tensor; the entry holds the tensor, so that no other gets this id.
-        held = None if mask is None else mask.queries
+        queries = None if mask is None else mask.queries
         causal = causal and mask is None
-        key = (id(held), causal, window, q.shape, k.shape, q.dtype, dropout > 0, softcap > 0)
+        key = (id(queries), causal, window, q.shape, k.shape, q.dtype, dropout > 0, softcap > 0)
         if key not in self._ready:
             if mask is None:
                 mask = masks.sliding_window(self.length, (window[0], 0 if causal else window[1]), device=q.device)
@@ -108,7 +108,7 @@ class ContextSequence(ShardedSequence):
             )
             while len(self._ready) >= MAX_PREPARED:
                 del self._ready[next(iter(self._ready))]
-            self._ready[key] = held, shared
+            self._ready[key] = queries, shared
         return self._ready[key][1](q, k, v, softcap=softcap, dropout=dropout, **options)
 
     def whole(self, name: str, device: torch.device) -> Tensor | None:

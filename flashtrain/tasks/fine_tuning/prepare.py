@@ -38,16 +38,7 @@ def check_fine_tuning_step(settings: Settings) -> None:
     """Raise UserError unless the texts of a step divide over devices and micro-batches, and their source is named."""
     settings.finetune.check_data()
     at_least("context", settings.context, 3)  # a token and the special ones
-    batch, ranks, micro = settings.finetune.batch, settings.trainer.ranks, settings.trainer.micro_batch
-    if batch % ranks:
-        raise UserError(
-            f"a step of finetune.batch={batch} texts does not divide over {ranks} devices. Use a multiple of {ranks}."
-        )
-    if micro is not None and (batch // ranks) % micro:
-        raise UserError(
-            f"trainer.micro_batch={micro} does not divide {batch // ranks}, finetune.batch per device. "
-            f"Use one of {', '.join(map(str, divisors(batch // ranks)))}."
-        )
+    settings.check_share("finetune.batch", settings.finetune.batch)
 
 
 def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:

@@ -135,8 +135,8 @@ def check_trainable(rows: dict[str, list[Row]], own: FineTuningSettings) -> None
     """Raise UserError if there are no rows to train on, or fewer labels than a classifier needs."""
     where = own.path or own.name
     if not rows.get("train"):
-        held = " and ".join(name for name in SPLITS if rows.get(name)) or "no"
-        raise UserError(f"no labelled texts to train on at {where}, only {held} texts. Add a train split.")
+        present = " and ".join(name for name in SPLITS if rows.get(name)) or "no"
+        raise UserError(f"no labelled texts to train on at {where}, only {present} texts. Add a train split.")
     names = labels_in(rows["train"])
     if len(names) < (1 if own.target == "labels" else 2):
         raise UserError(

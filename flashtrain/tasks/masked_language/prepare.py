@@ -29,7 +29,6 @@ from flashtrain.training.validation import describe_validation
 
 ADVICE = "a smaller masked.token_budget=, memory.activation_checkpointing=full, or trainer.devices on more GPUs"
 MAX_VALIDATION_SAMPLES = 10_000  # of each validation, where masked.validation_samples is null
-SHORTEST = 16  # tokens below which a piece of text is joined to the next
 
 
 def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
@@ -115,7 +114,6 @@ def make_masked_data(settings: Settings, hardware: Hardware) -> MaskedTextDataMo
         settings.context,
         budget,
         unit=masked.sample_unit,
-        shortest=min(SHORTEST, settings.context),
         share=masked.mlm_probability,
         layout=masked.layout,
         cost=Cost(config.cost_per_token(masked.mlm_probability), config.cost_per_pair()),

@@ -165,8 +165,7 @@ def _model(saved: SavedClassifier, settings: Settings, hardware: Hardware, sourc
 
 
 def _export(settings: Settings) -> dict[str, Any]:
-    folder, path = find_checkpoint(str(settings.checkpoint), prefer=BEST)
-    saved = read_classifier(path)
+    saved, folder = _saved(settings)
     with new_folder(folder, "export") as (made, exported):
         written = write_classifier(saved, made / f"classifier{SUFFIX}", precision=settings.export_precision)
         target, size = exported / written.name, written.stat().st_size / 1e6
@@ -177,11 +176,10 @@ def _export(settings: Settings) -> dict[str, Any]:
 
 def load_classifier(settings: Settings, hardware: Hardware) -> TrainedModel:
     """Return the classifier of settings.checkpoint, ready to evaluate."""
-    folder, path = find_checkpoint(str(settings.checkpoint), prefer=BEST)
-    saved = read_classifier(path)
+    saved, folder = _saved(settings)
     model = Classifier(saved.config, attention=hardware.attention)
     model.load_state_dict(saved.state)
-    return TrainedModel(model.to(hardware.kind).eval(), None, settings, folder, path, saved.notes["step"])
+    return TrainedModel(model.to(hardware.kind).eval(), None, settings, folder, saved.path, saved.notes["step"])
 
 
 def _command(settings: Settings) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from flashtrain.errors import UserError
 from flashtrain.models.block_pattern import DENSE, TILED, check_tiles
 from flashtrain.registry import component
-from flashtrain.settings.settings import Settings, divisors
+from flashtrain.settings.settings import Settings
 from flashtrain.tasks import optimization  # noqa: F401 - it registers the schedules that stages name
 from flashtrain_recipes.arena.pathfinder.parameters import contour_words
 from flashtrain_recipes.arena.settings import StageSettings
@@ -87,7 +87,7 @@ def stages_of(settings: Settings) -> list[Stage]:
         for one in stage.each_stage()
     ] or [(0, settings, None)]
     for _, one, accuracy in changed:
-        check_batch(one)
+        one.check_share("sequence.batch", one.sequence.batch)
         if one.sequence.data == "pathfinder" and one.classifier.pattern in TILED:
             check_tiles(one.pathfinder.side, one.classifier.pattern_block)  # before images are generated
         check_training_pixels(one)
@@ -112,19 +112,6 @@ def check_used_by_stages(settings: Settings, given: Set[str]) -> None:
                 f"{name} changes nothing: each of curriculum.stages has its own {key}. Change it there, or use "
                 "curriculum.stages=[] to train a single stage by the other settings."
             )
-
-
-def check_batch(settings: Settings) -> None:
-    """Raise UserError unless the samples of a step divide evenly over devices and micro-batches."""
-    batch, ranks = settings.sequence.batch, settings.trainer.ranks
-    if batch % ranks:
-        raise UserError(f"sequence.batch={batch} does not divide over {ranks} devices. Use a multiple of {ranks}.")
-    micro = settings.trainer.micro_batch
-    if micro is not None and (batch // ranks) % micro:
-        raise UserError(
-            f"trainer.micro_batch={micro} does not divide the {batch // ranks} samples a device takes a step: "
-            f"choose one of {', '.join(map(str, divisors(batch // ranks)))}."
-        )
 
 
 def check_training_pixels(settings: Settings) -> None:

@@ -13,13 +13,21 @@ from flashtrain_recipes.step_benchmark.run import StepBenchmark
 from flashtrain_recipes.step_benchmark.training_step import StepBaseline
 from flashtrain_recipes.step_benchmark.turns import StepTurns
 
-_RATE = "real_tokens_per_second"
 _CASE = ("model", "length", "longest", "dropout", "weights")
 _SAME = ("model", "length", "longest", "weights", "implementation", "padding", "batch")
 
 
 def _is_ours(row: Mapping[str, Any]) -> bool:
     return bool(row["implementation"].startswith(OURS))
+
+
+def _over(column: str, *, buckets: bool) -> Over:
+    """A column of our rates over Hugging Face's, on length buckets or on random batches."""
+
+    def baseline(row: Mapping[str, Any]) -> bool:
+        return not _is_ours(row) and (row.get("padding") == BUCKETS) == buckets
+
+    return Over(column, "real_tokens_per_second", _CASE, baseline, _is_ours)
 
 
 class BertSteps(StepBenchmark):
@@ -33,20 +41,8 @@ class BertSteps(StepBenchmark):
     )  # fmt: skip
     rate = "rows_per_second"
     over = (
-        Over(
-            "over_random_batches",
-            _RATE,
-            _CASE,
-            lambda row: not _is_ours(row) and row.get("padding") != BUCKETS,
-            _is_ours,
-        ),
-        Over(
-            "over_length_buckets",
-            _RATE,
-            _CASE,
-            lambda row: not _is_ours(row) and row.get("padding") == BUCKETS,
-            _is_ours,
-        ),
+        _over("over_random_batches", buckets=False),
+        _over("over_length_buckets", buckets=True),
         # how many times longer the same takes with dropout
         Over("without_dropout", "milliseconds", _SAME, lambda row: row.get("dropout") == 0, lambda row: row["dropout"]),
     )

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import get_args
 
 from flashtrain.errors import at_least, between, one_of
+from flashtrain.settings.options import BertSize, DecoderSize, SampleUnit
 
 WEIGHTS = ("fp32", "bf16", "bf16-master")
 LORA = "-lora"  # a decoder's name ends so where adapters alone are trained
 _DECODERS = ("tiny", "llama-1b", "llama-3b", "llama-8b", "qwen3-8b")
+STEP_MODELS = get_args(DecoderSize)
 HF_MODELS = tuple(name + end for name in _DECODERS for end in ("", LORA))
-STEP_MODELS = ("demo", "124m", "355m", "774m", "1.3b", "1.5b")
-BERT_MODELS = ("tiny", "base", "large")
 # benchmark.name: the models that it can have.
-MODELS = {"step": STEP_MODELS, "bert": BERT_MODELS, "huggingface": HF_MODELS, "huggingface-long": HF_MODELS}
-BERT_UNITS = ("sentence", "paragraph", "document")
+MODELS = {"step": STEP_MODELS, "bert": get_args(BertSize), "huggingface": HF_MODELS, "huggingface-long": HF_MODELS}
 SEQUENCE_TASKS = ("listops", "text", "retrieval", "image", "pathfinder", "pathx", "path256")  # the last when named
 
 
@@ -44,7 +44,7 @@ class StepSettings:
             "models": MODELS.get(str(name), STEP_MODELS),
             "weights": WEIGHTS,
             "tasks": SEQUENCE_TASKS,
-            "sample_units": BERT_UNITS,
+            "sample_units": get_args(SampleUnit),
         }
         for setting, possible in named.items():
             for given in getattr(self, setting) or []:

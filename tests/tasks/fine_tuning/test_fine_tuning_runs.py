@@ -140,7 +140,7 @@ def test_an_export_is_read_by_transformers_with_the_labels_names(head_runs: Tiny
     ("words", "message"),
     [
         (("trainer.devices=3",), "does not divide over 3 devices"),
-        (("trainer.micro_batch=3",), "Use one of 1, 2, 4, 8"),
+        (("trainer.micro_batch=3",), "Expected one of 1, 2, 4, 8"),
         (("finetune.path=null",), "finetune.data=files needs finetune.path"),
         (("finetune.data=synthetic",), "is used by finetune.data=files"),
         (("finetune.data=hub", "finetune.path=null"), "needs finetune.name"),

@@ -70,31 +70,19 @@ def ensure(
         UserError: invalid settings, images are missing and so is numba, or the folder cannot be written.
     """
     stream = ImageStream(of_side(side, contour), seed, split)
-    path = set_path(side, seed, split=split, contour=contour, cache_dir=cache_dir)
-    if _whole(path, stream.parameters) < count:
-        with only_writer(path, "pathfinder.cache_dir"):
-            have = _whole(path, stream.parameters)
-            if have < count:
-                grow_file(path, stream, have, count)
-    return PathfinderImages(path, stream, count)
-
-
-def set_path(
-    side: int,
-    seed: int,
-    *,
-    split: str = "train",
-    contour: str = "hard",
-    cache_dir: str | os.PathLike[str] | None = None,
-) -> Path:
-    """Return the path of a set's file, whether or not it exists; UserError for a range of lengths such as "3-6"."""
     one, *more = contours_in(contour)
     if more:
         raise UserError(
             f"pathfinder.contour={contour} names a set of images for each length: expected one number of dashes."
         )
     base = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
-    return base / f"pathfinder{side}-{one}-seed{seed}-{split}-v{VERSION}.bin"
+    path = base / f"pathfinder{side}-{one}-seed{seed}-{split}-v{VERSION}.bin"
+    if _whole(path, stream.parameters) < count:
+        with only_writer(path, "pathfinder.cache_dir"):
+            have = _whole(path, stream.parameters)
+            if have < count:
+                grow_file(path, stream, have, count)
+    return PathfinderImages(path, stream, count)
 
 
 def strokes_of(records: np.ndarray, parameters: PathfinderParameters) -> Strokes:

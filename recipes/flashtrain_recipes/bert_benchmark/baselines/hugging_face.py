@@ -45,7 +45,11 @@ class HuggingFaceBert(HuggingFace):
         return {**super().columns(case), **own}
 
     def build(self, case: BertCase, device: torch.device) -> TrainingStep:
-        model = hugging_face_bert(case, device, self.attention)
+        from transformers import AutoModelForMaskedLM, BertConfig
+
+        config = BertConfig(**bert_content(case.config(), "BertForMaskedLM", 0, torch.float32))
+        with torch.device(device):
+            model = AutoModelForMaskedLM.from_config(config, attn_implementation=self.attention).train()
         # Length buckets are batches of some sixteen shapes: compiled once for all, not once for each.
         forward = torch.compile(model, dynamic=self.batching == BUCKETS) if self.compiled else model
         return usual_step(model, lambda batch: forward(**batch).loss, case, device)
@@ -54,16 +58,6 @@ class HuggingFaceBert(HuggingFace):
         lengths, tokens = drawn.lengths, case.batch * case.context
         members = bucket_batches(lengths, tokens) if self.batching == BUCKETS else random_batches(lengths, case.batch)
         return [(_arguments(padded(drawn, one, device)),) for one in members]
-
-
-def hugging_face_bert(case: BertCase, device: torch.device, attention: str) -> Any:
-    """Return transformers' BERT of the case's shape, in training mode; `attention` is transformers' name, as "sdpa"."""
-    from transformers import AutoModelForMaskedLM, BertConfig
-
-    config = BertConfig(**bert_content(case.config(), "BertForMaskedLM", 0, torch.float32))
-    with torch.device(device):
-        model = AutoModelForMaskedLM.from_config(config, attn_implementation=attention)
-    return model.train()
 
 
 def _arguments(batch: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -9,20 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from flashtrain.distributed.context import local_attention
+from flashtrain.distributed.context.all_gather import all_gather_single, reduce_scatter_single
 from flashtrain.distributed.context.indexing import take
 from flashtrain.distributed.context.layout import Layout
 from flashtrain.distributed.context.local_attention import Scores
 from flashtrain.distributed.context.local_mask import LocalMasks, Part
 from flashtrain.distributed.context.traffic import Traffic
 from flashtrain_recipes.context_benchmark.baseline import Attention, ContextBaseline, Place
-
-# torch 2.13 renamed both and warns at the old names.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class PlainAllGather(ContextBaseline):
@@ -47,7 +43,7 @@ class _Gathered:
     def whole(self, x: Tensor) -> Tensor:
         """Gather (B, n, K, D) of every rank, and return (B, S, K, D), in order."""
         gathered = x.new_empty((self.degree * x.shape[0], *x.shape[1:]))
-        _all_gather(gathered, x.contiguous(), group=self.group)
+        all_gather_single(gathered, x.contiguous(), group=self.group)
         return take(gathered.unflatten(0, (self.degree, -1)).movedim(0, 1).flatten(1, 2), self.places)
 
     def own(self, x: Tensor) -> Tensor:
@@ -55,7 +51,7 @@ class _Gathered:
         sharded = take(x, self.tokens.clamp(min=0)).masked_fill((self.tokens < 0)[..., None, None], 0)
         sent = sharded.unflatten(1, (self.degree, -1)).movedim(1, 0).flatten(0, 1).contiguous()
         received = sent.new_empty((sent.shape[0] // self.degree, *sent.shape[1:]))
-        _reduce_scatter(received, sent, group=self.group)
+        reduce_scatter_single(received, sent, group=self.group)
         return received
 
 

@@ -132,5 +132,5 @@ def test_an_npz_of_anything_else_is_one_line(tmp_path: Path, arrays) -> None:
 
 def test_a_folder_without_images_says_what_is_looked_for(tmp_path: Path) -> None:
     (tmp_path / "pathfinder64").mkdir()
-    with pytest.raises(UserError, match="no pathfinder32"):
+    with pytest.raises(UserError, match="called pathfinder32"):
         PathfinderFiles(tmp_path, SIDE).prepare()

@@ -17,7 +17,7 @@ from flashtrain_recipes.arena.pathfinder import generate
 from flashtrain_recipes.arena.pathfinder.generate import HEADER_BYTES, ImageStream, generate_records
 from flashtrain_recipes.arena.pathfinder.parameters import of_side
 from flashtrain_recipes.arena.pathfinder.records import record_type
-from flashtrain_recipes.arena.pathfinder.store import PathfinderImages, ensure, set_path
+from flashtrain_recipes.arena.pathfinder.store import PathfinderImages, ensure
 
 pytestmark = pytest.mark.slow  # numba compiles the walks
 
@@ -87,7 +87,7 @@ def test_a_half_written_end_is_not_believed(whole: bytes, tmp_path: Path, damage
 
 
 def test_a_second_writer_waits_for_the_first(tmp_path: Path) -> None:
-    path = set_path(32, 5, cache_dir=tmp_path)
+    path = ensure(32, 5, 1, cache_dir=tmp_path).path
     with ThreadPoolExecutor(1) as pool:
         with filelock.FileLock(f"{path}.lock"):
             waiting = pool.submit(ensure, 32, 5, 10, cache_dir=tmp_path)
