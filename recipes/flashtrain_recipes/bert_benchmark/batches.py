@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from flashtrain.data.masking import masked_count
-from flashtrain.data.packing import IGNORED_LABEL
 from flashtrain.data.token_budget import rows_once
 from flashtrain_kernels.loss_head import IGNORED
 
@@ -40,7 +39,7 @@ class Sequences(NamedTuple):
         tokens = np.where(real, random.randint(5, vocab_size, shape), 0)
         order = np.where(real, random.random_sample(shape), 2.0).argsort(axis=1).argsort(axis=1)
         chosen = order < masked_count(np.maximum(lengths - 2, 1), SHARE)[:, None]
-        return cls(tokens, np.where(chosen & real, random.randint(5, vocab_size, shape), IGNORED_LABEL), lengths)
+        return cls(tokens, np.where(chosen & real, random.randint(5, vocab_size, shape), IGNORED), lengths)
 
 
 def random_batches(lengths: np.ndarray, rows: int) -> list[np.ndarray]:
@@ -93,15 +92,15 @@ def masked_batches(
     """
     # room for as many labels and sequences as the fullest batch has: few shapes to compile
     max_rows = max(len(members) for members in batches)
-    max_labels = max(int((drawn.labels[members] != IGNORED_LABEL).sum()) for members in batches)
+    max_labels = max(int((drawn.labels[members] != IGNORED).sum()) for members in batches)
     found = []
     for members in batches:
         batch = padded(drawn, members, device) if budget is None else _packed(drawn, members, device, budget, max_rows)
         labels = batch.pop("labels").flatten()
-        masked = (labels != IGNORED_LABEL).nonzero()[:, 0]
+        masked = (labels != IGNORED).nonzero()[:, 0]
         fill = (0, max_labels - len(masked))
         batch["masked"] = torch.nn.functional.pad(masked, fill)
-        batch["labels"] = torch.nn.functional.pad(labels[masked], fill, value=IGNORED_LABEL)
+        batch["labels"] = torch.nn.functional.pad(labels[masked], fill, value=IGNORED)
         batch["label_count"] = torch.tensor(float(max(1, len(masked))), device=device)
         found.append(batch)
     return found
@@ -116,7 +115,7 @@ def _packed(
     ends = np.concatenate(([0], lengths.cumsum(), np.full(max_rows - len(members), lengths.sum()))).astype(np.int32)
     fill = (0, budget - int(lengths.sum()))
     tokens = np.pad(drawn.tokens[members][real], fill)
-    labels = np.pad(drawn.labels[members][real], fill, constant_values=IGNORED_LABEL)
+    labels = np.pad(drawn.labels[members][real], fill, constant_values=IGNORED)
     return _on({"tokens": tokens, "labels": labels, "cu_seqlens": ends}, device)
 
 

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashtrain.data.packing import IGNORED_LABEL
 from flashtrain.models import BERT_SIZES
 from flashtrain.settings import options
+from flashtrain_kernels.loss_head import IGNORED
 from flashtrain_recipes.bert_benchmark.batches import (
     Sequences,
     bucket_batches,
@@ -48,13 +48,13 @@ def test_full_rows_are_packed_into_one_without_a_gap() -> None:
 
 def test_all_batchings_have_the_same_tokens_and_labels() -> None:
     drawn = Sequences.draw(np.array([5, 60, 17, 64, 9]), 1000, seed=1)
-    assert int((drawn.labels != IGNORED_LABEL).sum()) == 1 + 9 + 2 + 9 + 1
+    assert int((drawn.labels != IGNORED).sum()) == 1 + 9 + 2 + 9 + 1
     packed, budget = packed_batches(drawn.lengths, 128)
     rows = masked_batches(drawn, packed, CPU, budget=budget)
     in_rows = masked_batches(drawn, random_batches(drawn.lengths, 2), CPU, budget=None)
     for batches in (rows, in_rows):
-        labels = torch.cat([batch["labels"][batch["labels"] != IGNORED_LABEL] for batch in batches])
-        assert sorted(labels.tolist()) == sorted(drawn.labels[drawn.labels != IGNORED_LABEL].tolist())
+        labels = torch.cat([batch["labels"][batch["labels"] != IGNORED] for batch in batches])
+        assert sorted(labels.tolist()) == sorted(drawn.labels[drawn.labels != IGNORED].tolist())
         tokens = torch.cat([batch["tokens"].flatten() for batch in batches])
         assert sorted(tokens[tokens != 0].tolist()) == sorted(drawn.tokens[drawn.tokens != 0].tolist())
         assert len({batch["labels"].shape for batch in batches}) == 1
