@@ -1,10 +1,14 @@
 """What the layers of a transformers decoder are, read from its configuration and its modules before weights are read.
 
+Only the configuration says how a layer mixes tokens. A model whose configuration says nothing is probed in the first
+step in which devices share its sequences (models/token_probe.py).
+
 Letters: D head dimension, F width inside a feed-forward.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -19,13 +23,15 @@ from flashtrain.models.trainable import DecoderShape
 
 WINDOWED, CHUNKED = "sliding_attention", "chunked_attention"
 ATTENTIONS = ("attention", "full_attention", WINDOWED, CHUNKED)  # entries of layer_types that are attention alone
+# Those by which a state passes from token to token, alone or beside attention; "mamba" and "recurrent" are older names.
+STATES = ("linear_attention", "mamba", "recurrent", "conv", "hybrid", "hybrid_sliding")
 GATES = {"gate_proj", "gate_up_proj", "w3"}  # the further matrix of a gated feed-forward
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True)
 class OtherSpec:
-    """A mixer of transformers that is not attention alone: its memory is unknown, and devices cannot share it."""
+    """A mixer that is not attention alone, made by transformers; its FLOPs and memory are unknown."""
 
     kind: str  # its entry in the configuration's layer_types
 
@@ -33,19 +39,22 @@ class OtherSpec:
     any_mask: ClassVar[bool] = False
 
     def make(self, embed: int, **options: Any) -> Any:
-        """Raise NotImplementedError: transformers makes it."""
         raise NotImplementedError(self.kind)
 
     def new_cache(self, tokens: int) -> Any:
-        """Raise NotImplementedError: transformers makes its cache."""
         raise NotImplementedError(self.kind)
 
     def flops(self, context: int) -> float:
-        """Return 0: what is counted of it is its products with weights."""
-        return 0.0
+        return math.nan
 
     def memory(self, **sizes: Any) -> None:
-        """Return None: it is unknown."""
+        return None
+
+
+class StateSpec(OtherSpec):
+    """A mixer of one of STATES: a recurrence or a convolution, alone or beside attention in the same layer."""
+
+    crosses_devices: ClassVar[str | None] = None  # its module neither passes states on to devices nor resets them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,23 +117,37 @@ def layers_of(module: Any) -> tuple[LayerSpec, ...]:
     config, layers = module.config.get_text_config(), decoder_layers(module)
     rotary = learned_positions(module) is None
     turned = getattr(config, "no_rope_layers", None) or [1] * len(layers)  # 1: it has rotary positions (SmolLM3)
-    parts = zip(each_config(config, len(layers)), kinds_of(config, len(layers)), layers, turned, strict=True)
+    kinds = kinds_of(config) or [WINDOWED] * len(layers)  # without layer_types a window is every layer's (Mistral)
+    parts = zip(each_config(config, len(layers)), kinds, layers, turned, strict=True)
     return tuple(
         LayerSpec(mixer_of(own, kind, layer, rotary=rotary and bool(turns)), feed_forward_spec(own, layer))
         for own, kind, layer, turns in parts
     )
 
 
-def kinds_of(config: Any, count: int) -> Sequence[str]:
-    """Return the entries of a configuration's layer_types, one for each of `count` layers; without it WINDOWED."""
-    # Without layer_types a window is every layer's (Mistral).
-    return getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or [WINDOWED] * count
+def kinds_of(config: Any) -> Sequence[str]:
+    """Return each layer's entry in a configuration's layer_types; [] where it says nothing."""
+    # transformers derives them from every model's own fields (attn_layer_indices, hybrid_override_pattern, ...).
+    return getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
+
+
+def states_of(kind: type, config: Any) -> str:
+    """Return by which states a model mixes tokens, such as "linear_attention in 18 of 24 layers"; "" if by none.
+
+    Args:
+        kind: The model's class.
+        config: Its configuration.
+    """
+    kinds = kinds_of(config)
+    found = [f"{one} in {kinds.count(one)} of {len(kinds)} layers" for one in dict.fromkeys(kinds) if one in STATES]
+    # transformers' own mark: where the configuration says nothing (RWKV), or attention keeps states (DeepSeek V4).
+    return ", ".join(found) or ("recurrent states" if getattr(kind, "_is_stateful", False) else "")
 
 
 def mixer_of(config: Any, kind: str, layer: nn.Module, *, rotary: bool) -> MixerSpec:
     """Return the mixer of a layer of this kind."""
     if kind not in ATTENTIONS:
-        return OtherSpec(kind)
+        return (StateSpec if kind in STATES else OtherSpec)(kind)
     heads = config.num_attention_heads
     named = {name.rpartition(".")[2] for name, _ in (*layer.named_modules(), *layer.named_parameters())}
     normed = any("norm" in name and name.startswith(("q", "k")) for name in named)
