@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from flashtrain.models.bert_config import BertConfig
 from flashtrain.models.bert_encoder import BertEncoder
-from flashtrain.models.block import normalization, start_normal
+from flashtrain.models.block import norm_of, start_normal
 from flashtrain.models.trainable import Trainable
 from flashtrain_kernels import linear_cross_entropy
 from flashtrain_kernels.loss_head import IGNORED
@@ -39,7 +39,7 @@ class MaskedLanguageHead(nn.Module):
         self.vocab_size = config.vocab_size
         self.approximate = "tanh" if config.activation == "gelu" else "none"
         self.dense = nn.Linear(config.embed, config.embed, bias=config.bias)
-        self.norm = normalization("layernorm", config.embed, config.bias, config.epsilon)
+        self.norm = norm_of(config)
         self.bias = nn.Parameter(torch.zeros(config.vocab_rows)) if config.bias else None
 
     def transform(self, hidden: Tensor) -> Tensor:
