@@ -184,7 +184,7 @@ def feed_forward_spec(config: Any, layer: nn.Module) -> FeedForwardSpec:
         getattr(config, "moe_intermediate_size", None) or inner,
         activation,
         by_autograd,
-        experts=next((count for name in EXPERTS if (count := getattr(config, name, None))), 1),
+        experts=_experts(config),
         top=top,
         shared=sum(shared),
     )
@@ -194,3 +194,26 @@ def learned_positions(module: Any) -> Tensor | None:
     """Return a transformers model's table of learned positions; None where positions are rotary or computed."""
     tables = [one.weight for one in body_of(module)[1].children() if isinstance(one, nn.Embedding)]
     return next((one for one in tables if one is not module.get_input_embeddings().weight), None)
+
+
+def flops_per_token(module: Any, length: int) -> float:
+    """Return the FLOPs of forward and backward for one token in a sequence of `length` tokens, as in Decoder.
+
+    Only the experts that a token is routed to and the keys in each layer's window are counted. A frozen matrix counts
+    4 FLOPs a weight instead of 6, since it has no gradient.
+    """
+    config = module.config.get_text_config()
+    looked_up = {id(module.get_input_embeddings().weight), id(learned_positions(module))}
+    looked_up -= {id(module.get_output_embeddings().weight)}
+    experts = _experts(config)
+    share = (getattr(config, "num_experts_per_tok", None) or experts) / experts
+    flops = 0.0
+    for name, parameter in module.named_parameters():
+        if id(parameter) not in looked_up and parameter.dim() >= 2:
+            each = 6.0 if parameter.requires_grad else 4.0
+            flops += each * parameter.numel() * (share if ".experts." in name else 1.0)
+    return flops + sum(layer.mixer.flops(length) for layer in layers_of(module))
+
+
+def _experts(config: Any) -> int:
+    return next((count for name in EXPERTS if (count := getattr(config, name, None))), 1)

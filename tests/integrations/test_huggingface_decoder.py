@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashtrain.errors import UserError
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
+from flashtrain.integrations.huggingface_loss import Head
 from flashtrain.integrations.huggingface_model import transformers_decoder
-from flashtrain.integrations.huggingface_numbers import Head
 from flashtrain.integrations.huggingface_specs import StateSpec, shape_of
 from flashtrain.models.activation_checkpointing import MemorySavings
 from flashtrain_kernels import FORWARDS, masks
