@@ -77,7 +77,7 @@ def transformers_decoder(
             f"{given} is a {described.model_type}, which reads more than text: expected its text model alone, with a "
             f"{CONFIG} of model_type {described.get_text_config().model_type}."
         )
-    kind: Any = transformers.AutoModelForCausalLM._model_mapping[type(described)]  # type: ignore
+    kind: Any = transformers.AutoModelForCausalLM._model_mapping[type(described)]
     if states := states_of(kind, described):
         raise UserError(
             f"{given}: {kind.__name__} mixes tokens by {states}, which does not support packed documents and context "

@@ -116,12 +116,12 @@ def layers_of(module: Any) -> tuple[LayerSpec, ...]:
     """Return what each layer of a transformers decoder is."""
     config, layers = module.config.get_text_config(), decoder_layers(module)
     rotary = learned_positions(module) is None
-    turned = getattr(config, "no_rope_layers", None) or [1] * len(layers)  # 1: it has rotary positions (SmolLM3)
+    rotated = getattr(config, "no_rope_layers", None) or [1] * len(layers)  # 1: it has rotary positions (SmolLM3)
     kinds = kinds_of(config) or [WINDOWED] * len(layers)  # without layer_types a window is every layer's (Mistral)
-    parts = zip(each_config(config, len(layers)), kinds, layers, turned, strict=True)
+    parts = zip(each_config(config, len(layers)), kinds, layers, rotated, strict=True)
     return tuple(
-        LayerSpec(mixer_of(own, kind, layer, rotary=rotary and bool(turns)), feed_forward_spec(own, layer))
-        for own, kind, layer, turns in parts
+        LayerSpec(mixer_of(own, kind, layer, rotary=rotary and bool(rotates)), feed_forward_spec(own, layer))
+        for own, kind, layer, rotates in parts
     )
 
 

@@ -124,9 +124,9 @@ class Bert(Trainable):
         if self.masked_head is not None and self.masked_head.bias is not None:
             nn.init.zeros_(self.masked_head.bias)
 
-    def forward(self, tokens: Tensor, **layout: Any) -> Tensor:
-        """Compute logits (B, S, V) or (T, V); layout: further arguments of BertEncoder.forward, such as lengths."""
-        return self._head()(self.encoder(tokens, **layout), self.output_weight)
+    def forward(self, tokens: Tensor, **given: Any) -> Tensor:
+        """Compute logits (B, S, V) or (T, V); given: further arguments of BertEncoder.forward, such as lengths."""
+        return self._head()(self.encoder(tokens, **given), self.output_weight)
 
     @property
     def output_weight(self) -> Tensor:
@@ -165,10 +165,10 @@ class Bert(Trainable):
         return total / count.to(total.dtype)
 
     @torch.no_grad()
-    def score(self, tokens: Tensor, masked: Tensor, labels: Tensor, **layout: Any) -> MaskedScore:
+    def score(self, tokens: Tensor, masked: Tensor, labels: Tensor, **given: Any) -> MaskedScore:
         """Compute a batch's sums, whose totals over all batches give exact loss and accuracy; arguments as in loss."""
         head = self._head()
-        hidden = self.encoder(tokens, **layout)
+        hidden = self.encoder(tokens, **given)
         states = hidden.reshape(-1, hidden.shape[-1]).index_select(0, masked)
         return MaskedScore(
             head.loss_sum(states, self.output_weight, labels, self.savings.loss_chunk),

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from flashtrain.models.activation_checkpointing import HOST_PIECE, MemorySavings
+from flashtrain.models.activation_checkpointing import PINNED_BYTES, MemorySavings
 from flashtrain.models.layer_spec import LayerSpec
 from flashtrain.training.master_weights import GRADIENT_CHUNK
 from flashtrain_kernels.loss_head import default_chunk
@@ -310,5 +310,5 @@ def block_bytes(
 
 def host_bytes(size: int) -> int:
     """Return the host memory for `size` offloaded bytes: its allocator rounds a tensor up to a power of two."""
-    rest = size % HOST_PIECE
+    rest = size % PINNED_BYTES
     return size - rest + (1 << (rest - 1).bit_length() if rest else 0)
