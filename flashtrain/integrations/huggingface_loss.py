@@ -65,21 +65,24 @@ class Head(NamedTuple):
 def head_of(module: Any) -> Head | None:
     """Find the scale and softcap that a model applies to lm_head's output; None where it applies another function.
 
-    They are measured: the model's forward runs once, in which its body returns fixed states, and lm_head its input.
+    They are measured: the model's forward runs once with fixed states in place of its body, and without lm_head.
     """
     head, config = module.get_output_embeddings(), module.config.get_text_config()
     if not isinstance(head, nn.Linear) or head.bias is not None:
         return None
     probe = torch.linspace(-60, 60, 25, dtype=torch.float64, device="cpu")[None, None]
-    body: Any = body_of(module)[1]
+    head_name = next(name for name, one in module.named_modules() if one is head)
+    body_name, body = body_of(module)
     try:
-        body.forward, head.forward = (lambda *_, **__: _states(probe)), (lambda x: x)
+        module._modules[body_name] = _FixedStates(_states(probe))
+        module.set_submodule(head_name, nn.Identity())
         with torch.device("cpu"):  # whatever the model is built on
             logits = module(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=False).logits
     except Exception:  # noqa: BLE001 - whatever failed, the model will compute its logits itself
         return None
     finally:
-        del body.forward, head.forward  # their classes' own again
+        module._modules[body_name] = body
+        module.set_submodule(head_name, head)
     softcap = float(getattr(config, "final_logit_softcapping", None) or 0.0)
     one = logits[0, 0, 13]
     slope = float((torch.atanh(one / softcap) * softcap if softcap else one) / probe[0, 0, 13])
@@ -97,3 +100,14 @@ def _states(hidden: Tensor) -> Any:
             return None
 
     return States(last_hidden_state=hidden)
+
+
+class _FixedStates(nn.Module):
+    """Returns fixed states in place of a model's body; a model that calls a part of its body (OPT) fails with it."""
+
+    def __init__(self, states: Any) -> None:
+        super().__init__()
+        self.states = states
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        return self.states

@@ -126,6 +126,11 @@ def test_the_loss_in_pieces_knows_what_the_model_does_to_its_logits(kind, change
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
 
 
+def test_a_model_that_calls_a_part_of_its_body_computes_its_logits_itself() -> None:
+    sizes = {"hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    assert transformers_decoder(config="opt", changes={**sizes, "word_embed_proj_dim": 32}).head is None
+
+
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_oss", "gemma3", *tiny.LATER])
 def test_weights_of_a_folder_are_read_onto_a_model_without_any(kind: str, tmp_path: Path) -> None:
     eager = tiny.build(kind, "eager", torch.float32)
