@@ -73,8 +73,10 @@ def head_of(module: Any) -> Head | None:
     probe = torch.linspace(-60, 60, 25, dtype=torch.float64, device="cpu")[None, None]
     head_name = next(name for name, one in module.named_modules() if one is head)
     body_name, body = body_of(module)
+    fixed: Any = nn.Module()  # without the body's parts: a model that calls one of them (OPT) fails
+    fixed.forward = lambda *_, **__: _states(probe)
     try:
-        module._modules[body_name] = _FixedStates(_states(probe))
+        module._modules[body_name] = fixed
         module.set_submodule(head_name, nn.Identity())
         with torch.device("cpu"):  # whatever the model is built on
             logits = module(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=False).logits
@@ -100,14 +102,3 @@ def _states(hidden: Tensor) -> Any:
             return None
 
     return States(last_hidden_state=hidden)
-
-
-class _FixedStates(nn.Module):
-    """Returns fixed states in place of a model's body; a model that calls a part of its body (OPT) fails with it."""
-
-    def __init__(self, states: Any) -> None:
-        super().__init__()
-        self.states = states
-
-    def forward(self, *_: Any, **__: Any) -> Any:
-        return self.states

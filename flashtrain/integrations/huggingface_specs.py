@@ -132,12 +132,7 @@ def kinds_of(config: Any) -> Sequence[str]:
 
 
 def states_of(kind: type, config: Any) -> str:
-    """Return by which states a model mixes tokens, such as "linear_attention in 18 of 24 layers"; "" if by none.
-
-    Args:
-        kind: The model's class.
-        config: Its configuration.
-    """
+    """Return the states of a model of this class, such as "linear_attention in 18 of 24 layers"; "" if it has none."""
     kinds = kinds_of(config)
     found = [f"{one} in {kinds.count(one)} of {len(kinds)} layers" for one in dict.fromkeys(kinds) if one in STATES]
     # transformers' own mark: where the configuration says nothing (RWKV), or attention keeps states (DeepSeek V4).
