@@ -1,4 +1,4 @@
-"""Loading and saving decoders in Hugging Face transformers' layouts (safetensors and config.json).
+"""Loading and saving decoders in Hugging Face transformers' formats (safetensors and config.json).
 
 config, state_dict = load_decoder("path/to/gpt2")
 model = Decoder(config)
@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from flashtrain.errors import UserError
-from flashtrain.integrations.decoder_layouts import LAYOUTS, Layout
+from flashtrain.integrations.decoder_formats import FORMATS, Format
 from flashtrain.integrations.own_weights import own_config, save_weights
 from flashtrain.integrations.weight_files import (
     CONFIG,
@@ -31,13 +31,13 @@ from flashtrain.models.rope_scaling import ORIGINAL, RopeScaling
 
 
 def save_decoder(model: Decoder, folder: str | Path, *, end_of_text: int | None = None) -> str:
-    """Save a decoder for transformers as GPT-2, Llama or Starcoder2 where possible, else in flashtrain's own layout.
+    """Save a decoder for transformers as GPT-2, Llama or Starcoder2 where possible, else in flashtrain's own format.
 
     Args:
         end_of_text: The id of the token that ends a text, for the configuration (None: no such token).
 
     Returns:
-        The name of the layout, in words.
+        The name of the format, in words.
 
     Raises:
         UserError: The model is not flashtrain's.
@@ -45,21 +45,21 @@ def save_decoder(model: Decoder, folder: str | Path, *, end_of_text: int | None 
     """
     kind = None
     if isinstance(model, Decoder):
-        kind = next((name for name, layout in LAYOUTS.items() if layout.holds(model.config)), None)
+        kind = next((name for name, form in FORMATS.items() if form.holds(model.config)), None)
     if kind is None:
         return save_weights(model, folder)
     config: DecoderConfig = model.config
-    layout, tensors = LAYOUTS[kind], {}
+    form, tensors = FORMATS[kind], {}
     for name, tensor in model.state_dict().items():
-        parts = layout.parts(name, len(tensor), config)
-        pieces = tensor[: sum(rows for _, rows in parts)].split([rows for _, rows in parts])
-        for (theirs, _), piece in zip(parts, pieces, strict=True):
-            whole = piece.t() if theirs.endswith(layout.transposed) else piece
-            tensors[theirs if theirs.startswith("lm_head.") else layout.prefix + theirs] = whole
-    content = _content(kind, layout, config, end_of_text)
+        parts = form.parts(name, len(tensor), config)
+        split = tensor[: sum(rows for _, rows in parts)].split([rows for _, rows in parts])
+        for (theirs, _), part in zip(parts, split, strict=True):
+            whole = part.t() if theirs.endswith(form.transposed) else part
+            tensors[theirs if theirs.startswith("lm_head.") else form.prefix + theirs] = whole
+    content = _content(kind, form, config, end_of_text)
     content["dtype"] = str(model.token_embedding.weight.dtype).removeprefix("torch.")
     write_folder(folder, content, tensors, end_of_text=end_of_text)
-    return f"Hugging Face's {kind} layout: transformers.AutoModelForCausalLM.from_pretrained reads it"
+    return f"Hugging Face's {kind} format: transformers.AutoModelForCausalLM.from_pretrained reads it"
 
 
 def load_decoder(
@@ -81,28 +81,28 @@ def load_decoder(
     own = own_config(content, "gpt2", folder_or_file)
     if own is not None:
         return own, tensors
-    layout = LAYOUTS.get(content.get("model_type", ""), LAYOUTS["gpt2"])
-    config = _our_config(layout, content, vocab_rows, folder_or_file)
+    form = FORMATS.get(content.get("model_type", ""), FORMATS["gpt2"])
+    config = _our_config(form, content, vocab_rows, folder_or_file)
     bare = {}
     for name, tensor in tensors.items():
-        name = name.removeprefix(layout.prefix)
+        name = name.removeprefix(form.prefix)
         tied = config.tie_embeddings and name == "lm_head.weight"  # a copy of the table
-        if not tied and not name.endswith(layout.ignored):
-            bare[name] = tensor.t().contiguous() if name.endswith(layout.transposed) else tensor
-    make, parts = partial(Decoder, config, attention="sdpa"), partial(layout.parts, config=config)
+        if not tied and not name.endswith(form.ignored):
+            bare[name] = tensor.t().contiguous() if name.endswith(form.transposed) else tensor
+    make, parts = partial(Decoder, config, attention="sdpa"), partial(form.parts, config=config)
     return config, converted(bare, make, parts, folder_or_file)
 
 
-def _content(kind: str, layout: Layout, config: DecoderConfig, end_of_text: int | None) -> dict[str, Any]:
+def _content(kind: str, form: Format, config: DecoderConfig, end_of_text: int | None) -> dict[str, Any]:
     """transformers' config.json of a model of this shape."""
     own = config.plain()
     head_dim = own["embed"] // own["heads"]
     content = {
-        "architectures": [layout.architecture],
+        "architectures": [form.architecture],
         "model_type": kind,
-        **{theirs: own[ours] for ours, theirs in layout.sizes.items()},
-        **{name: possible[0] for name, possible in layout.computation.items()},
-        **dict.fromkeys(layout.biases, config.bias),
+        **{theirs: own[ours] for ours, theirs in form.sizes.items()},
+        **{name: possible[0] for name, possible in form.computation.items()},
+        **dict.fromkeys(form.biases, config.bias),
         "tie_word_embeddings": config.tie_embeddings,
         "bos_token_id": end_of_text,
         "eos_token_id": end_of_text,
@@ -117,19 +117,19 @@ def _content(kind: str, layout: Layout, config: DecoderConfig, end_of_text: int 
     return content | {"rope_parameters": entries, "head_dim": head_dim}
 
 
-def _our_config(layout: Layout, content: dict[str, Any], vocab_rows: int | None, where: str | Path) -> DecoderConfig:
-    content = {**layout.absent, **dict.fromkeys(layout.biases, False), **content}
+def _our_config(form: Format, content: dict[str, Any], vocab_rows: int | None, where: str | Path) -> DecoderConfig:
+    content = {**form.absent, **dict.fromkeys(form.biases, False), **content}
     entry = "rope_parameters" if content.get("rope_parameters") else "rope_scaling"  # the older name
     rope = content.get(entry) or {}
-    check_architecture(content, LAYOUTS, layout.computation, where)
-    sizes: dict[str, Any] = {ours: content.get(theirs) for ours, theirs in layout.sizes.items()}
+    check_architecture(content, FORMATS, form.computation, where)
+    sizes: dict[str, Any] = {ours: content.get(theirs) for ours, theirs in form.sizes.items()}
     if content.get("head_dim") not in (None, sizes["embed"] / sizes["heads"]):
         raise UserError(
             f"{where}: head_dim={content['head_dim']} in {CONFIG}: expected hidden_size / num_attention_heads."
         )
-    biases = {content[entry] for entry in layout.biases}
+    biases = {content[entry] for entry in form.biases}
     if len(biases) > 1:
-        raise UserError(f"{where}: {' and '.join(layout.biases)} in {CONFIG}: expected biases in all layers or none.")
+        raise UserError(f"{where}: {' and '.join(form.biases)} in {CONFIG}: expected biases in all layers or none.")
     try:
         scaling = RopeScaling.of_entries({ORIGINAL: sizes["context"], **rope})
     except UserError as error:
@@ -137,7 +137,7 @@ def _our_config(layout: Layout, content: dict[str, Any], vocab_rows: int | None,
     sizes["kv_heads"] = sizes.get("kv_heads") or sizes["heads"]
     sizes["ffn"] = sizes["ffn"] or 4 * sizes["embed"]
     return DecoderConfig.of_plain(
-        {"bias": True in biases, **sizes, **layout.ours},
+        {"bias": True in biases, **sizes, **form.ours},
         vocab_rows=round_up(sizes["vocab_size"], 64) if vocab_rows is None else vocab_rows,
         tie_embeddings=content["tie_word_embeddings"],
         rope_base=rope.get("rope_theta", content.get("rope_theta", 10000.0)),

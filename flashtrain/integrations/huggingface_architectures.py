@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from flashtrain.errors import UserError, first_line
-from flashtrain.integrations.huggingface_context import other_mixers, share_inputs
+from flashtrain.integrations.huggingface_context import share_inputs
 from flashtrain.integrations.huggingface_layers import body_of
 from flashtrain.integrations.huggingface_masks import AttentionMask
 from flashtrain_kernels.arguments import MAX_HEAD_DIM
@@ -76,12 +76,6 @@ def check_architecture(model: Any, layers: Sequence[nn.Module], path: str, *, ou
         raise UserError(
             f"{path}: a forward of {type(model).__name__} calls transformers' registered attention {calls} times in "
             f"{len(layers)} layers: expected a model whose every layer is such attention."
-        )
-    other = other_mixers(body_of(model)[1])
-    if other:
-        raise UserError(
-            f"{path}: {type(model).__name__} mixes tokens by {other}, which does not support packed documents and "
-            "context parallelism: expected a model whose every layer is attention."
         )
     if "position_ids" not in inspect.signature(body_of(model)[1].forward).parameters:
         ours, unserved = True, "takes no position_ids, so that packed documents would be read as one"

@@ -1,11 +1,11 @@
-"""Loading and saving BERT in Hugging Face transformers' layouts (safetensors and config.json).
+"""Loading and saving BERT in Hugging Face transformers' formats (safetensors and config.json).
 
     config, state_dict = load_bert("path/to/bert-base-uncased")
     model = Bert(config)
     model.load_state_dict(state_dict)
     save_bert(model, "for_transformers")            # BertForPreTraining.from_pretrained("for_transformers")
 
-Three layouts are read: BertForPreTraining (masked head, pooler, next-sentence head), BertForMaskedLM (masked head) and
+Three formats are read: BertForPreTraining (masked head, pooler, next-sentence head), BertForMaskedLM (masked head) and
 BertModel (encoder, with or without its pooler); of a fine-tuned classifier its BertModel.
 """
 
@@ -88,13 +88,13 @@ def load_bert(folder_or_file: str | Path) -> tuple[BertConfig, dict[str, Tensor]
 
 
 def save_bert(model: Bert, folder: str | Path, *, pad_token: int = 0) -> str:
-    """Save a Bert for transformers with the heads that it has; the modern family in flashtrain's own layout.
+    """Save a Bert for transformers with the heads that it has; the modern family in flashtrain's own format.
 
     Args:
         pad_token: The id of the padding token, for config.json.
 
     Returns:
-        The name of the layout, in words.
+        The name of the format, in words.
 
     Raises:
         OSError: The folder cannot be written.
@@ -107,7 +107,7 @@ def save_bert(model: Bert, folder: str | Path, *, pad_token: int = 0) -> str:
         return save_weights(model, folder)
     tensors = bert_tensors(model.state_dict(), config, prefix="" if architecture == "BertModel" else PREFIX)
     write_folder(folder, bert_content(config, architecture, pad_token, model.output_weight.dtype), tensors)
-    return f"Hugging Face's BERT layout: transformers.{architecture}.from_pretrained reads it"
+    return f"Hugging Face's BERT format: transformers.{architecture}.from_pretrained reads it"
 
 
 def bert_tensors(state: Mapping[str, Tensor], config: BertConfig, *, prefix: str) -> dict[str, Tensor]:

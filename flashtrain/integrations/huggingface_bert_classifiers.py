@@ -1,4 +1,4 @@
-"""Saving fine-tuned BERT classifiers in Hugging Face transformers' layout (safetensors and config.json).
+"""Saving fine-tuned BERT classifiers in Hugging Face transformers' format (safetensors and config.json).
 
 save_bert_classifier(model, "for_transformers", ("no", "yes"))
 # BertForSequenceClassification.from_pretrained("for_transformers"), or BertForTokenClassification

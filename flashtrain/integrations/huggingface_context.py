@@ -8,7 +8,6 @@ Shapes: B batch, S sequence, n tokens of it on this device.
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple
@@ -21,9 +20,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from flashtrain.errors import UserError
 from flashtrain.integrations.huggingface_document_search import begin_forward, end_forward, found_once
+from flashtrain.integrations.huggingface_specs import states_of
 from flashtrain.models.sharded_sequence import ShardedSequence, sharded_sequence
 
-OTHER_MIXERS = r"^Conv1d$|Mamba|SSM|DeltaNet|ShortConv|Rwkv|Recurrent|Linear\w*Attention|LightningAttention"
 COUNT_FROM_0 = ("gpt2", "gpt_bigcode", "ctrl", "distilbert")  # and all models with rotary positions
 SHIFTING = ("ForCausalLM", "ForConditionalGeneration")
 BY_TOKEN = ("ForMaskedLM", "ForTokenClassification")  # losses that shift nothing
@@ -144,10 +143,9 @@ def _part_and_whole(
 def _check(model: nn.Module, sequence: ShardedSequence, given: dict[str, Any]) -> None:
     """Raise UserError for inputs that a shard of a sequence does not support."""
     if model not in _CHECKED:
-        other = other_mixers(model)
-        if other:
+        if states := states_of(type(model), model.config):
             raise UserError(
-                f"{type(model).__name__} mixes tokens by {other}, which is not supported under context parallelism. "
+                f"{type(model).__name__} mixes tokens by {states}, which is not supported under context parallelism. "
                 "Use a model of attention layers, or another strategy (fsdp, ddp)."
             )
         for module in model.modules():
@@ -167,18 +165,6 @@ def _check(model: nn.Module, sequence: ShardedSequence, given: dict[str, Any]) -
             "under context parallelism. Set attn_temperature_tuning=False in its configuration, or use fewer than "
             f"{scale} tokens."
         )
-
-
-def other_mixers(model: nn.Module) -> str:
-    """Return the names of layers other than attention that mix tokens (convolutions, recurrences); "" if none."""
-    from transformers import PreTrainedModel
-
-    parts = list(model.modules())
-    if any(isinstance(part, PreTrainedModel) for part in parts[1:]):
-        parts = []  # each model inside is checked by itself
-    names = {type(part).__name__ for part in parts}
-    found = sorted(name for name in names if re.search(OTHER_MIXERS, name))
-    return ", ".join(found) or ("recurrent states" if getattr(model, "_is_stateful", False) else "")
 
 
 def _check_counting(model: Any) -> None:

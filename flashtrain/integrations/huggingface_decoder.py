@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from flashtrain.errors import UserError
 from flashtrain.integrations import huggingface_folder as folders
 from flashtrain.integrations.huggingface_layers import Layer, body_of, decoder_layers, first_position
-from flashtrain.integrations.huggingface_numbers import balance_of, flops_per_token, head_of
-from flashtrain.integrations.huggingface_specs import HuggingFaceShape, shape_of
+from flashtrain.integrations.huggingface_loss import balance_of, head_of
+from flashtrain.integrations.huggingface_specs import HuggingFaceShape, flops_per_token, shape_of
 from flashtrain.models.activation_checkpointing import MemorySavings
 from flashtrain.models.sharded_sequence import next_positions, sharded_sequence
 from flashtrain.models.trainable import Trainable

@@ -139,15 +139,15 @@ def read_weights(model: Any, folder: Path, device: torch.device) -> None:
 @torch.no_grad()
 def fill_buffers(model: Any, device: torch.device) -> None:
     """Compute the buffers that files do not store (such as rotary frequencies) by transformers' own code."""
-    _make_buffers(model, device)
+    _allocate_buffers(model, device)
     marked = [one for one in model.parameters() if not getattr(one, "_is_hf_initialized", False)]
     for parameter in marked:
         parameter._is_hf_initialized = True
     model.initialize_weights()  # skips marked parameters
 
 
-def _make_buffers(model: nn.Module, device: torch.device) -> None:
-    """Allocate the buffers on the meta device."""
+def _allocate_buffers(model: nn.Module, device: torch.device) -> None:
+    """Give buffers that are on the meta device memory on `device`, with no values yet."""
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
@@ -163,7 +163,7 @@ def random_weights(model: Any, layers: Iterable[nn.Module], device: torch.device
     done: set[int] = set()
     # Each module is initialized by the innermost model around it, as in transformers.
     owner = {one: part for part in model.modules() if hasattr(part, "_init_weights") for one in part.modules()}
-    _make_buffers(model, device)
+    _allocate_buffers(model, device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(torch.initial_seed())
         for unit in (*layers, model):

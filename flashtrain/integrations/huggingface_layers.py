@@ -34,7 +34,7 @@ def decoder_layers(module: Any) -> list[nn.Module]:
     for one in module.base_model.modules():
         if isinstance(one, nn.ModuleList) and len(one) == count:
             return list(one)
-    raise UserError(f"{type(module).__name__} has no list of {count} layers, as its configuration says: expected one.")
+    raise UserError(f"{type(module).__name__} has no list of layers as long as its num_hidden_layers={count}.")
 
 
 def first_position(module: Any) -> int:

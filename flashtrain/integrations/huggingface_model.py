@@ -18,7 +18,7 @@ from flashtrain.integrations.huggingface_attention import register_with_transfor
 from flashtrain.integrations.huggingface_config import read_config
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.integrations.huggingface_layers import decoder_layers
-from flashtrain.integrations.huggingface_specs import head_dim_of
+from flashtrain.integrations.huggingface_specs import head_dim_of, states_of
 from flashtrain.integrations.weight_files import CONFIG
 from flashtrain.models.rope_scaling import RopeScaling
 from flashtrain.settings import options
@@ -76,6 +76,12 @@ def transformers_decoder(
         raise UserError(
             f"{given} is a {described.model_type}, which reads more than text: expected its text model alone, with a "
             f"{CONFIG} of model_type {described.get_text_config().model_type}."
+        )
+    kind: Any = transformers.AutoModelForCausalLM._model_mapping[type(described)]
+    if states := states_of(kind, described):
+        raise UserError(
+            f"{given}: {kind.__name__} mixes tokens by {states}, which does not support packed documents and context "
+            "parallelism: expected a model whose every layer is attention."
         )
     longest = _stretch(described, context, rope_base, rope, rope_factor, given, older_positions)
     name = ours = register_with_transformers()

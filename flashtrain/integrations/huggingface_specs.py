@@ -1,10 +1,14 @@
 """What the layers of a transformers decoder are, read from its configuration and its modules before weights are read.
 
+Only the configuration says how a layer mixes tokens. A model whose configuration says nothing is probed in the first
+step in which devices share its sequences (models/token_probe.py).
+
 Letters: D head dimension, F width inside a feed-forward.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -19,13 +23,15 @@ from flashtrain.models.trainable import DecoderShape
 
 WINDOWED, CHUNKED = "sliding_attention", "chunked_attention"
 ATTENTIONS = ("attention", "full_attention", WINDOWED, CHUNKED)  # entries of layer_types that are attention alone
+# Those by which a state passes from token to token, alone or beside attention; "mamba" and "recurrent" are older names.
+STATES = ("linear_attention", "mamba", "recurrent", "conv", "hybrid", "hybrid_sliding")
 GATES = {"gate_proj", "gate_up_proj", "w3"}  # the further matrix of a gated feed-forward
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True)
 class OtherSpec:
-    """A mixer of transformers that is not attention alone: its memory is unknown, and devices cannot share it."""
+    """A mixer that is not attention alone, made by transformers; its FLOPs and memory are unknown."""
 
     kind: str  # its entry in the configuration's layer_types
 
@@ -33,19 +39,22 @@ class OtherSpec:
     any_mask: ClassVar[bool] = False
 
     def make(self, embed: int, **options: Any) -> Any:
-        """Raise NotImplementedError: transformers makes it."""
         raise NotImplementedError(self.kind)
 
     def new_cache(self, tokens: int) -> Any:
-        """Raise NotImplementedError: transformers makes its cache."""
         raise NotImplementedError(self.kind)
 
     def flops(self, context: int) -> float:
-        """Return 0: what is counted of it is its products with weights."""
-        return 0.0
+        return math.nan
 
     def memory(self, **sizes: Any) -> None:
-        """Return None: it is unknown."""
+        return None
+
+
+class StateSpec(OtherSpec):
+    """A mixer of one of STATES: a recurrence or a convolution, alone or beside attention in the same layer."""
+
+    crosses_devices: ClassVar[str | None] = None  # its module neither passes states on to devices nor resets them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,24 +116,33 @@ def layers_of(module: Any) -> tuple[LayerSpec, ...]:
     """Return what each layer of a transformers decoder is."""
     config, layers = module.config.get_text_config(), decoder_layers(module)
     rotary = learned_positions(module) is None
-    turned = getattr(config, "no_rope_layers", None) or [1] * len(layers)  # 1: it has rotary positions (SmolLM3)
-    parts = zip(each_config(config, len(layers)), kinds_of(config, len(layers)), layers, turned, strict=True)
+    rotated = getattr(config, "no_rope_layers", None) or [1] * len(layers)  # 1: it has rotary positions (SmolLM3)
+    kinds = kinds_of(config) or [WINDOWED] * len(layers)  # without layer_types a window is every layer's (Mistral)
+    parts = zip(each_config(config, len(layers)), kinds, layers, rotated, strict=True)
     return tuple(
-        LayerSpec(mixer_of(own, kind, layer, rotary=rotary and bool(turns)), feed_forward_spec(own, layer))
-        for own, kind, layer, turns in parts
+        LayerSpec(mixer_of(own, kind, layer, rotary=rotary and bool(rotates)), feed_forward_spec(own, layer))
+        for own, kind, layer, rotates in parts
     )
 
 
-def kinds_of(config: Any, count: int) -> Sequence[str]:
-    """Return the entries of a configuration's layer_types, one for each of `count` layers; without it WINDOWED."""
-    # Without layer_types a window is every layer's (Mistral).
-    return getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or [WINDOWED] * count
+def kinds_of(config: Any) -> Sequence[str]:
+    """Return each layer's entry in a configuration's layer_types; [] where it says nothing."""
+    # transformers derives them from every model's own fields (attn_layer_indices, hybrid_override_pattern, ...).
+    return getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
+
+
+def states_of(kind: type, config: Any) -> str:
+    """Return the states of a model of this class, such as "linear_attention in 18 of 24 layers"; "" if it has none."""
+    kinds = kinds_of(config)
+    found = [f"{one} in {kinds.count(one)} of {len(kinds)} layers" for one in dict.fromkeys(kinds) if one in STATES]
+    # transformers' own mark: where the configuration says nothing (RWKV), or attention keeps states (DeepSeek V4).
+    return ", ".join(found) or ("recurrent states" if getattr(kind, "_is_stateful", False) else "")
 
 
 def mixer_of(config: Any, kind: str, layer: nn.Module, *, rotary: bool) -> MixerSpec:
     """Return the mixer of a layer of this kind."""
     if kind not in ATTENTIONS:
-        return OtherSpec(kind)
+        return (StateSpec if kind in STATES else OtherSpec)(kind)
     heads = config.num_attention_heads
     named = {name.rpartition(".")[2] for name, _ in (*layer.named_modules(), *layer.named_parameters())}
     normed = any("norm" in name and name.startswith(("q", "k")) for name in named)
@@ -161,7 +179,7 @@ def feed_forward_spec(config: Any, layer: nn.Module) -> FeedForwardSpec:
         getattr(config, "moe_intermediate_size", None) or inner,
         activation,
         by_autograd,
-        experts=next((count for name in EXPERTS if (count := getattr(config, name, None))), 1),
+        experts=_experts(config),
         top=top,
         shared=sum(shared),
     )
@@ -171,3 +189,26 @@ def learned_positions(module: Any) -> Tensor | None:
     """Return a transformers model's table of learned positions; None where positions are rotary or computed."""
     tables = [one.weight for one in body_of(module)[1].children() if isinstance(one, nn.Embedding)]
     return next((one for one in tables if one is not module.get_input_embeddings().weight), None)
+
+
+def flops_per_token(module: Any, length: int) -> float:
+    """Return the FLOPs of forward and backward for one token in a sequence of `length` tokens, as in Decoder.
+
+    Only the experts that a token is routed to and the keys in each layer's window are counted. A frozen matrix counts
+    4 FLOPs a weight instead of 6, since it has no gradient.
+    """
+    config = module.config.get_text_config()
+    looked_up = {id(module.get_input_embeddings().weight), id(learned_positions(module))}
+    looked_up -= {id(module.get_output_embeddings().weight)}
+    experts = _experts(config)
+    share = (getattr(config, "num_experts_per_tok", None) or experts) / experts
+    flops = 0.0
+    for name, parameter in module.named_parameters():
+        if id(parameter) not in looked_up and parameter.dim() >= 2:
+            each = 6.0 if parameter.requires_grad else 4.0
+            flops += each * parameter.numel() * (share if ".experts." in name else 1.0)
+    return flops + sum(layer.mixer.flops(length) for layer in layers_of(module))
+
+
+def _experts(config: Any) -> int:
+    return next((count for name in EXPERTS if (count := getattr(config, name, None))), 1)

@@ -14,14 +14,14 @@ from flashtrain.integrations.weight_files import write_folder
 FORMAT = "flashtrain"
 # Models by their name in config.json: (configuration class, module class), names in flashtrain.models.
 MODELS = {"gpt2": ("DecoderConfig", "Decoder"), "bert": ("BertConfig", "Bert")}
-OWN = "flashtrain's own layout: flashtrain.integrations' load_decoder or load_bert reads it"
+OWN = "flashtrain's own format: flashtrain.integrations' load_decoder or load_bert reads it"
 
 
 def save_weights(model: Any, folder: str | Path) -> str:
     """Save a flashtrain model as model.safetensors (its state dict, in its dtype) and config.json.
 
     Returns:
-        The name of the layout, in words; load_decoder and load_bert read it.
+        The name of the format, in words; load_decoder and load_bert read it.
 
     Raises:
         UserError: The model is of an unknown kind.

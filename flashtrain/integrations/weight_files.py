@@ -1,4 +1,4 @@
-"""Reading and writing weights in transformers' folder layout: config.json and one or several safetensors files."""
+"""Reading and writing weights in transformers' folder format: config.json and one or several safetensors files."""
 
 from __future__ import annotations
 
@@ -183,8 +183,8 @@ def converted(
             raise UserError(f"{where}: '{name}' has the shape {found}: {CONFIG} expects {expected.get(name)}.")
     state = {}
     for name, shape in ours.items():
-        pieces = [tensors[part] for part, _ in parts[name]]
-        added = shape[0] - sum(len(piece) for piece in pieces)
-        pieces += [pieces[0].new_zeros(added, *shape[1:])] if added else []
-        state[name] = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+        rows = [tensors[part] for part, _ in parts[name]]
+        added = shape[0] - sum(len(one) for one in rows)
+        rows += [rows[0].new_zeros(added, *shape[1:])] if added else []
+        state[name] = torch.cat(rows) if len(rows) > 1 else rows[0]
     return state

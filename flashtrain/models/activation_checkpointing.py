@@ -19,7 +19,7 @@ from flashtrain.settings import options
 from flashtrain_kernels import FORWARDS
 
 CHECKPOINTING = get_args(options.ActivationCheckpointing)[:-1]  # without auto
-HOST_PIECE = 2**28  # bytes: the allocator of pinned memory rounds each piece up to a power of two
+PINNED_BYTES = 2**28  # of one tensor: the allocator of pinned memory rounds its size up to a power of two
 
 _OURS = set(FORWARDS)  # attention operators whose outputs selective checkpointing stores
 _TORCHS = "aten._scaled_dot_product"  # how the names of torch's begin
@@ -93,16 +93,16 @@ def checkpointed(
 
 def _to_host(x: Tensor) -> tuple[torch.device, torch.Size, list[Tensor]]:
     """x in host memory. No synchronization is needed: whatever reads the copy is queued on the device after it."""
-    pieces = x.flatten().split(HOST_PIECE // x.element_size())
-    pinned = [torch.empty(one.shape, dtype=x.dtype, pin_memory=x.is_cuda) for one in pieces]
-    return x.device, x.shape, [place.copy_(one, non_blocking=True) for place, one in zip(pinned, pieces, strict=True)]
+    parts = x.flatten().split(PINNED_BYTES // x.element_size())
+    pinned = [torch.empty(one.shape, dtype=x.dtype, pin_memory=x.is_cuda) for one in parts]
+    return x.device, x.shape, [place.copy_(one, non_blocking=True) for place, one in zip(pinned, parts, strict=True)]
 
 
 def _from_host(saved: tuple[torch.device, torch.Size, list[Tensor]]) -> Tensor:
-    device, shape, pieces = saved
-    x = torch.empty(shape, dtype=pieces[0].dtype, device=device)
-    for part, piece in zip(x.view(-1).split(HOST_PIECE // x.element_size()), pieces, strict=True):
-        part.copy_(piece, non_blocking=True)
+    device, shape, parts = saved
+    x = torch.empty(shape, dtype=parts[0].dtype, device=device)
+    for place, part in zip(x.view(-1).split(PINNED_BYTES // x.element_size()), parts, strict=True):
+        place.copy_(part, non_blocking=True)
     return x
 
 

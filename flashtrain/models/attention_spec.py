@@ -50,8 +50,8 @@ class AttentionSpec:
     def make(self, embed: int, *, rotary: Rotary | None, **options: Any) -> Attention:
         from flashtrain.models.attention import Attention
 
-        turns = rotary(self.head_dim) if self.rotary and rotary is not None else None
-        return Attention(embed, self.heads, self.kv_heads, rotary=turns, window=self.window, **options)
+        made = rotary(self.head_dim) if self.rotary and rotary is not None else None
+        return Attention(embed, self.heads, self.kv_heads, rotary=made, window=self.window, **options)
 
     def new_cache(self, tokens: int) -> LayerCache:
         return LayerCache(tokens)

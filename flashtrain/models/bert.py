@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from flashtrain.models.bert_config import BertConfig
 from flashtrain.models.bert_encoder import BertEncoder
-from flashtrain.models.block import normalization, start_normal
+from flashtrain.models.block import norm_of, start_normal
 from flashtrain.models.trainable import Trainable
 from flashtrain_kernels import linear_cross_entropy
 from flashtrain_kernels.loss_head import IGNORED
@@ -39,7 +39,7 @@ class MaskedLanguageHead(nn.Module):
         self.vocab_size = config.vocab_size
         self.approximate = "tanh" if config.activation == "gelu" else "none"
         self.dense = nn.Linear(config.embed, config.embed, bias=config.bias)
-        self.norm = normalization("layernorm", config.embed, config.bias, config.epsilon)
+        self.norm = norm_of(config)
         self.bias = nn.Parameter(torch.zeros(config.vocab_rows)) if config.bias else None
 
     def transform(self, hidden: Tensor) -> Tensor:
@@ -124,9 +124,9 @@ class Bert(Trainable):
         if self.masked_head is not None and self.masked_head.bias is not None:
             nn.init.zeros_(self.masked_head.bias)
 
-    def forward(self, tokens: Tensor, **layout: Any) -> Tensor:
-        """Compute logits (B, S, V) or (T, V); layout: further arguments of BertEncoder.forward, such as lengths."""
-        return self._head()(self.encoder(tokens, **layout), self.output_weight)
+    def forward(self, tokens: Tensor, **given: Any) -> Tensor:
+        """Compute logits (B, S, V) or (T, V); given: further arguments of BertEncoder.forward, such as lengths."""
+        return self._head()(self.encoder(tokens, **given), self.output_weight)
 
     @property
     def output_weight(self) -> Tensor:
@@ -165,10 +165,10 @@ class Bert(Trainable):
         return total / count.to(total.dtype)
 
     @torch.no_grad()
-    def score(self, tokens: Tensor, masked: Tensor, labels: Tensor, **layout: Any) -> MaskedScore:
+    def score(self, tokens: Tensor, masked: Tensor, labels: Tensor, **given: Any) -> MaskedScore:
         """Compute a batch's sums, whose totals over all batches give exact loss and accuracy; arguments as in loss."""
         head = self._head()
-        hidden = self.encoder(tokens, **layout)
+        hidden = self.encoder(tokens, **given)
         states = hidden.reshape(-1, hidden.shape[-1]).index_select(0, masked)
         return MaskedScore(
             head.loss_sum(states, self.output_weight, labels, self.savings.loss_chunk),

@@ -59,27 +59,27 @@ class SequenceClassifier(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.classifier = start_normal(nn.Linear(config.embed, labels))
 
-    def forward(self, tokens: Tensor, **layout: Any) -> Tensor:
-        """Compute logits (N, L) for tokens (B, S) or (T,); layout: further arguments of BertEncoder.forward."""
-        hidden = self.encoder(tokens, **layout)
-        cu_seqlens = layout.get("cu_seqlens")
+    def forward(self, tokens: Tensor, **given: Any) -> Tensor:
+        """Compute logits (N, L) for tokens (B, S) or (T,); given: further arguments of BertEncoder.forward."""
+        hidden = self.encoder(tokens, **given)
+        cu_seqlens = given.get("cu_seqlens")
         if self.pooler is not None:
             pooled = self.pooler(first_tokens(hidden, cu_seqlens))
         else:
             pool = mean_of_tokens if self.pooling == "mean" else max_of_tokens
-            pooled = pool(hidden, layout.get("lengths"), cu_seqlens)
+            pooled = pool(hidden, given.get("lengths"), cu_seqlens)
         return self.classifier(self.dropout(pooled))
 
-    def loss(self, tokens: Tensor, labels: Tensor, **layout: Any) -> Tensor:
+    def loss(self, tokens: Tensor, labels: Tensor, **given: Any) -> Tensor:
         """Compute the mean cross-entropy in nats, a float32 scalar.
 
         Args:
             tokens: (B, S) or (T,).
             labels: Classes (N,) int64, or (N, L) of 0 and 1 with multi_label. A class of -100, or a row that contains
                 -100, is ignored.
-            layout: Further arguments of BertEncoder.forward (segments, lengths, cu_seqlens, positions).
+            given: Further arguments of BertEncoder.forward (segments, lengths, cu_seqlens, positions).
         """
-        logits = self(tokens, **layout)
+        logits = self(tokens, **given)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if not self.multi_label:
             return _mean_cross_entropy(logits, labels)
@@ -98,13 +98,13 @@ class TokenClassifier(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.classifier = start_normal(nn.Linear(encoder.config.embed, labels))
 
-    def forward(self, tokens: Tensor, **layout: Any) -> Tensor:
-        """Compute logits (B, S, L) or (T, L); layout: further arguments of BertEncoder.forward."""
-        return self.classifier(self.dropout(self.encoder(tokens, **layout)))
+    def forward(self, tokens: Tensor, **given: Any) -> Tensor:
+        """Compute logits (B, S, L) or (T, L); given: further arguments of BertEncoder.forward."""
+        return self.classifier(self.dropout(self.encoder(tokens, **given)))
 
-    def loss(self, tokens: Tensor, labels: Tensor, **layout: Any) -> Tensor:
+    def loss(self, tokens: Tensor, labels: Tensor, **given: Any) -> Tensor:
         """Compute the mean cross-entropy in nats, float32, over labels (int64, shaped as tokens) that are not -100."""
-        logits = self(tokens, **layout)
+        logits = self(tokens, **given)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return _mean_cross_entropy(logits.flatten(0, -2), labels.flatten())
 

@@ -1,17 +1,17 @@
-"""The shape of a BERT (Devlin et al. 2019), of its modern variant, and of their heads."""
+"""The configuration of a BERT (Devlin et al. 2019), of its modern variant, and of their heads."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, get_args
+from typing import ClassVar, NamedTuple, get_args
 
 from flashtrain.errors import one_of
 from flashtrain.models.attention import check_heads
-from flashtrain.models.block import check_shape, round_up
+from flashtrain.models.block import check_config, round_up
 from flashtrain.models.feed_forward import ACTIVATIONS
-from flashtrain.models.layer_spec import GATED, LayerSpec, layers_alike
+from flashtrain.models.layer_spec import GATED, AlikeLayers
 from flashtrain.models.positions import check_rotary
 from flashtrain.settings import options
 
@@ -37,7 +37,7 @@ BERT_SIZES = {
 
 
 @dataclass(frozen=True)
-class BertConfig:
+class BertConfig(AlikeLayers):
     """The configuration of BERT's encoder and heads; with the weights it is enough to rebuild a model.
 
     Args:
@@ -77,23 +77,14 @@ class BertConfig:
     pooler: bool = False
     next_sentence: bool = False
 
+    norm: ClassVar[str] = "layernorm"
+
     def __post_init__(self) -> None:
         names = {"positions": POSITIONS, "norm_place": NORM_PLACES, "activation": ACTIVATIONS}
-        check_shape(self, ("vocab_size", "context", "layers", "ffn"), names)
+        check_config(self, ("vocab_size", "context", "layers", "ffn"), names)
         head_dim = check_heads(self.embed, self.heads, self.heads)
         if self.positions == "rotary":
             check_rotary(head_dim, self.rope_base)
-
-    @property
-    def head_dim(self) -> int:
-        """The width D of one attention head."""
-        return self.embed // self.heads
-
-    @property
-    def layer_specs(self) -> tuple[LayerSpec, ...]:
-        """The layers, which are all alike."""
-        sizes = (self.layers, self.embed, self.heads, self.heads, self.ffn, self.activation)
-        return layers_alike(*sizes, rotary=self.positions != "learned", norms=self.norm_place)
 
     @classmethod
     def of_size(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from flashtrain.errors import one_of
 from flashtrain.models.attention_functions import AnyMask, PackedSequences, padding_mask, plan_mask
 from flashtrain.models.bert_config import BertConfig
-from flashtrain.models.block import make_blocks, normalization, start_normal
+from flashtrain.models.block import make_blocks, norm_of, start_normal
 from flashtrain.models.positions import LearnedPositions, RotaryPositions
 from flashtrain_kernels import Mask, dispatch, documents_from_cu_seqlens, masks
 from flashtrain_kernels.environment import autocast_dtype
@@ -40,23 +40,12 @@ class BertEncoder(nn.Module):
         self.token_embedding = nn.Embedding(config.vocab_rows, config.embed)
         self.position_embedding = LearnedPositions(config.context, config.embed) if learned else None
         self.segment_embedding = nn.Embedding(config.segments, config.embed) if config.segments else None
-        self.embedding_norm = self._norm() if post else None
+        self.embedding_norm = norm_of(config) if post else None
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = make_blocks(
-            config.layer_specs,
-            config.embed,
-            bias=config.bias,
-            dropout=config.dropout,
-            epsilon=config.epsilon,
-            causal=False,
-            attention=attention,
-            rotary=partial(RotaryPositions, base=config.rope_base),
-        )
-        self.final_norm = None if post else self._norm()
+        rotary = partial(RotaryPositions, base=config.rope_base)
+        self.blocks = make_blocks(config, config.layer_specs, causal=False, attention=attention, rotary=rotary)
+        self.final_norm = None if post else norm_of(config)
         start_normal(self)
-
-    def _norm(self) -> nn.Module:
-        return normalization("layernorm", self.config.embed, self.config.bias, self.config.epsilon)
 
     def forward(
         self,

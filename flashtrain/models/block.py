@@ -32,6 +32,11 @@ def normalization(norm: str, embed: int, bias: bool, epsilon: float = EPSILON) -
     return norms[norm](embed, eps=epsilon)
 
 
+def norm_of(config: Any) -> nn.LayerNorm | nn.RMSNorm:
+    """Make a norm as a model's configuration says."""
+    return normalization(config.norm, config.embed, config.bias, config.epsilon)
+
+
 def start_normal(model: Model) -> Model:
     """Initialize a module as GPT-2 and BERT do (weights normal(0, 0.02), biases 0, norms 1 and 0), and return it."""
     for module in model.modules():
@@ -44,7 +49,7 @@ def start_normal(model: Model) -> Model:
     return model
 
 
-def check_shape(config: Any, sizes: Sequence[str], names: Mapping[str, Iterable[str]]) -> None:
+def check_config(config: Any, sizes: Sequence[str], names: Mapping[str, Iterable[str]]) -> None:
     """Raise UserError for a size below 1, too few embedding rows, a dropout outside [0, 1) or an unknown name.
 
     Args:
@@ -162,7 +167,9 @@ class PostNormBlock(Block):
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x))).to(dtype)
 
 
-def make_blocks(layers: Iterable[LayerSpec], embed: int, **options: Any) -> nn.ModuleList:
-    """Make a block of each layer, pre-norm or post-norm as it says; options: Block's keyword arguments."""
+def make_blocks(config: Any, layers: Iterable[LayerSpec], **options: Any) -> nn.ModuleList:
+    """Make a block of each layer, pre-norm or post-norm as it says, with the norm, bias, dropout and epsilon of the
+    model's configuration; options: Block's other keyword arguments."""
     kinds = {"pre": Block, "post": PostNormBlock}
-    return nn.ModuleList(kinds[layer.norms](embed, layer, **options) for layer in layers)
+    options |= {name: getattr(config, name) for name in ("norm", "bias", "dropout", "epsilon")}
+    return nn.ModuleList(kinds[layer.norms](config.embed, layer, **options) for layer in layers)

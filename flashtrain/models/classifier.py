@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from flashtrain.errors import UserError
 from flashtrain.models.activation_checkpointing import MemorySavings
 from flashtrain.models.attention_functions import AnyMask, padding_mask, plan_mask
-from flashtrain.models.block import make_blocks, normalization
+from flashtrain.models.block import make_blocks, norm_of
 from flashtrain.models.block_pattern import DENSE, BlockPattern
 from flashtrain.models.classifier_config import GREY_LEVELS, ClassifierConfig
 from flashtrain.models.positions import AxialRotaryPositions, RotaryPositions
@@ -74,16 +74,9 @@ class Classifier(nn.Module):
         self.embedding = GreyEmbedding(embed) if grey else nn.Embedding(config.vocab_size, embed)
         self.mask_embedding = nn.Parameter(torch.empty(embed)) if config.grey_bins else None
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = make_blocks(
-            config.layer_specs,
-            embed,
-            norm=config.norm,
-            dropout=config.dropout,
-            causal=False,
-            attention=attention,
-            rotary=partial(_rotary, config),
-        )
-        self.final_norm = normalization(config.norm, embed, True)
+        rotary = partial(_rotary, config)
+        self.blocks = make_blocks(config, config.layer_specs, causal=False, attention=attention, rotary=rotary)
+        self.final_norm = norm_of(config)
         self.pooling = AttentionPooling(embed) if config.pooling == "attention" else None
         self.head = nn.Sequential(
             nn.Linear(embed if config.towers == 1 else 4 * embed, embed), nn.GELU(), nn.Linear(embed, config.classes)

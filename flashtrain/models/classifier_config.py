@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from flashtrain.errors import UserError, at_least, between, one_of
 from flashtrain.models.attention import check_heads
-from flashtrain.models.block import NORMS, check_shape
+from flashtrain.models.block import EPSILON, NORMS, check_config
 from flashtrain.models.block_pattern import BLOCK, DENSE, PATTERNS, TILED
 from flashtrain.models.feed_forward import ACTIVATIONS
-from flashtrain.models.layer_spec import LayerSpec, layers_alike
+from flashtrain.models.layer_spec import AlikeLayers
 from flashtrain.models.positions import AXIAL_BASE, check_rotary
 
 POOLINGS = ("mean", "max", "attention")
@@ -19,7 +20,7 @@ GREY_LEVELS = 256
 
 
 @dataclass(frozen=True)
-class ClassifierConfig:
+class ClassifierConfig(AlikeLayers):
     """The configuration of a Classifier; with the weights it is enough to rebuild the model.
 
     Args:
@@ -64,10 +65,13 @@ class ClassifierConfig:
     pattern_local: int = 1
     pattern_globals: int = 1
 
+    bias: ClassVar[bool] = True
+    epsilon: ClassVar[float] = EPSILON
+
     def __post_init__(self) -> None:
         names = {"inputs": INPUTS, "positions": POSITIONS, "pooling": POOLINGS, "norm": NORMS}
         sizes = ("length", "embed", "layers", "heads", "ffn", "vocab_size")
-        check_shape(self, sizes, {**names, "activation": ACTIVATIONS})
+        check_config(self, sizes, {**names, "activation": ACTIVATIONS})
         at_least("classes", self.classes, 2)
         between("towers", self.towers, 1, 2)
         one_of("attention pattern", self.pattern, PATTERNS)
@@ -94,17 +98,6 @@ class ClassifierConfig:
     @property
     def _is_square(self) -> bool:
         return self.side is not None and self.side * self.side == self.length
-
-    @property
-    def head_dim(self) -> int:
-        """The width of one attention head."""
-        return self.embed // self.heads
-
-    @property
-    def layer_specs(self) -> tuple[LayerSpec, ...]:
-        """The layers, which are all alike."""
-        sizes = (self.layers, self.embed, self.heads, self.heads, self.ffn, self.activation)
-        return layers_alike(*sizes, rotary=self.positions != "learned")
 
     @property
     def angle_base(self) -> float:

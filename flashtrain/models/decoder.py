@@ -10,6 +10,7 @@ Shapes: B batch, S sequence, E embedding width, V rows of the embedding table (v
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import get_args
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from flashtrain.errors import one_of
 from flashtrain.models.attention_functions import AnyMask
-from flashtrain.models.block import INITIAL_STD, Block, make_blocks, normalization, start_normal
+from flashtrain.models.block import INITIAL_STD, Block, make_blocks, norm_of, start_normal
 from flashtrain.models.decoder_config import DecoderConfig
 from flashtrain.models.key_value_cache import KeyValueCache
 from flashtrain.models.layer_masks import layer_masks
@@ -56,16 +57,9 @@ class Decoder(Trainable):
         learned = config.positions == "learned"
         self.position_embedding = LearnedPositions(config.context, config.embed) if learned else None
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = make_blocks(
-            config.layers,
-            config.embed,
-            norm=config.norm,
-            bias=config.bias,
-            dropout=config.dropout,
-            attention=attention,
-            rotary=lambda head_dim: RotaryPositions(head_dim, config.rope_base, config.rope),
-        )
-        self.final_norm = normalization(config.norm, config.embed, config.bias)
+        rotary = partial(RotaryPositions, base=config.rope_base, scaling=config.rope)
+        self.blocks = make_blocks(config, config.layers, attention=attention, rotary=rotary)
+        self.final_norm = norm_of(config)
         self.head = None if config.tie_embeddings else nn.Linear(config.embed, config.vocab_rows, bias=False)
         self._exact = type(self) is Decoder  # FSDP2 makes it another class
         self.reset_parameters()

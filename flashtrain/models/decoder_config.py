@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, get_args
 from flashtrain.errors import UserError, at_least, one_of
 from flashtrain.models.attention import check_heads
 from flashtrain.models.attention_spec import AttentionSpec
-from flashtrain.models.block import NORMS, check_shape, round_up
+from flashtrain.models.block import EPSILON, NORMS, check_config, round_up
 from flashtrain.models.feed_forward import ACTIVATIONS
 from flashtrain.models.layer_pattern import layers_of_pattern
 from flashtrain.models.layer_spec import FeedForwardSpec, LayerSpec, layer_of, layers_alike, mixers
@@ -75,11 +75,12 @@ class DecoderConfig(DecoderShape):
     rope_base: float = 10000.0
     rope: RopeScaling = field(default_factory=RopeScaling)
 
+    epsilon: ClassVar[float] = EPSILON
     frozen: ClassVar[int] = 0  # type: ignore[misc]
     quantized: ClassVar[int] = 0  # type: ignore[misc]
 
     def __post_init__(self) -> None:
-        check_shape(self, ("vocab_size", "context"), {"positions": POSITIONS, "norm": NORMS})
+        check_config(self, ("vocab_size", "context"), {"positions": POSITIONS, "norm": NORMS})
         at_least("layers", len(self.layers), 1)
         for layer in dict.fromkeys(self.layers):
             at_least("ffn", layer.feed_forward.width, 1)

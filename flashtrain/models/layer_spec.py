@@ -88,6 +88,29 @@ def layers_alike(
     return (LayerSpec(attention, FeedForwardSpec(ffn, activation), norms),) * layers
 
 
+class AlikeLayers:
+    """The part of an encoder's configuration that its layers are made from."""
+
+    layers: int
+    embed: int
+    heads: int
+    ffn: int
+    activation: str
+    positions: str
+    norm_place: str = "pre"
+
+    @property
+    def head_dim(self) -> int:
+        """The width D of one attention head."""
+        return self.embed // self.heads
+
+    @property
+    def layer_specs(self) -> tuple[LayerSpec, ...]:
+        """The layers, which are all alike."""
+        sizes = (self.layers, self.embed, self.heads, self.heads, self.ffn, self.activation)
+        return layers_alike(*sizes, rotary=self.positions != "learned", norms=self.norm_place)
+
+
 def mixers(layers: Sequence[LayerSpec], kind: type) -> list[Any]:
     """Return the mixers of one kind, such as AttentionSpec, in the order of their layers."""
     return [layer.mixer for layer in layers if isinstance(layer.mixer, kind)]

@@ -73,7 +73,7 @@ class MixerSpec(Protocol):
         """Make an empty cache of one layer for `tokens` tokens; it has `length`, the tokens that it has read."""
 
     def flops(self, context: int) -> float:
-        """Return a token's FLOPs, forward and backward, besides the products with weights."""
+        """Return a token's FLOPs, forward and backward, besides the products with weights; nan where unknown."""
 
     def memory(self, *, tokens: int, context: int, activation: int, attention: str) -> MixerMemory | None:
         """Return what a training step stores; None where that is unknown, so that nothing is estimated.

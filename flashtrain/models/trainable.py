@@ -89,7 +89,7 @@ class Trainable(nn.Module):
 
     @abstractmethod
     def flops_per_token(self, context: int | None = None) -> float:
-        """Return the model FLOPs of one token's forward and backward, for TFLOP/s and MFU.
+        """Return the model FLOPs of one token's forward and backward, for TFLOP/s and MFU; nan where they are unknown.
 
         Args:
             context: The length in tokens of the sequence that contains the token (None: the model's longest).

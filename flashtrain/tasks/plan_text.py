@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
@@ -98,9 +99,11 @@ def plan_text(
 
     Args:
         lines: lines about the training.
-        flops: FLOPs of the whole training, on all devices together; `at_most`: they are an upper bound.
+        flops: FLOPs of the whole training, on all devices together; `at_most`: they are an upper bound. nan: no time.
         how: how the FLOPs are counted, in words.
     """
+    if math.isnan(flops):
+        return "\n".join([*lines, *last_lines(settings, hardware)])
     rate, source = expected_rate(hardware)
     seconds, steps = flops / (rate * settings.trainer.ranks), settings.trainer.steps
     time = f"{'at most ' if at_most else ''}about {duration(seconds)}, {seconds / steps:.2g} s a step,"

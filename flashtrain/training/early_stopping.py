@@ -74,7 +74,9 @@ class StopOnNonFinite(pl.Callback):
         self._pending = []  # not earlier: after this error no checkpoint may be written either
 
     def _check_weights(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        finite = [torch.isfinite(_local(p.detach())).all() for p in pl_module.parameters() if p.is_floating_point()]
+        floats: list[Any] = [p.detach() for p in pl_module.parameters() if p.is_floating_point()]
+        parts = [p.to_local() if hasattr(p, "to_local") else p for p in floats]  # of sharded ones this rank's
+        finite = [torch.isfinite(part).all() for part in parts]
         bad = bool(finite) and not bool(torch.stack(finite).all())
         if _first_over_ranks(trainer, trainer.global_step if bad else NEVER) != NEVER:
             raise UserError(
@@ -90,12 +92,6 @@ def _first_over_ranks(trainer: pl.Trainer, found: int) -> int:
     first = torch.tensor(found, dtype=torch.int64, device=trainer.strategy.root_device)
     dist.all_reduce(first, op=dist.ReduceOp.MIN)
     return int(first)
-
-
-def _local(parameter: torch.Tensor) -> torch.Tensor:
-    """This rank's shard of a distributed parameter, or the parameter itself."""
-    to_local = getattr(parameter, "to_local", None)
-    return parameter if to_local is None else to_local()
 
 
 def _advice(trainer: pl.Trainer) -> str:

@@ -70,8 +70,7 @@ def estimate_encoder_memory(
     layers, gated = len(blocks.layers), blocks.layers[0].feed_forward.gated
     saved, block = block_bytes(
         blocks.layers[0],
-        embed=blocks.embed,
-        dropout=blocks.dropout,
+        blocks,
         tokens=tokens,
         max_seqlen=max_seqlen,
         stream=stream,

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from flashtrain.models.activation_checkpointing import HOST_PIECE, MemorySavings
+from flashtrain.models.activation_checkpointing import PINNED_BYTES, MemorySavings
 from flashtrain.models.layer_spec import LayerSpec
 from flashtrain.training.master_weights import GRADIENT_CHUNK
 from flashtrain_kernels.loss_head import default_chunk
@@ -175,8 +175,7 @@ def estimate_memory(
         gated = layer.feed_forward.gated
         of_layer, temporary = block_bytes(
             layer,
-            embed=embed,
-            dropout=blocks.dropout,
+            blocks,
             tokens=tokens,
             max_seqlen=context,
             stream=stream,
@@ -243,9 +242,8 @@ def estimate_memory(
 
 def block_bytes(
     layer: LayerSpec,
+    blocks: Blocks,
     *,
-    embed: int,
-    dropout: bool,
     tokens: int,
     max_seqlen: int,
     stream: int,
@@ -262,7 +260,7 @@ def block_bytes(
     """Estimate the memory of one block's activations.
 
     Args:
-        layer, embed, dropout: the block, its width, and whether it has dropout.
+        layer, blocks: the block, and the model's blocks.
         tokens, max_seqlen: tokens of a micro-batch, and of its longest sequence.
         stream, activation: bytes of one token's residual stream, and of one element of an activation.
         ffn_saved, ffn_gradients: numbers of feed-forward-wide tensors that are saved, and that the backward computes.
@@ -275,7 +273,7 @@ def block_bytes(
     Returns:
         The bytes of a token that are saved for the backward, and the bytes of temporary buffers of the backward.
     """
-    ffn, dropped = layer.feed_forward.width_of_token, dropout * embed
+    embed, ffn, dropped = blocks.embed, layer.feed_forward.width_of_token, blocks.dropout * blocks.embed
     mixer = layer.mixer.memory(tokens=tokens, context=max_seqlen, activation=activation, attention=attention)
     if mixer is None:
         raise ValueError(f"the memory of {layer.mixer.kind} is unknown")
@@ -310,5 +308,5 @@ def block_bytes(
 
 def host_bytes(size: int) -> int:
     """Return the host memory for `size` offloaded bytes: its allocator rounds a tensor up to a power of two."""
-    rest = size % HOST_PIECE
+    rest = size % PINNED_BYTES
     return size - rest + (1 << (rest - 1).bit_length() if rest else 0)

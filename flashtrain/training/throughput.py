@@ -33,7 +33,7 @@ class Throughput(pl.Callback):
     Args:
         flops_per_token: model FLOPs of one token's forward and backward (a model's `flops_per_token()`), counted from
             the architecture: torch's counter sees nothing inside a custom op. A function is called whenever they are
-            logged, for batches that differ. None: no model_tflops and no mfu.
+            logged, for batches that differ. None, or nan: no model_tflops and no mfu.
         tokens_per_step: tokens of one optimiser step over all devices. None: count each micro-batch's "real_tokens"
             (without padding), or else its "tokens", times the devices. Sequences that devices share
             (ContextParallelStrategy) are counted once.
@@ -174,7 +174,7 @@ class Throughput(pl.Callback):
         flops = None
         if tokens_per_second is not None and self.flops_per_token is not None:
             each = self.flops_per_token() if callable(self.flops_per_token) else self.flops_per_token
-            flops = tokens_per_second * each / self._devices
+            flops = None if math.isnan(each) else tokens_per_second * each / self._devices
         return {
             "tokens_per_second": tokens_per_second,
             "model_tflops": None if flops is None else flops / 1e12,

@@ -26,7 +26,7 @@ from flashtrain.distributed.context.batch import shard_batch
 from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.methods import METHODS
 from flashtrain.integrations import register_with_transformers
-from flashtrain.integrations.huggingface_numbers import balance_of
+from flashtrain.integrations.huggingface_loss import balance_of
 from flashtrain.models.sharded_sequence import use_sharded_sequence
 
 VOCABULARY, ROWS, LENGTH = 29, 2, 45  # odd: no number of ranks divides it

@@ -125,7 +125,7 @@ def test_large_weights_are_several_files_which_both_read(tmp_path, monkeypatch) 
 
 def test_what_no_layout_of_transformers_holds_is_written_in_our_own(tmp_path) -> None:
     model = Decoder(make().config.changed(positions="learned"), attention="sdpa")
-    assert "flashtrain's own layout" in save_decoder(model, tmp_path)
+    assert "flashtrain's own format" in save_decoder(model, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -154,5 +154,5 @@ def test_a_decoder_that_is_not_tied_is_refused(folder):
 @pytest.mark.parametrize(("family", "changes"), [("modern", {}), ("bert", {"pooler": True})])
 def test_a_model_that_transformers_cannot_hold_is_written_in_our_own_layout(tmp_path, family, changes):
     config = replace(BertConfig.of_size("tiny", family, vocab_size=61, context=16), **changes)
-    assert "flashtrain's own layout" in save_bert(Bert(config, "sdpa"), tmp_path)
+    assert "flashtrain's own format" in save_bert(Bert(config, "sdpa"), tmp_path)
     assert load_bert(tmp_path)[0] == config

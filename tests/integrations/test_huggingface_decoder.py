@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from pathlib import Path
 
 import huggingface_models as tiny
@@ -14,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashtrain.errors import UserError
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
+from flashtrain.integrations.huggingface_loss import Head
 from flashtrain.integrations.huggingface_model import transformers_decoder
-from flashtrain.integrations.huggingface_numbers import Head
-from flashtrain.integrations.huggingface_specs import shape_of
+from flashtrain.integrations.huggingface_specs import StateSpec, shape_of
 from flashtrain.models.activation_checkpointing import MemorySavings
 from flashtrain_kernels import FORWARDS, masks
 
@@ -123,6 +124,11 @@ def test_the_loss_in_pieces_knows_what_the_model_does_to_its_logits(kind, change
     torch.testing.assert_close(each, exact, atol=1e-10, rtol=0)
     expected, found = (torch.autograd.grad(one, [*ours.parameters()], weights) for one in (exact, each))
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
+
+
+def test_a_model_that_calls_a_part_of_its_body_computes_its_logits_itself() -> None:
+    sizes = {"hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    assert transformers_decoder(config="opt", changes={**sizes, "word_embed_proj_dim": 32}).head is None
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_oss", "gemma3", *tiny.LATER])
@@ -451,6 +457,16 @@ def test_flops_count_windows_active_experts_and_no_table_that_is_looked_up() -> 
     assert experts == full + 12 * 2 * 32 * 32 + 6 * 2 * (router + expert)
 
 
+def test_layers_of_a_state_say_what_they_are_and_their_flops_are_unknown_not_zero() -> None:
+    config = transformers.Lfm2Config(**tiny.LLAMA_LIKE, layer_types=["conv", "full_attention"])
+    with torch.device("meta"):
+        model = HuggingFaceDecoder(transformers.AutoModelForCausalLM.from_config(config))
+    state, attention = (layer.mixer for layer in model.shape.layers)
+    assert (state, state.crosses_devices, attention.crosses_devices) == (StateSpec("conv"), None, "attention")
+    assert math.isnan(model.flops_per_token(64))
+    assert state.memory() is None
+
+
 def save_config(folder: Path, **content) -> str:
     (folder / "config.json").write_text(json.dumps(content))
     return str(folder)
@@ -460,7 +476,10 @@ def save_config(folder: Path, **content) -> str:
     ("content", "said"),
     [
         ({"model_type": "bloom"}, "BloomForCausalLM calls .* 0 times"),
-        ({"model_type": "mamba", "num_hidden_layers": 1, "hidden_size": 8}, "mixes tokens by Conv1d, Mamba"),
+        (
+            {"model_type": "mamba", "num_hidden_layers": 1, "hidden_size": 8},
+            "mixes tokens by linear_attention in 1 of 1 layers",
+        ),
         ({"model_type": "lama"}, "unknown kind of decoder in model.config 'lama'. Did you mean 'llama'"),
         ({"model_type": "mine", "auto_map": {}}, "unknown kind of decoder in model.config 'mine'"),
         ({}, "unknown kind of decoder in model.config 'None'"),
@@ -680,7 +699,7 @@ def test_a_mask_that_positions_cannot_express_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("kind", "by_autograd"), [("llama", False), ("gemma3", True), ("gpt2", True)])
-def test_the_estimate_knows_whose_pieces_our_operator_computes(kind, by_autograd):
+def test_the_estimate_knows_whose_chunks_our_operator_computes(kind, by_autograd):
     model = transformers.AutoModelForCausalLM.from_config(tiny.DECODERS[kind](), attn_implementation="sdpa")
     assert shape_of(model).layers[0].feed_forward.by_autograd is by_autograd
 

@@ -212,7 +212,7 @@ def test_offloading_sends_each_blocks_input_and_nothing_else_to_the_host(savings
     monkeypatch.setattr(
         activation_checkpointing, "_to_host", lambda tensor: (sent.append(tensor.shape), real(tensor))[1]
     )
-    monkeypatch.setattr(activation_checkpointing, "HOST_PIECE", 256)  # bytes: several pieces, and a rest
+    monkeypatch.setattr(activation_checkpointing, "PINNED_BYTES", 256)  # several parts, and a rest
     loss_and_gradients(build("sdpa", savings))
     inputs = [shape for shape in sent if len(shape) == 3]
     assert inputs == [torch.Size([2, 12, 32])] * LAYERS

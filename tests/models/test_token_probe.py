@@ -242,7 +242,7 @@ HYBRIDS = {
 
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_hybrids_are_found_without_their_names(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_context, "other_mixers", lambda model: "")
+    monkeypatch.setattr(huggingface_context, "states_of", lambda kind, config: "")
     more, layer = HYBRIDS[name]
     model = of_transformers(name, **more)
     where = found(lambda tokens: model(input_ids=tokens, use_cache=False))

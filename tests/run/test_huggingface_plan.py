@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
@@ -88,17 +90,30 @@ def test_a_plan_says_what_would_be_trained_and_reads_no_weights(config: Path) ->
 
 
 HYBRIDS = {
-    "lfm2": ({"layer_types": ["conv", "full_attention"]}, "1 times in 2 layers|Lfm2ShortConv"),
-    "qwen3_next": (
-        {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8},
-        "1 times in 2 layers|DeltaNet",
+    "lfm2": ({"layer_types": ["conv", "full_attention"]}, "by conv in 1 of 2 layers"),
+    "qwen3_next": ({"full_attention_interval": 2, "head_dim": 8}, "by linear_attention in 1 of 2 layers"),
+    "falcon_h1": ({"head_dim": 8}, "by hybrid in 2 of 2 layers"),
+    "bamba": (
+        {"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 16},
+        "by linear_attention in 1 of 2 layers",
     ),
-    "falcon_h1": ({"head_dim": 8}, "FalconH1Mixer|recurrent states|Conv1d"),
+    "jamba": ({"attn_layer_period": 2, "attn_layer_offset": 0}, "by linear_attention in 1 of 2 layers"),
+    "nemotron_h": (
+        {"hybrid_override_pattern": "M-*E", "num_hidden_layers": 4},
+        "by linear_attention in 1 of 4 layers",
+    ),
+    "recurrent_gemma": ({"block_types": ["recurrent", "attention"]}, "by linear_attention in 1 of 2 layers"),
+    "zamba2": ({"layers_block_type": ["mamba", "hybrid"]}, "by linear_attention in 1 of 2 layers, hybrid in 1 of 2"),
+    "rwkv": ({}, "by recurrent states"),  # whose configuration says nothing
 }
 
 
 @pytest.mark.parametrize("kind", HYBRIDS)
-def test_a_hybrid_is_refused_by_its_configuration_alone(kind: str, tmp_path: Path) -> None:
+def test_a_hybrid_is_refused_by_its_configuration_alone(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each names its layers by another entry; no module is built, and nothing is loaded."""
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_config", None)
     more, said = HYBRIDS[kind]
     sizes = {
         "hidden_size": 32,
@@ -111,3 +126,14 @@ def test_a_hybrid_is_refused_by_its_configuration_alone(kind: str, tmp_path: Pat
     settings = settings_of(tmp_path, "trainer.devices=2", "trainer.strategy=context_parallel")
     with pytest.raises(UserError, match=said):
         plan_language(settings, H200)
+
+
+def test_layers_of_unknown_flops_give_no_time_and_no_mfu(tmp_path: Path) -> None:
+    latent = {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "q_lora_rank": 16, "kv_lora_rank": 16}
+    indexed = {**latent, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 4, "num_attention_heads": 4}
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 50304}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "deepseek_v32", **sizes, **indexed}))
+    settings = settings_of(tmp_path, "trainer.micro_batch=1", "attention=standard")
+    lines = plan_language(settings, replace(H200, attention="standard")).splitlines()
+    assert lines.count("no TFLOP/s, MFU and time: the FLOPs of indexed_attention are unknown") == 1
+    assert not any(line.startswith(("time:", "memory:")) for line in lines)

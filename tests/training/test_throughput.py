@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -83,6 +84,13 @@ def test_mfu_is_left_out_where_the_peak_is_unknown(tmp_path):
     assert throughput.summary()["mfu"] is None
     assert throughput.summary()["model_tflops"] > 0
     assert Throughput().summary()["step_seconds_median"] is None  # nothing was measured
+
+
+def test_of_unknown_flops_nothing_is_logged(tmp_path):
+    throughput = Throughput(lambda: math.nan, peak_flops=1e12)
+    trainer = fitted(tmp_path, throughput, max_steps=4)
+    assert not {"mfu", "model_tflops"} & trainer.callback_metrics.keys()
+    assert throughput.summary()["mfu"] is None
 
 
 def test_the_summary_takes_the_median_after_warm_up():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -53,6 +54,7 @@ def plan_language(settings: Settings, hardware: Hardware) -> str:
         f"text: {_text(settings, tokens)}; tokenizer {settings.data.tokenizer}",
         f"tokens: {tokens:,} ({settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,})",
         *describe_mask(settings),
+        *describe_unknown(model),
         *plan_lines(settings, hardware.precision, model, batching.micro_batch),
         *memory_plan(batching),
         *fit_lines(settings, hardware, batching, again),
@@ -85,6 +87,13 @@ def describe(settings: Settings, hardware: Hardware, model: Trainable, batching:
         f"({settings.trainer.tokens_per_step:,} tokens) on {settings.trainer.ranks} x {hardware.name}, "
         f"{hardware.precision}, micro-batch {batching.micro_batch}{shared}{memory_words(batching)}"
     )
+
+
+def describe_unknown(model: Trainable) -> list[str]:
+    """Return a line on layers whose FLOPs are unknown, for which nothing is estimated; [] where there are none."""
+    layers = () if model.shape is None else model.shape.layers
+    unknown = sorted({layer.mixer.kind for layer in layers if math.isnan(layer.mixer.flops(1))})
+    return [f"no TFLOP/s, MFU and time: the FLOPs of {', '.join(unknown)} are unknown"] if unknown else []
 
 
 def describe_mask(settings: Settings, *, read: bool = False) -> list[str]:

@@ -30,7 +30,7 @@ from flashtrain.tasks.context_run import check_shape, context_columns
 from flashtrain.tasks.decoders import decoder_config, make_model
 from flashtrain.tasks.language.exports import take_export
 from flashtrain.tasks.language.generate import continue_text
-from flashtrain.tasks.language.plan import describe, describe_mask
+from flashtrain.tasks.language.plan import describe, describe_mask, describe_unknown
 from flashtrain.tasks.language.starting_weights import (
     check_tokens,
     model_of_weights,
@@ -69,7 +69,7 @@ def prepare(settings: Settings, hardware: Hardware, make_task: MakeTask = Langua
     data.batch_size, data.accumulate = batching.micro_batch, batching.accumulate
     description = describe_model(model, settings, vocab_size=vocab_size)
     lines = [data.describe(), *epochs, describe(settings, hardware, model, batching)]
-    lines += describe_mask(settings, read=True)
+    lines += [*describe_mask(settings, read=True), *describe_unknown(model)]
     parts = data.epochs_of_parts(settings.trainer.steps * settings.samples_per_step)
     lines += [parts] if parts else []
     read = settings.trainer.steps * settings.trainer.tokens_per_step

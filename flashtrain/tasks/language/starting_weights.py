@@ -27,7 +27,7 @@ def starting_weights(weights: str, model: ModelSettings) -> Weights:
     """Read the configuration and the weights that `weights` names; the dropout is that of the group `model`.
 
     `weights` is a Hugging Face GPT-2, Llama or Starcoder2 (a folder or a .safetensors file), an export in flashtrain's
-    own layout, or a run folder or checkpoint (its best weights).
+    own format, or a run folder or checkpoint (its best weights).
 
     Raises:
         UserError: `weights` is none of these.

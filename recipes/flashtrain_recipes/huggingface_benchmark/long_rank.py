@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from flashtrain.folders.run_folder import read_settings
-from flashtrain.models.activation_checkpointing import HOST_PIECE
+from flashtrain.models.activation_checkpointing import PINNED_BYTES
 from flashtrain.models.trainable import Trainable
 from flashtrain.run.fitting import strategy_for
 from flashtrain.tasks.batching import Batching, choose_batching
@@ -67,7 +67,7 @@ def measure_steps(
         torch.cuda.empty_cache()
         host = 0 if batching.estimate is None else batching.estimate.host
         # Page-locked memory takes a second for a few GiB, once a run.
-        [torch.empty(HOST_PIECE, dtype=torch.uint8, pin_memory=True) for _ in range(host // HOST_PIECE)]
+        [torch.empty(PINNED_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(host // PINNED_BYTES)]
     columns = {"compile_seconds": round(compiling, 1), "set_up_seconds": round(time.perf_counter() - began, 1)}
     rate = settings.trainer.devices * (hardware.peak_flops or 0.0) / case.flops_per_token()
     tokens = case.context * (1 if settings.shares_sequences else settings.trainer.devices)  # of a step

@@ -1,4 +1,4 @@
-"""What a run needs of a transformers model before weights are read: its FLOPs, its balancing loss and its head."""
+"""What the loss of a transformers decoder adds to its body: its head's scale and cap, and the balancing loss."""
 
 from __future__ import annotations
 
@@ -11,27 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flashtrain.integrations.huggingface_layers import body_of
-from flashtrain.integrations.huggingface_specs import EXPERTS, layers_of, learned_positions
 from flashtrain.models.sharded_sequence import sharded_sequence
-
-
-def flops_per_token(module: Any, length: int) -> float:
-    """Return the FLOPs of forward and backward for one token in a sequence of `length` tokens, as in Decoder.
-
-    Only the experts that a token is routed to and the keys in each layer's window are counted. A frozen matrix counts
-    4 FLOPs a weight instead of 6, since it has no gradient.
-    """
-    config = module.config.get_text_config()
-    looked_up = {id(module.get_input_embeddings().weight), id(learned_positions(module))}
-    looked_up -= {id(module.get_output_embeddings().weight)}
-    experts = next((count for name in EXPERTS if (count := getattr(config, name, None))), 1)
-    share = (getattr(config, "num_experts_per_tok", None) or experts) / experts
-    flops = 0.0
-    for name, parameter in module.named_parameters():
-        if id(parameter) not in looked_up and parameter.dim() >= 2:
-            each = 6.0 if parameter.requires_grad else 4.0
-            flops += each * parameter.numel() * (share if ".experts." in name else 1.0)
-    return flops + sum(layer.mixer.flops(length) for layer in layers_of(module))
 
 
 class Balance(NamedTuple):
@@ -93,8 +73,10 @@ def head_of(module: Any) -> Head | None:
     probe = torch.linspace(-60, 60, 25, dtype=torch.float64, device="cpu")[None, None]
     head_name = next(name for name, one in module.named_modules() if one is head)
     body_name, body = body_of(module)
+    fixed: Any = nn.Module()  # without the body's parts: a model that calls one of them (OPT) fails
+    fixed.forward = lambda *_, **__: _states(probe)
     try:
-        module._modules[body_name] = _FixedStates(_states(probe), body)
+        module._modules[body_name] = fixed
         module.set_submodule(head_name, nn.Identity())
         with torch.device("cpu"):  # whatever the model is built on
             logits = module(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=False).logits
@@ -120,14 +102,3 @@ def _states(hidden: Tensor) -> Any:
             return None
 
     return States(last_hidden_state=hidden)
-
-
-class _FixedStates(nn.Module):
-    """Replaces a model's body: returns fixed states, and has the body's attributes."""
-
-    def __init__(self, states: Any, body: nn.Module) -> None:
-        super().__init__()
-        self.states, self.__dict__["body"] = states, body
-
-    def forward(self, *_: Any, **__: Any) -> Any:
-        return self.states

@@ -17,8 +17,8 @@ from flashtrain.models.layer_spec import mixers
 WITH_VOCABULARY = ("token_embedding", "head")  # modules that may have more rows than tokens
 
 
-class Layout(NamedTuple):
-    """The layout in which transformers stores one kind of decoder: names of tensors and of config.json's entries."""
+class Format(NamedTuple):
+    """The format in which transformers stores one kind of decoder: names of tensors and of config.json's entries."""
 
     architecture: str  # transformers' class
     ours: dict[str, Any]  # DecoderConfig's fields with the values that a model of this kind has
@@ -33,7 +33,7 @@ class Layout(NamedTuple):
     ignored: tuple[str, ...] = ()  # endings of the names of constants in older files, which are not read
 
     def holds(self, config: DecoderConfig) -> bool:
-        """Return whether this layout can store a model of this configuration."""
+        """Return whether this format can store a model of this configuration."""
         own = config.plain()
         same = config.alike is not None and all(own[field] == value for field, value in self.ours.items())
         return same and ("kv_heads" in self.sizes or own["kv_heads"] == own["heads"])
@@ -71,8 +71,8 @@ ROTARY_SIZES = {
     "ffn": "intermediate_size",
 }
 
-LAYOUTS = {
-    "gpt2": Layout(
+FORMATS = {
+    "gpt2": Format(
         architecture="GPT2LMHeadModel",
         ours={"positions": "learned", "norm": "layernorm", "activation": "gelu", "bias": True},
         prefix="transformer.",
@@ -108,7 +108,7 @@ LAYOUTS = {
         transposed=("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"),
         ignored=(".attn.bias", ".attn.masked_bias"),
     ),
-    "llama": Layout(
+    "llama": Format(
         architecture="LlamaForCausalLM",
         ours={"positions": "rotary", "norm": "rmsnorm", "activation": "swiglu"},
         prefix="model.",
@@ -123,7 +123,7 @@ LAYOUTS = {
         computation={"hidden_act": ("silu", "swish"), "rms_norm_eps": (EPSILON,)},
         biases=("attention_bias", "mlp_bias"),
     ),
-    "starcoder2": Layout(
+    "starcoder2": Format(
         architecture="Starcoder2ForCausalLM",
         ours={"positions": "rotary", "norm": "layernorm", "activation": "gelu", "bias": True},
         prefix="model.",
