@@ -134,7 +134,8 @@ class LanguageModel(TrainingTask):
         given = cast(ChatBatch, batch)["label_count"] if "label_count" in batch else None
         count = int(_label_count(batch)) if given is None else given
         loss = loss if count else torch.zeros_like(loss)  # some models' mean over no labels is NaN
-        self.log("validation_loss", loss, prog_bar=True, sync_dist=True, batch_size=count)
+        of_all = count * self.trainer.world_size  # Lightning's mean of the ranks' counts is a whole number
+        self.log("validation_loss", loss, prog_bar=True, sync_dist=True, batch_size=of_all)
 
     def _score_unseen(self, batch: Batch, dataloader_idx: int) -> Batch:
         """The batch, before it is sharded, without the labels that their own tokens see, as in a prefix."""
