@@ -132,10 +132,10 @@ class LanguageModel(TrainingTask):
         """Add the micro-batch to the held-out loss, the mean over all held-out labels of all ranks."""
         loss = self.batch_loss(batch)
         given = cast(ChatBatch, batch)["label_count"] if "label_count" in batch else None
-        count = int(_label_count(batch)) if given is None else given
+        # Times the ranks: Lightning's mean of their counts is cut to a whole number.
+        count = round(float((_label_count(batch) if given is None else given) * self.trainer.world_size))
         loss = loss if count else torch.zeros_like(loss)  # some models' mean over no labels is NaN
-        of_all = count * self.trainer.world_size  # Lightning's mean of the ranks' counts is a whole number
-        self.log("validation_loss", loss, prog_bar=True, sync_dist=True, batch_size=of_all)
+        self.log("validation_loss", loss, prog_bar=True, sync_dist=True, batch_size=count)
 
     def _score_unseen(self, batch: Batch, dataloader_idx: int) -> Batch:
         """The batch, before it is sharded, without the labels that their own tokens see, as in a prefix."""
