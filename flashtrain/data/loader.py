@@ -14,8 +14,8 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from flashtrain.data.packing import IGNORED_LABEL
 from flashtrain.errors import UserError
+from flashtrain_kernels.loss_head import IGNORED
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ class FilledUp(Dataset[Any]):
 
     def __getitem__(self, numbers: list[int]) -> Any:
         batch = self.samples[[max(0, number) for number in numbers]]
-        batch["labels"][torch.tensor(numbers) < 0] = IGNORED_LABEL
+        batch["labels"][torch.tensor(numbers) < 0] = IGNORED
         return batch
 
 
