@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from flashtrain.data.loader import (
     EvaluationSampler,
+    FilledUp,
     ResumableLoader,
     Samples,
     StepSampler,
@@ -101,7 +102,8 @@ class ResumableDataModule(pl.LightningDataModule):
         """This device's share of the first `count` samples (None: all), each once."""
         world_size, rank = self._place()
         count = len(samples) if count is None else min(count, len(samples))
-        return self._evaluation(samples, equal_batches(count, batch_size=batch_size, world_size=world_size, rank=rank))
+        mine = equal_batches(count, batch_size=batch_size, world_size=world_size, rank=rank)
+        return self._evaluation(FilledUp(samples), mine)
 
     def _evaluation(self, samples: Any, batches: Sequence[Any]) -> DataLoader[Any]:
         world_size, rank = self._place()

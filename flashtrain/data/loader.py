@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from flashtrain.errors import UserError
+from flashtrain_kernels.loss_head import IGNORED
 
 log = logging.getLogger(__name__)
 
@@ -144,24 +146,33 @@ class EvaluationSampler(DistributedSampler):
 
 
 def equal_batches(samples: int, *, batch_size: int, world_size: int = 1, rank: int = 0) -> list[list[int]]:
-    """Divide the first `samples` samples evenly among devices, and list this device's micro-batches, all of one size.
+    """Divide the first `samples` samples among devices, and list this device's micro-batches, all of one size.
 
-    Any number of devices reads the same samples, except for the remainder of the division.
+    Each sample is read once, however many devices there are. Where the numbers do not divide, -1 fills up.
 
     Args:
         samples: Number of samples, over all devices.
         batch_size: Maximum number of samples in a micro-batch.
     """
-    if samples >= world_size:
-        share = samples // world_size
-        mine = np.arange(rank * share, (rank + 1) * share)
-    else:
-        mine = np.array([rank % samples])  # every device must read one, or the others wait for ever
-    # All have one size: a smaller last batch would be one more shape to compile for.
-    size = max(size for size in range(1, min(batch_size, len(mine)) + 1) if len(mine) % size == 0)
-    if 2 * size < batch_size <= len(mine):
-        size = batch_size
-    return [mine[begin : begin + size].tolist() for begin in range(0, len(mine), size)]
+    share = -(-samples // world_size)
+    count = -(-share // batch_size)  # all have one size: a smaller last batch would be one more shape to compile for
+    size = -(-share // count)
+    mine = np.full(count * size, -1)
+    own = np.array_split(np.arange(samples), world_size)[rank]
+    mine[: len(own)] = own
+    return mine.reshape(count, size).tolist()
+
+
+@dataclass(eq=False)
+class FilledUp(Dataset[Any]):
+    """A Dataset of samples of text, where number -1 is a row without labels: see equal_batches."""
+
+    samples: Any  # PackedSamples or MixedSamples
+
+    def __getitem__(self, numbers: list[int]) -> Any:
+        batch = self.samples[[max(0, number) for number in numbers]]
+        batch["labels"][torch.tensor(numbers) < 0] = IGNORED
+        return batch
 
 
 class Samples(Protocol):

@@ -23,6 +23,8 @@ from flashtrain_kernels import Mask
 class ShardedSequence(Protocol):
     """A batch whose sequences are sharded over devices, as models see it on one device."""
 
+    label_count: Tensor  # the labels of the whole sequences; with several groups of devices, the mean over them
+
     @property
     def length(self) -> int:
         """The number of tokens of a sequence, S."""

@@ -63,6 +63,8 @@ class TrainingTask(pl.LightningModule):
         self._make_optimizer = make_optimizer or partial(adamw, lr=DEFAULT_LEARNING_RATE)
         self._make_schedule = make_schedule
         self._step_losses: list[Tensor] = []
+        self._shares: list[Tensor] = []  # see record_loss
+        self._per_label: Tensor | None = None  # the factor of the step's gradients, where losses have shares
         self._first_loss: Tensor | None = None
         self._last_loss: Tensor | None = None
 
@@ -86,17 +88,33 @@ class TrainingTask(pl.LightningModule):
 
     def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> None:
         """Clip the gradients here: Lightning's own clipping refuses fused AdamW under mixed precision."""
+        if self._per_label is not None:
+            gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+            torch._foreach_mul_(gradients, self._per_label)
         norm = clip_gradients(self.model, self.gradient_clip, scale=gradient_scale(self.trainer, optimizer))
         if self.is_logged_step():
             self.log("gradient_norm", norm)
 
-    def record_loss(self, loss: Tensor, batch_idx: int) -> Tensor | None:
-        """Record a micro-batch's loss; return the optimiser step's mean loss after its last micro-batch, else None."""
+    def record_loss(self, loss: Tensor, batch_idx: int, share: Tensor | None = None) -> Tensor | None:
+        """Record a micro-batch's loss; return the optimiser step's mean loss after its last micro-batch, else None.
+
+        Args:
+            loss: The micro-batch's mean loss, times `share` if that is given.
+            batch_idx: The micro-batch's number.
+            share: The share of its positions that are labels, where that differs between micro-batches of equal size:
+                the step's loss and gradients are then the mean over all its labels. Needs automatic optimization.
+        """
         self._step_losses.append(loss.detach())
+        if share is not None:
+            self._shares.append(share)
         if (batch_idx + 1) % self.trainer.accumulate_grad_batches:
             return None
         step_loss = torch.stack(self._step_losses).mean()
         self._step_losses.clear()
+        if self._shares:
+            self._per_label = 1 / self._over_ranks(torch.stack(self._shares).mean()).clamp(min=1e-12)
+            self._shares.clear()
+            step_loss = step_loss * self._per_label
         if self._first_loss is None:
             self._first_loss = self._over_ranks(step_loss)
         self._last_loss = step_loss

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashtrain.data.loader import ResumableLoader, StepSampler, equal_batches
+from flashtrain.data.loader import FilledUp, ResumableLoader, StepSampler, equal_batches
 from flashtrain.data.packing import PackedSamples, Spans
 
 
@@ -60,14 +60,25 @@ def test_validation_reads_the_same_first_samples_whatever_the_shares(world_size,
     assert len({len(share) for share in shares}) == 1
 
 
-@pytest.mark.parametrize(("samples", "batch_size", "sizes"), [(24, 10, [8] * 3), (23, 10, [10, 10, 3]), (5, 8, [5])])
-def test_validation_batches_are_of_one_size_where_that_is_not_much_smaller(samples, batch_size, sizes):
+@pytest.mark.parametrize(("samples", "world_size"), [(23, 1), (23, 2), (7, 4), (9, 8), (3, 8)])
+@pytest.mark.parametrize("batch_size", [1, 3, 8, 100])
+def test_each_sample_is_validated_once_where_devices_do_not_divide_them(samples, world_size, batch_size):
+    # pytorch#25162, verl#78: a remainder was left out, or samples were read twice. -1 is a row without labels.
+    ranks = [equal_batches(samples, batch_size=batch_size, world_size=world_size, rank=r) for r in range(world_size)]
+    read = list(chain(*chain(*ranks)))
+    assert sorted(number for number in read if number >= 0) == list(range(samples))
+    assert len({len(batches) for batches in ranks}) == 1
+
+
+@pytest.mark.parametrize(("samples", "batch_size", "sizes"), [(24, 10, [8] * 3), (23, 10, [8] * 3), (5, 8, [5])])
+def test_validation_batches_are_of_one_size(samples, batch_size, sizes):
     assert [len(batch) for batch in equal_batches(samples, batch_size=batch_size)] == sizes
 
 
-def test_every_device_validates_on_something():
-    batches = [equal_batches(2, batch_size=4, world_size=3, rank=rank) for rank in range(3)]
-    assert batches == [[[0]], [[1]], [[0]]]
+def test_a_row_that_fills_up_has_no_labels():
+    samples = PackedSamples(np.arange(41, dtype=np.uint16), Spans(np.array([0]), np.array([41])), 4)
+    labels = FilledUp(samples)[[9, -1]]["labels"]
+    assert labels.tolist() == [[37, 38, 39, 40], [-100] * 4]
 
 
 def make(*, workers=0, seed=0, context=4, batch_size=2, accumulate=2):

@@ -150,6 +150,7 @@ class ContextSequence(ShardedSequence):
             together = together.to(self.group.device, copy=True)
             dist.all_reduce(together, group=self.group.data_group)
             ranks *= dist.get_world_size(self.group.data_group)
+        self.label_count = together * self.group.size / ranks
         weight = ranks * here / together.clamp(min=1)
         return weight if weight.device.type == "cpu" else weight.float()
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from flashtrain.data.packing import Batch, ChatBatch
 from flashtrain.errors import UserError
 from flashtrain.models.generation import MaskMaker
-from flashtrain.models.sharded_sequence import mean_over_context, whole
+from flashtrain.models.sharded_sequence import mean_over_context, sharded_sequence, whole
 from flashtrain.models.trainable import Trainable, as_trainable
 from flashtrain.tasks.attention_masks import causal_length
 from flashtrain.tasks.training_task import TrainingTask, replayed
@@ -115,10 +115,13 @@ class LanguageModel(TrainingTask):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the micro-batch's mean loss; the mean over the optimiser step's micro-batches is logged."""
-        loss = self.batch_loss(batch)
+        loss, share = self.batch_loss(batch), None
         if "weight" in batch:  # of conversations, whose micro-batches have different numbers of labels
             loss = loss * cast(ChatBatch, batch)["weight"]
-        step_loss = self.record_loss(loss, batch_idx)
+        elif self.document_mask or self.mask is not None:  # so have those of rows where documents end
+            share = (_label_count(batch) / whole(batch, "labels").numel()).to(loss)
+            loss = loss * share
+        step_loss = self.record_loss(loss, batch_idx, share)
         if step_loss is not None and self.is_logged_step():
             self.log("train_loss", step_loss, prog_bar=True, sync_dist=self.trainer.world_size > 1)
             if self.model.balancing_loss is not None:
@@ -129,7 +132,9 @@ class LanguageModel(TrainingTask):
         """Add the micro-batch to the held-out loss, the mean over all held-out labels of all ranks."""
         loss = self.batch_loss(batch)
         given = cast(ChatBatch, batch)["label_count"] if "label_count" in batch else None
-        count = int((whole(batch, "labels") != IGNORED).sum()) if given is None else given
+        # Times the ranks: Lightning's mean of their counts is cut to a whole number.
+        count = round(float((_label_count(batch) if given is None else given) * self.trainer.world_size))
+        loss = loss if count else torch.zeros_like(loss)  # some models' mean over no labels is NaN
         self.log("validation_loss", loss, prog_bar=True, sync_dist=True, batch_size=count)
 
     def _score_unseen(self, batch: Batch, dataloader_idx: int) -> Batch:
@@ -139,7 +144,7 @@ class LanguageModel(TrainingTask):
         if shown is None or not bool(shown.any()):
             return batch
         labels = labels.masked_fill(shown, IGNORED)
-        if not bool((labels != IGNORED).any()):
+        if bool((batch["labels"] != labels).any()) and not bool((labels != IGNORED).any()):
             raise UserError("this mask shows every token its label, so there is nothing to predict. Use mask=causal.")
         return Batch(**{**batch, "labels": labels})
 
@@ -163,6 +168,12 @@ class LanguageModel(TrainingTask):
         if not self._replays:
             return mean_over_context(loss(batch["tokens"], batch["labels"], positions=positions, mask=mask))
         return replayed(loss, batch["tokens"], batch["labels"], positions=positions, mask=mask)
+
+
+def _label_count(batch: Batch) -> Tensor:
+    """The labels that a micro-batch's loss is the mean over: with several groups of devices, the mean over them."""
+    sequence = sharded_sequence()
+    return (batch["labels"] != IGNORED).sum() if sequence is None else sequence.label_count
 
 
 def next_shown(mask: Mask) -> Tensor:
