@@ -59,7 +59,6 @@ CONFIGS = {
     "lfm2_moe": {**_CONV, **_TOP, "num_dense_layers": 1, "num_experts": 4},
     "lfm3": {**_BASE, "head_dim": 16, "layer_types": ["conv", "sliding_attention"], "sliding_window": 32},
     "minimax": {**_LINEAR, "head_dim": 16, "num_local_experts": 4, "block_size": 16},
-    "recurrent_gemma": {**_BASE, "num_hidden_layers": 3, "attention_window_size": 32},
     "zaya": {**_BASE, "head_dim": 16, "num_experts": 4, "moe_intermediate_size": 16, "router_hidden_size": 16},
 }
 

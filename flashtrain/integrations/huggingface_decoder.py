@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -201,7 +201,7 @@ class HuggingFaceDecoder(Trainable):
     ) -> Tensor:
         """Return logits (B, S, V) for the token after each of tokens (B, S); other arguments: see Decoder.forward."""
         options = {} if positions is None else {"position_ids": self._positions(tokens, positions)}
-        with self._documents(options.get("position_ids")):
+        with using(self._rows(options.get("position_ids"))):
             return self.module(
                 input_ids=tokens,
                 past_key_values=cache,
@@ -210,10 +210,9 @@ class HuggingFaceDecoder(Trainable):
                 **options,
             ).logits
 
-    def _documents(self, positions: Tensor | None) -> AbstractContextManager[None]:
-        """A context in which a hybrid's recurrences and convolutions compute within the documents of positions."""
-        known = self.mixes and positions is not None and not positions.is_meta
-        return using(Rows(positions)) if known else nullcontext()
+    def _rows(self, positions: Tensor | None) -> Rows | None:
+        """The documents within which a hybrid's recurrences and convolutions compute."""
+        return Rows(positions) if self.mixes and positions is not None and not positions.is_meta else None
 
     def _positions(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
         """The model's numbers of positions (B, S) that count from 0, by default those of the tokens in their rows."""
@@ -240,7 +239,7 @@ class HuggingFaceDecoder(Trainable):
         # With an unknown head the model computes all logits itself.
         computing = self.module if self.head is None else body_of(self.module)[1]
         numbers = self._positions(tokens, positions)
-        with self._documents(numbers):
+        with using(self._rows(numbers)):
             found = computing(input_ids=tokens, position_ids=numbers, use_cache=False)
         if self.head is None:
             logits = found.logits.to(torch.promote_types(found.logits.dtype, torch.float32))

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from flashtrain.errors import UserError
-from flashtrain.integrations.huggingface_mixers import running_rows, using
+from flashtrain.integrations.huggingface_mixers import RUNNING, using
 from flashtrain.models.activation_checkpointing import MemorySavings, checkpointed
 from flashtrain.models.feed_forward import are_plain, chunked_feed_forward
 
@@ -104,7 +104,7 @@ class Layer:
         if self.settle is not None and "attention_mask" in named:
             named["attention_mask"] = self.settle(named["attention_mask"], hidden_states, named)
 
-        rows = running_rows()
+        rows = RUNNING.get()
 
         def again(x: Tensor) -> Any:
             if self.feed_forward is not None:  # other calls may have changed it

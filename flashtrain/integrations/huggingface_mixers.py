@@ -1,7 +1,7 @@
 """Recurrences and convolutions of transformers' hybrids on packed rows: no document sees another.
 
 transformers masks packed documents in attention alone. Its hybrids call their other functions by name in their module,
-where these are replaced by ones that know the rows of the running forward (`rows_of`); other calls get the original.
+where these are replaced by ones that know the rows of the running forward (RUNNING); other calls get the original.
 """
 
 from __future__ import annotations
@@ -17,49 +17,44 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from flashtrain.announce import say
 from flashtrain_kernels import recurrences
-from flashtrain_kernels.recurrences import Rows
+from flashtrain_kernels.recurrences import Rows, fla
 
-READ_WEIGHTS = ("conv", "conv1d", "conv_1d", "dt_proj")  # layers whose weights mixers read without calling them
+READ_WEIGHTS = ("conv", "conv1d", "dt_proj")  # layers whose weights mixers read without calling them
 
-_running: ContextVar[Rows | None] = ContextVar("rows", default=None)
-
-
-def running_rows() -> Rows | None:
-    """Return the rows of the forward that runs in this thread; None outside of one."""
-    return _running.get()
+# The rows of the forward that runs in this thread; None outside of one.
+RUNNING: ContextVar[Rows | None] = ContextVar("rows", default=None)
 
 
 @contextmanager
 def using(rows: Rows | None) -> Iterator[None]:
     """Compute with these rows: in a forward, and in its recomputation, which autograd runs in a thread of its own."""
-    token = _running.set(rows)
+    token = RUNNING.set(rows)
     try:
         yield
     finally:
-        _running.reset(token)
+        RUNNING.reset(token)
 
 
 def served(kind: type) -> bool:
     """Whether a class of transformers is of a hybrid whose packed documents are kept apart."""
-    return _family(kind) in FAMILIES
+    return kind.__module__.split(".")[-2] in FAMILIES
 
 
 def serve_mixers(kind: type) -> None:
     """Make the recurrences and convolutions of a served hybrid's class compute within documents."""
     module = sys.modules[kind.__module__]
-    functions = {**FUNCTIONS, "create_causal_mask": _mask_of_granite} if "granite" in _family(kind) else FUNCTIONS
-    for name, of_rows in functions.items():
-        *owners, attribute = name.split(".")
-        owner = getattr(module, owners[0], None) if owners else module
+    for name, (of_rows, operator) in FUNCTIONS.items():
+        owner_name, _, attribute = name.rpartition(".")
+        owner = getattr(module, owner_name, None) if owner_name else module
         original = getattr(owner, attribute, None)
-        if original is not None and not hasattr(original, "of_rows"):
-            setattr(owner, attribute, _within_documents(original, of_rows))
-
-
-def _family(kind: type) -> str:
-    """The name of a class's folder in transformers.models."""
-    return kind.__module__.split(".")[-2]
+        if original is None or hasattr(original, "of_rows"):
+            continue
+        setattr(owner, attribute, _within_documents(original, of_rows))
+        reason = fla.unavailable(operator, torch.device("cuda")) if operator and torch.cuda.is_available() else None
+        if reason is not None:
+            say(f"{kind.__name__} computes its {operator} in plain torch, which is slow: {reason}")
 
 
 def _within_documents(original: Callable[..., Any], of_rows: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,12 +63,12 @@ def _within_documents(original: Callable[..., Any], of_rows: Callable[..., Any])
     @torch.compiler.disable  # rows would become inputs of the graph, and be guarded by their values
     @wraps(original)
     def dispatched(*args: Any, **named: Any) -> Any:
-        rows = running_rows()
+        rows = RUNNING.get()
         if rows is None or not (rows.packed or of_rows is _unfused):
             return original(*args, **named)
         return of_rows(rows, *args, **named)
 
-    dispatched.of_rows, dispatched.original = of_rows, original  # type: ignore[attr-defined]
+    dispatched.of_rows, dispatched.original = of_rows, original
     return dispatched
 
 
@@ -105,18 +100,6 @@ def _lightning(rows: Rows, layer: Any, hidden_states: Tensor, *_: Any, **__: Any
     return layer.out_proj(layer.output_gate(hidden_states).sigmoid() * layer.norm(out.flatten(2))), None
 
 
-def _recurrent_block(
-    rows: Rows, block: Any, x: Tensor, position_ids: Tensor, *_: Any, **__: Any
-) -> tuple[Tensor, None]:
-    """RecurrentGemmaRecurrentBlock.forward, whose recurrence begins anew at position 0 by itself."""
-    conv, lru = block.conv_1d, block.rg_lru
-    mixed = recurrences.short_convolution(block.linear_x(x).mT, conv.weight.squeeze(1), conv.bias, rows).mT
-    lru.recurrent_states = None
-    mixed = lru(mixed, position_ids)
-    lru.recurrent_states = None
-    return block.linear_out(mixed * block.act_fn(block.linear_y(x))), None
-
-
 def _projection(rows: Rows, layer: Any, hidden_states: Tensor, *_: Any) -> tuple[Tensor, ...]:
     """ZayaCCAProjection.forward, convolutions of queries and keys and values of the token before: by documents."""
     documents = hidden_states.flatten(0, 1)[None].split(rows.bounds.diff().tolist(), 1)
@@ -124,33 +107,33 @@ def _projection(rows: Rows, layer: Any, hidden_states: Tensor, *_: Any) -> tuple
     return tuple(torch.cat(parts, 1)[0].unflatten(0, hidden_states.shape[:2]) for parts in found)
 
 
-def _mask_of_granite(rows: Rows, **named: Any) -> Any:
-    """create_causal_mask for Granite, which does not pass it the positions."""
+def _mask(rows: Rows, **named: Any) -> Any:
+    """create_causal_mask, to which Granite passes no positions."""
     from transformers.masking_utils import create_causal_mask
 
-    return create_causal_mask(**named, position_ids=rows.positions)
+    return create_causal_mask(**{**named, "position_ids": rows.positions})
 
 
 def _unfused(rows: Rows, *_: Any, **__: Any) -> None:
     """Decline mamba_ssm's fused mixer: it knows no documents, and reads out_proj.weight without its adapters."""
 
 
-# By their names in transformers' modules.
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "causal_conv1d_fn": _convolution,
-    "torch_chunk_gated_delta_rule": _delta_rule,
-    "chunk_kimi_delta_attention": _delta_rule,
-    "mamba2_chunk_scan": _state_space,
-    "mamba_selective_scan": _selective_scan,
-    "mamba2_split_conv1d_scan_combined": _unfused,
-    "mamba_inner_fn": _unfused,
-    "MiniMaxLightningAttention.forward": _lightning,
-    "RecurrentGemmaRecurrentBlock.forward": _recurrent_block,
-    "ZayaCCAProjection.forward": _projection,
+# By their names in transformers' modules, with the operator that a GPU's kernels may run.
+FUNCTIONS: dict[str, tuple[Callable[..., Any], str | None]] = {
+    "create_causal_mask": (_mask, None),
+    "causal_conv1d_fn": (_convolution, "convolution"),
+    "torch_chunk_gated_delta_rule": (_delta_rule, "delta rule"),
+    "chunk_kimi_delta_attention": (_delta_rule, "delta rule by channels"),
+    "mamba2_chunk_scan": (_state_space, "decayed sum"),
+    "mamba_selective_scan": (_selective_scan, None),
+    "mamba2_split_conv1d_scan_combined": (_unfused, None),
+    "mamba_inner_fn": (_unfused, None),
+    "MiniMaxLightningAttention.forward": (_lightning, "decayed sum"),
+    "ZayaCCAProjection.forward": (_projection, None),
 }
 # Those that tests/integrations/test_huggingface_mixers.py runs.
 FAMILIES = (
     *("qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid", "kimi_linear", "bailing_hybrid", "nemotron_h", "bamba"),
     *("granitemoehybrid", "falcon_h1", "zamba2", "mamba2", "falcon_mamba", "jamba", "lfm2", "lfm2_moe", "lfm3"),
-    *("minimax", "recurrent_gemma", "zaya"),
+    *("minimax", "zaya"),
 )

@@ -49,7 +49,7 @@ class OtherSpec:
     def flops(self, context: int) -> float:
         return math.nan
 
-    def memory(self, **sizes: Any) -> None:
+    def memory(self, **sizes: Any) -> MixerMemory | None:
         return None
 
 
@@ -57,8 +57,7 @@ class OtherSpec:
 class StateSpec(OtherSpec):
     """A mixer of one of STATES: a recurrence or a convolution, alone or beside attention in the same layer.
 
-    FLOPs are those of the recurrence in its token-by-token form, memory that of flash-linear-attention's kernels, which
-    was not measured yet. crosses_devices: states are not yet passed on between devices.
+    Its memory is that of flash-linear-attention's kernels, which was not measured yet.
     """
 
     state: int = 0  # numbers of all heads' states
@@ -70,14 +69,15 @@ class StateSpec(OtherSpec):
     def flops(self, context: int) -> float:
         return 3.0 * self.products * self.state + (self.beside.flops(context) if self.beside else 0.0)
 
-    def memory(self, *, activation: int, **sizes: Any) -> MixerMemory:
+    def memory(self, **sizes: Any) -> MixerMemory | None:
+        each = sizes["activation"]
         own = MixerMemory(
-            inputs=self.inputs * activation,
-            result=2 * self.inner * activation,  # gated and normed too
-            gradients=self.inner * activation,
+            inputs=self.inputs * each,
+            result=2 * self.inner * each,  # gated and normed too
+            gradients=self.inner * each,
             sums=4 * self.state / CHUNK + 6 * self.inner,  # states at chunks and their gradients; those of what is read
         )
-        both = (own, self.beside.memory(activation=activation, **sizes)) if self.beside else (own,)
+        both = (own, self.beside.memory(**sizes)) if self.beside else (own,)
         return MixerMemory(*map(sum, zip(*both, strict=True)))
 
 
@@ -131,7 +131,7 @@ def head_dim_of(config: Any) -> int:
 
 def heads_of(config: Any) -> int:
     """Return a configuration's number of heads; without attention those of the recurrence, or 1 (Mamba)."""
-    return getattr(config, "num_attention_heads", None) or getattr(config, "num_heads", 1)
+    return int(getattr(config, "num_attention_heads", None) or getattr(config, "num_heads", 1))
 
 
 def each_config(config: Any, count: int) -> Sequence[Any]:
@@ -175,8 +175,8 @@ def mixer_of(config: Any, kind: str, layer: nn.Module, *, rotary: bool) -> Mixer
     if kind in FEED_FORWARDS:
         return StateSpec(kind)
     if kind in STATES:
-        attention = [mixer_of(config, ATTENTIONS[0], layer, rotary=rotary)] if kind.startswith("hybrid") else [None]
-        return state_of(config, kind, layer, *attention)
+        both = kind.startswith("hybrid")
+        return state_of(kind, layer, mixer_of(config, ATTENTIONS[0], layer, rotary=rotary) if both else None)
     if kind not in ATTENTIONS:
         return OtherSpec(kind)
     heads = heads_of(config)
@@ -196,12 +196,14 @@ def mixer_of(config: Any, kind: str, layer: nn.Module, *, rotary: bool) -> Mixer
     return replace(attention, window=getattr(config, "sliding_window", None)) if kind == WINDOWED else attention
 
 
-def state_of(config: Any, kind: str, layer: nn.Module, beside: Any) -> StateSpec:
+def state_of(kind: str, layer: nn.Module, beside: Any) -> MixerSpec:
     """Return the recurrence or convolution of a layer, by the names of its sizes in transformers' modules."""
-    found = (one for one in layer.modules() if any(isinstance(part, nn.Conv1d) for part in one.children()))
-    mixer = next(found, None) or next(one for one in layer.modules() if hasattr(one, "slope_rate"))
+    mixes = [one for one in layer.modules() if any(isinstance(part, nn.Conv1d) for part in one.children())]
+    mixes = mixes or [one for one in layer.modules() if hasattr(one, "slope_rate")]
+    if not mixes:
+        return OtherSpec(kind)
     products = state = inverses = 0
-    match vars(mixer):
+    match vars(mixes[0]):
         case {"num_v_heads": heads, "head_k_dim": keys, "head_v_dim": values}:  # gated delta rule
             products, state, inverses = 6, heads * keys * values, CHUNK * heads
         case {"ssm_state_size": size, "num_heads": heads, "head_dim": width}:  # Mamba-2
@@ -210,13 +212,15 @@ def state_of(config: Any, kind: str, layer: nn.Module, beside: Any) -> StateSpec
             products, state = 9, width * size
         case {"num_heads": heads, "head_dim": width}:  # Kimi's delta attention
             products, state, inverses = 6, heads * width**2, 2 * CHUNK * heads
-        case {"slope_rate": _} | {"_buffers": {"slope_rate": _}}:  # lightning attention
-            products, state = 4, mixer.num_attention_heads * mixer.head_dim**2
-    named = {name: one for name, one in mixer.named_modules() if isinstance(one, nn.Linear | nn.Conv1d)}
-    outs = [one for name, one in named.items() if name.startswith(("out_proj", "o_proj", "linear_out"))]
-    inner = sum(one.in_features for one in outs)
-    widths = sum(getattr(one, "out_features", 0) or one.out_channels for one in named.values())
-    return StateSpec(kind, state, products, widths - len(outs) * config.hidden_size + inverses, inner, beside)
+        case {"num_attention_heads": heads, "head_dim": width, "block_size": _}:  # lightning attention
+            products, state = 4, heads * width**2
+    widths = inner = 0
+    for name, part in mixes[0].named_modules():
+        if name.startswith(("out_proj", "o_proj")) and isinstance(part, nn.Linear) and "lora_" not in name:
+            inner = part.in_features
+        elif isinstance(part, nn.Linear | nn.Conv1d):
+            widths += part.out_features if isinstance(part, nn.Linear) else part.out_channels
+    return StateSpec(kind, state, products, widths + inverses, inner, beside)
 
 
 def feed_forward_spec(config: Any, layer: nn.Module) -> FeedForwardSpec:

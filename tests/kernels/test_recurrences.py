@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from flashtrain_kernels import recurrences
 from flashtrain_kernels.recurrences import Rows, fla
-from flashtrain_kernels.recurrences.state_space import linear_recurrence
 
 LENGTHS = [37, 1, 64, 5, 130]  # in one row, with a document of one token and one of a whole chunk
 DOUBLE = {"dtype": torch.float64}
@@ -37,13 +36,7 @@ def delta_rule(q, k, v, g, beta):
 
 
 def state_space(x, dt, B, C, A, D):
-    B, C = (one.repeat_interleave(x.shape[1] // one.shape[1], 1) for one in (B, C))
-    state, out = torch.zeros(x.shape[1], B.shape[2], x.shape[2], **DOUBLE), []
-    for t in range(len(x)):
-        new = torch.einsum("hn,hp->hnp", B[t], dt[t, :, None] * x[t])
-        state = (A * dt[t]).exp()[:, None, None] * state + new
-        out.append(torch.einsum("hn,hnp->hp", C[t], state) + D[:, None] * x[t])
-    return torch.stack(out)
+    return decayed_sum(x * dt[..., None], A * dt, B, C) + D[:, None] * x
 
 
 def selective_scan(x, dt, B, C, A, D):
@@ -54,10 +47,11 @@ def selective_scan(x, dt, B, C, A, D):
     return torch.stack(out)
 
 
-def lightning(q, k, v, slope):
+def decayed_sum(v, g, k, q):
+    k, q = (one.repeat_interleave(v.shape[1] // one.shape[1], 1) for one in (k, q))
     state, out = torch.zeros(v.shape[1], k.shape[2], v.shape[2], **DOUBLE), []
     for t in range(len(v)):
-        state = (-slope).exp()[:, None, None] * state + torch.einsum("hk,hv->hkv", k[t], v[t])
+        state = g[t].exp()[:, None, None] * state + torch.einsum("hk,hv->hkv", k[t], v[t])
         out.append(torch.einsum("hk,hkv->hv", q[t], state))
     return torch.stack(out)
 
@@ -72,42 +66,39 @@ def number(*sizes: int, low: float = -1.0, high: float = 1.0) -> Tensor:
     return torch.empty(*sizes, **DOUBLE).uniform_(low, high)
 
 
+def scanned(x, dt, B, C, A, D, rows):
+    return recurrences.selective_scan(x.mT, dt.mT, A, B.mT, C.mT, rows, D).mT
+
+
+OURS = {
+    "convolution": lambda x, *given: recurrences.short_convolution(x.mT, *given, silu=True).mT,
+    "delta rule": lambda *given: recurrences.gated_delta_rule(*given, normalize=True),
+    "delta rule by channels": lambda *given: recurrences.gated_delta_rule(*given, normalize=True),
+    "decayed sum": recurrences.decayed_sum,
+    "state space": lambda x, dt, B, C, A, D, rows: recurrences.state_space(x, dt, A, B, C, rows, D),
+    "selective scan": scanned,
+}
+
+
 def case(kind: str, *shape: int):
     """(ours, the definition for one document, tensors (B, S, ...), parameters), with decays that reach far."""
     torch.manual_seed(0)
-    decay, x = number(*shape, 4, low=-0.1, high=0), number(*shape, 4, 6)
-    q, k = number(*shape, 2, 8), number(*shape, 2, 8)
-    if "delta rule" in kind:
-        g = number(*shape, 4, 8, low=-0.1, high=0) if kind == "delta rule by channels" else decay
-
-        def ours(q, k, v, g, beta, rows):
-            return recurrences.gated_delta_rule(q, k, v, g, beta, rows, normalize=True)
-
-        return ours, delta_rule, [q, k, x, g, number(*shape, 4, low=0)], []
-    if kind == "state space":
-
-        def ours(x, dt, B, C, A, D, rows):
-            return recurrences.state_space(x, dt, A, B, C, rows, D)
-
-        return ours, state_space, [x, -5 * decay, k, q], [number(4, low=-0.2, high=0), number(4)]
-    if kind == "selective scan":
-
-        def ours(x, dt, B, C, A, D, rows):
-            return recurrences.selective_scan(x.mT, dt.mT, A, B.mT, C.mT, rows, D).mT
-
-        given = [number(*shape, 6), number(*shape, 6, low=0, high=0.5), number(*shape, 3), number(*shape, 3)]
-        return ours, selective_scan, given, [number(6, 3, low=-0.2, high=0), number(6)]
-    if kind == "lightning":
-        given = [number(*shape, 4, 8), number(*shape, 4, 8), x]
-        return recurrences.lightning_attention, lightning, given, [number(4, low=0, high=0.1)]
-
-    def ours(x, weight, bias, rows):
-        return recurrences.short_convolution(x.mT, weight, bias, rows, silu=True).mT
-
-    return ours, convolution, [number(*shape, 6)], [number(6, 7), number(6)]
+    x, q, k, decay = (number(*shape, *sizes) for sizes in ((4, 6), (2, 8), (2, 8), (4,)))
+    decay = (decay - 1) / 20  # -0.1 to 0
+    by_channel = number(*shape, 4, 8, low=-0.1, high=0)
+    small = number(*shape, 6), number(*shape, 6, low=0, high=0.5), number(*shape, 3), number(*shape, 3)
+    definition, tensors, parameters = {
+        "convolution": (convolution, small[:1], [number(6, 7), number(6)]),
+        "delta rule": (delta_rule, [q, k, x, decay, number(*shape, 4, low=0)], []),
+        "delta rule by channels": (delta_rule, [q, k, x, by_channel, number(*shape, 4, low=0)], []),
+        "decayed sum": (decayed_sum, [x, decay, k, q], []),
+        "state space": (state_space, [x, -5 * decay, k, q], [number(4, low=-0.2, high=0), number(4)]),
+        "selective scan": (selective_scan, small, [number(6, 3, low=-0.2, high=0), number(6)]),
+    }[kind]
+    return OURS[kind], definition, list(tensors), parameters
 
 
-KINDS = ["convolution", "delta rule", "delta rule by channels", "state space", "selective scan", "lightning"]
+KINDS = list(OURS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -155,44 +146,37 @@ def test_padding_that_counts_on_is_part_of_the_document_before_it():
     assert not Rows(positions([8]).expand(2, 8)).packed
 
 
-# Functions of fla-core 0.6.0's signatures, computed by our plain forms.
 def document_rows(cu_seqlens: Tensor) -> Rows:
     return Rows(positions(cu_seqlens.diff().tolist()))
 
 
-def causal_conv1d(
-    x, weight=None, bias=None, residual=None, initial_state=None, output_final_state=False, activation=None,
-    backend="triton", cu_seqlens=None,
-):  # fmt: skip
-    out = recurrences.convolution._shifted(x.mT, weight, bias, document_rows(cu_seqlens), activation == "silu")
+# Functions of fla-core 0.6.0's signatures, in so far as they are used, computed by our plain forms.
+def causal_conv1d(x, weight=None, bias=None, residual=None, *, activation=None, cu_seqlens=None):
+    out = plain("convolution")._shifted(x.mT, weight, bias, document_rows(cu_seqlens), activation == "silu")
     return out.mT, None
 
 
-def chunk_rule(
-    q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False,
-    cu_seqlens=None,
-):  # fmt: skip
+def chunk_rule(q, k, v, g, beta, scale=None, *, use_qk_l2norm_in_kernel=False, cu_seqlens=None):
     rows = document_rows(cu_seqlens)
-    return recurrences.delta_rule._chunked(q, k, v, g.to(q.dtype), beta, rows, use_qk_l2norm_in_kernel), None
+    return plain("delta_rule")._chunked(q, k, v, g.to(q.dtype), beta, rows, use_qk_l2norm_in_kernel), None
 
 
-def chunk_simple_gla(
-    q, k, v, g=None, g_gamma=None, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None
-):  # fmt: skip
+def chunk_simple_gla(q, k, v, g=None, g_gamma=None, scale=None, *, cu_seqlens=None):
     assert q.shape[2] == k.shape[2] == v.shape[2]  # it has no groups
-    out = linear_recurrence(v, g.to(v.dtype), k, q, document_rows(cu_seqlens))
+    out = plain("linear_recurrence")._chunked(v, g.to(v.dtype), k, q, document_rows(cu_seqlens))
     return out * (scale or q.shape[3] ** -0.5), None
+
+
+def plain(name: str):
+    return sys.modules[f"flashtrain_kernels.recurrences.{name}"]
 
 
 @pytest.fixture
 def library(monkeypatch):
     """fla-core's modules, and tensors that it serves."""
-    for name, function in {
-        "modules.causal_conv1d": causal_conv1d,
-        "ops.gated_delta_rule": chunk_rule,
-        "ops.kda": chunk_rule,
-        "ops.simple_gla": chunk_simple_gla,
-    }.items():
+    functions = {"modules.causal_conv1d": causal_conv1d, "ops.simple_gla": chunk_simple_gla}
+    functions |= {"ops.gated_delta_rule": chunk_rule, "ops.kda": chunk_rule}
+    for name, function in functions.items():
         module = types.ModuleType(f"fla.{name}")
         module.causal_conv1d = module.chunk_gated_delta_rule = module.chunk_kda = module.chunk_simple_gla = function
         monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -209,26 +193,26 @@ def test_the_library_s_kernels_get_what_the_plain_form_computes(kind, library, m
 
 
 @pytest.mark.parametrize(
-    ("operator", "versions", "capability", "reason"),
+    ("operator", "library", "triton", "capability", "reason"),
     [
-        ("delta rule", {"fla-core": "0.6.0", "triton": "3.7.1"}, 9, None),
-        ("delta rule", {"fla-core": "0.6.0", "triton": "3.6.0"}, 9, "refuses Triton 3.6.0 on Hopper"),
-        ("state space", {"fla-core": "0.6.0", "triton": "3.4.0"}, 9, "refuses Triton 3.4.0 on Hopper"),
-        ("delta rule", {"fla-core": "0.6.0", "triton": "3.3.1"}, 9, None),
-        ("delta rule", {"fla-core": "0.6.0", "triton": "3.6.0"}, 8, None),
-        ("delta rule by channels", {"fla-core": "0.6.0", "triton": "3.6.0"}, 9, None),
-        ("convolution", {"fla-core": "0.6.0", "triton": "3.6.0"}, 9, None),
-        ("convolution", {"fla-core": "0.5.2", "triton": "3.7.1"}, 9, "fla-core is 0.5.2"),
-        ("convolution", {"triton": "3.7.1"}, 9, "fla-core is not installed"),
+        ("delta rule", "0.6.0", "3.7.1", 9, None),
+        ("delta rule", "0.6.0", "3.6.0", 9, "refuses Triton 3.6.0 on Hopper"),
+        ("decayed sum", "0.6.0", "3.4.0", 9, "refuses Triton 3.4.0 on Hopper"),
+        ("delta rule", "0.6.0", "3.3.1", 9, None),
+        ("delta rule", "0.6.0", "3.6.0", 8, None),
+        ("delta rule by channels", "0.6.0", "3.6.0", 9, None),
+        ("convolution", "0.6.0", "3.6.0", 9, None),
+        ("convolution", "0.5.2", "3.7.1", 9, "fla-core is 0.5.2"),
+        ("convolution", None, "3.7.1", 9, "fla-core is not installed"),
     ],
 )
 def test_versions_that_would_fail_in_the_first_backward_are_known_before_it(
-    operator, versions, capability, reason, monkeypatch
+    operator, library, triton, capability, reason, monkeypatch
 ):
     def version(name):
-        if name not in versions:
+        if name == "fla-core" and library is None:
             raise metadata.PackageNotFoundError(name)
-        return versions[name]
+        return library if name == "fla-core" else triton
 
     monkeypatch.setattr(fla.metadata, "version", version)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (capability, 0))

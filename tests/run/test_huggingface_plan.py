@@ -96,9 +96,9 @@ HYBRIDS = {
     "bamba": ({"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 16}, "layers of linear_attention"),
     "jamba": ({"attn_layer_period": 2, "attn_layer_offset": 0}, "layers of linear_attention"),
     "nemotron_h": ({"hybrid_override_pattern": "M-*E", "num_hidden_layers": 4}, "layers of linear_attention"),
-    "recurrent_gemma": ({"block_types": ["recurrent", "attention"]}, "layers of linear_attention"),
+    "recurrent_gemma": ({"block_types": ["recurrent", "attention"]}, "by linear_attention in 1 of 2 layers"),
     "zamba2": ({"layers_block_type": ["mamba", "hybrid"]}, "layers of linear_attention"),
-    "rwkv": ({}, "by recurrent states"),  # whose configuration says nothing; not served on one device either
+    "rwkv": ({}, "by recurrent states"),  # whose configuration says nothing
 }
 
 
@@ -106,7 +106,7 @@ HYBRIDS = {
 def test_a_hybrid_whose_devices_would_share_sequences_is_refused_by_its_configuration(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each names its layers by another entry; nothing is loaded."""
+    """Each names its layers by another entry; RecurrentGemma and RWKV are not served on one device either."""
     monkeypatch.setattr(HuggingFaceDecoder, "materialise", None)
     more, said = HYBRIDS[kind]
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}

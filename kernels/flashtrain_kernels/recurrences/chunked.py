@@ -20,14 +20,10 @@ def scores(x: Tensor, k: Tensor, g: Tensor) -> Tensor:
 
 
 def recur(q: Tensor, k: Tensor, v: Tensor, g: Tensor, begins: list[bool], erase: Tensor | None = None) -> Tensor:
-    """Return the recurrence's outputs (c, H, C, V).
+    """Return (c, H, C, V), the outputs for q, k (c, H, C, K) and v (c, H, C, V), where g are logarithms of the decays
+    summed from the chunk's begin, (c, H, C, K) or (c, H, C, 1), and `begins` says which chunks' states begin empty.
 
-    Args:
-        q, k: (c, H, C, K).
-        v: (c, H, C, V), what is written.
-        g: Logarithms of the decays, summed from the chunk's begin; (c, H, C, K), or (c, H, C, 1) for all channels.
-        begins: Whether the state is empty before each chunk.
-        erase: (c, H, C, K): what is written is v - erase S, S the state before the chunk (None: v).
+    With erase (c, H, C, K) what is written is not v but v - erase S, S the state before the chunk.
     """
     within, last = scores(q, k, g), g[:, :, -1:]
     q, k, decay = q * g.exp(), k * (last - g).exp(), last.exp().mT

@@ -1,7 +1,6 @@
-"""flash-linear-attention's kernels (package fla-core), the backend of recurrences and convolutions on a GPU.
+"""flash-linear-attention's kernels (package fla-core), which take packed documents as one row with cu_seqlens.
 
-Written after fla-core 0.6.0 and tested with functions of its signatures; no GPU has run it yet. Its kernels take packed
-documents as one row with cu_seqlens. Shapes: as in the operators' files.
+Written after fla-core 0.6.0 and tested with functions of its signatures; no GPU has run it yet.
 """
 
 from functools import cache
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from .rows import Rows
 
-# These Tritons give wrong gradients on Hopper (fla issue 640), which fla 0.6 refuses, but only in the first backward.
+# Triton gives wrong gradients on Hopper from 3.4 to 3.7.0 (fla issue 640), which fla refuses in the first backward.
 WRONG_FROM, RIGHT_FROM = (3, 4, 0), (3, 7, 1)
 GATED = ("delta rule", "decayed sum")  # the operators that it concerns
 
@@ -40,7 +39,7 @@ def unavailable(operator: str, device: torch.device) -> str | None:
 
 
 def short_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows, silu: bool) -> Tensor:
-    """Compute what convolution.short_convolution describes."""
+    """Compute convolution.short_convolution."""
     from fla.modules.causal_conv1d import causal_conv1d
 
     given = _one_row(x.mT), weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
@@ -49,17 +48,17 @@ def short_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows
 
 
 def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, rows: Rows, normalize: bool) -> Tensor:
-    """Compute what delta_rule.gated_delta_rule describes."""
-    if g.dim() == 3:
-        from fla.ops.gated_delta_rule import chunk_gated_delta_rule as run
-    else:
-        from fla.ops.kda import chunk_kda as run
+    """Compute delta_rule.gated_delta_rule."""
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+    from fla.ops.kda import chunk_kda
+
+    run = chunk_gated_delta_rule if g.dim() == 3 else chunk_kda
     given = map(_one_row, (q, k, v, g.float(), beta))
     return run(*given, use_qk_l2norm_in_kernel=normalize, cu_seqlens=rows.bounds)[0].view(v.shape)
 
 
 def decayed_sum(v: Tensor, g: Tensor, k: Tensor, q: Tensor, rows: Rows) -> Tensor:
-    """Compute what linear_recurrence.decayed_sum describes."""
+    """Compute linear_recurrence.decayed_sum."""
     from fla.ops.simple_gla import chunk_simple_gla
 
     k, q = (x.repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (k, q))  # it has no groups

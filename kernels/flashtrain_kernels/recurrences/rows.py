@@ -14,14 +14,14 @@ from torch import Tensor
 class Chunks(NamedTuple):
     """Tokens in chunks that never cross a document: its last one ends in slots of zeros, which change no state."""
 
-    tokens: Tensor  # (c * C,) int64, the token in each slot; T in slots of zeros
+    size: int  # C
     slots: Tensor  # (T,) int64, the slot of each token
     begins: list[bool]  # whether a document begins with each chunk
 
     def split(self, x: Tensor) -> Tensor:
         """Return x (B, S, ...) as (c, C, ...)."""
-        flat = torch.cat((x.flatten(0, 1), x.new_zeros(1, *x.shape[2:])))
-        return flat[self.tokens].unflatten(0, (len(self.begins), -1))
+        zeros = x.new_zeros(len(self.begins) * self.size, *x.shape[2:])
+        return zeros.index_copy(0, self.slots, x.flatten(0, 1)).unflatten(0, (-1, self.size))
 
     def join(self, x: Tensor, like: Tensor) -> Tensor:
         """Return x (c, C, ...) as (B, S, ...), with the B and S of `like`."""
@@ -48,14 +48,12 @@ class Rows:
     def chunks(self, size: int) -> Chunks:
         """Return the tokens in chunks of `size`; the first call for a size synchronizes the device."""
         if size not in self._chunks:
-            lengths, total = self.bounds.diff(), len(self.since)
+            lengths = self.bounds.diff()
             counts = (lengths + size - 1) // size
             first = counts.cumsum(0) - counts  # each document's first chunk
+            begins = torch.zeros(int(counts.sum()), dtype=torch.bool, device=first.device).index_fill(0, first, True)
             slots = first.repeat_interleave(lengths) * size + self.since
-            begins = torch.zeros(int(counts.sum()), dtype=torch.bool, device=slots.device).index_fill(0, first, True)
-            tokens = slots.new_full((len(begins) * size,), total)
-            tokens[slots] = torch.arange(total, device=slots.device)
-            self._chunks[size] = Chunks(tokens, slots, begins.tolist())
+            self._chunks[size] = Chunks(size, slots, begins.tolist())
         return self._chunks[size]
 
 
