@@ -131,7 +131,7 @@ def head_dim_of(config: Any) -> int:
 
 def heads_of(config: Any) -> int:
     """Return a configuration's number of heads; without attention those of the recurrence, or 1 (Mamba)."""
-    return int(getattr(config, "num_attention_heads", None) or getattr(config, "num_heads", 1))
+    return getattr(config, "num_attention_heads", None) or int(getattr(config, "num_heads", 1))
 
 
 def each_config(config: Any, count: int) -> Sequence[Any]:

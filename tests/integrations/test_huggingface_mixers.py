@@ -95,6 +95,12 @@ def of_own_configuration(kind: str, **options):
     return huggingface_model.transformers_decoder(config=kind, changes=hybrid_models.CONFIGS[kind], **options)
 
 
+def test_a_saved_configuration_is_read_as_it_was_written_with_its_infinite_steps(tmp_path):
+    hybrid("bamba").config.save_pretrained(tmp_path)
+    read = huggingface_model.transformers_decoder(config=str(tmp_path)).config
+    assert list(read.time_step_limit) == [0.0, float("inf")]
+
+
 @pytest.mark.parametrize("packed", [True, False])
 def test_an_adapter_of_out_proj_learns_though_mamba_ssm_s_fused_call_reads_its_weight(packed, monkeypatch):
     module = sys.modules[type(hybrid("bamba")).__module__]
