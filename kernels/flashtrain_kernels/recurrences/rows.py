@@ -60,13 +60,12 @@ class Rows:
 def in_full_precision(operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Make an operator compute in float32 (float64 stays), also under autocast; it returns its first input's dtype."""
 
+    def wide(x: Any) -> Any:
+        return x.to(torch.promote_types(x.dtype, torch.float32)) if isinstance(x, Tensor) else x
+
     @wraps(operator)
     def computed(*given: Any) -> Tensor:
         with torch.autocast(given[0].device.type, enabled=False):
-            return operator(*map(_wide, given)).to(given[0].dtype)
+            return operator(*map(wide, given)).to(given[0].dtype)
 
     return computed
-
-
-def _wide(x: Any) -> Any:
-    return x.to(torch.promote_types(x.dtype, torch.float32)) if isinstance(x, Tensor) else x
