@@ -124,3 +124,10 @@ def test_an_adapter_of_a_weight_that_a_mixer_reads_is_refused_and_all_linear_pas
     model = of_own_configuration(kind, lora={"r": 2, "target_modules": "all-linear"})
     assert model.adapters
     assert not any(name.endswith(f".{target}") for name, _ in model.adapters)
+
+
+def test_frozen_decays_stay_float32_beside_frozen_matrices_in_bfloat16():
+    model = of_own_configuration("bamba", lora={"r": 2, "target_modules": ["in_proj"]})
+    model.keep_in("bf16-mixed")
+    dtypes = {name.rpartition(".")[2]: one.dtype for name, one in model.named_parameters() if ".mamba." in name}
+    assert (dtypes["A_log"], dtypes["dt_bias"], dtypes["D"]) == (torch.float32, torch.float32, torch.bfloat16)
