@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from flashtrain.errors import UserError
+from flashtrain.models.mixer import DECAYS
 from flashtrain.models.trainable import inner
 
 DATA_PARALLEL = "data_parallel"  # the mesh dimension's name, which is Lightning's
@@ -32,7 +34,7 @@ def shard(
         device_mesh: Lightning's (`self.device_mesh` under ModelParallelStrategy), whose dimension data_parallel is
             used.
         precision: Lightning's name. The mixed ones gather weights and compute in bf16 or fp16, and reduce gradients in
-            float32.
+            float32. Mixers with decays (DECAYS) are gathered in float32, each by itself.
         blocks: the submodules that are gathered, used and freed in turn; None: `module.blocks`, or a transformers
             model's layers. The rest (embeddings, final norm) is gathered as one.
         group_bytes: consecutive blocks are gathered in groups of at least so many bytes, a smaller model whole; 0: each
@@ -48,6 +50,9 @@ def shard(
         blocks = known_blocks(module)
     computed = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)
     policy = MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=None if computed is None else torch.float32)
+    for part in module.modules() if computed is not None else ():
+        if DECAYS & dict(part.named_parameters(recurse=False)).keys():  # FSDP2 has one dtype a module: gather it whole
+            fully_shard(part, mesh=device_mesh[DATA_PARALLEL], mp_policy=replace(policy, param_dtype=None))
     parts: list[Any] = [*groups_of(module, blocks, computed, group_bytes), module]
     for part in parts:
         fully_shard(part, mesh=device_mesh[DATA_PARALLEL], mp_policy=policy)

@@ -15,6 +15,7 @@ from flashtrain.errors import UserError, first_line
 from flashtrain.integrations.huggingface_context import share_inputs
 from flashtrain.integrations.huggingface_layers import body_of
 from flashtrain.integrations.huggingface_masks import AttentionMask
+from flashtrain.integrations.huggingface_mixers import served
 from flashtrain_kernels.arguments import MAX_HEAD_DIM
 
 # transformers sets any registered name on any model, which then gets our masks. A model with attention of its own
@@ -63,7 +64,7 @@ def attention_calls(model_class: Any, config: Any) -> tuple[int | None, str | No
 
 
 def check_architecture(model: Any, layers: Sequence[nn.Module], path: str, *, ours: bool = True) -> None:
-    """Raise UserError unless every layer of a decoder mixes tokens only by the registered attention.
+    """Raise UserError unless every layer mixes tokens by the registered attention, or as a served hybrid's.
 
     Args:
         model: The decoder.
@@ -72,12 +73,13 @@ def check_architecture(model: Any, layers: Sequence[nn.Module], path: str, *, ou
         ours: Whether the registered attention is ours, not one of transformers.
     """
     calls, unserved = attention_calls(type(model), model.config)
-    if calls is not None and (calls == 0 or calls % len(layers)):
+    hybrid = served(type(model))
+    if calls is not None and not hybrid and (calls == 0 or calls % len(layers)):
         raise UserError(
             f"{path}: a forward of {type(model).__name__} calls transformers' registered attention {calls} times in "
             f"{len(layers)} layers: expected a model whose every layer is such attention."
         )
-    if "position_ids" not in inspect.signature(body_of(model)[1].forward).parameters:
+    if not hybrid and "position_ids" not in inspect.signature(body_of(model)[1].forward).parameters:
         ours, unserved = True, "takes no position_ids, so that packed documents would be read as one"
     if unserved is not None and (ours or calls is None):
         raise UserError(f"{path}: {type(model).__name__} {unserved}.")

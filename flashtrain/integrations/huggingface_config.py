@@ -35,13 +35,14 @@ def read_config(path: str, changes: Mapping[str, Any], setting: str = "model.pat
     Raises:
         UserError: The model is not a decoder of transformers, or `changes` names an unknown entry.
     """
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PreTrainedConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as DECODERS
 
     where = Path(path).expanduser()
     shapes = {} if where.suffix == ".json" or where.exists() else published_shapes()
     where = where / CONFIG if where.is_dir() else where
     content = shapes.get(path, {"model_type": path}) if shapes else read_json(where)
+    content = PreTrainedConfig._decode_special_floats(content)  # infinite steps of Mamba-2: {"__float__": "Infinity"}
     kind: Any = content.get("model_type")
     if kind not in DECODERS:  # a model's own code (auto_map) is never run
         raise unknown(

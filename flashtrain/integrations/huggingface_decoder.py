@@ -25,14 +25,17 @@ from flashtrain.errors import UserError
 from flashtrain.integrations import huggingface_folder as folders
 from flashtrain.integrations.huggingface_layers import Layer, body_of, decoder_layers, first_position
 from flashtrain.integrations.huggingface_loss import balance_of, head_of
+from flashtrain.integrations.huggingface_mixers import serve_mixers, served, using
 from flashtrain.integrations.huggingface_specs import HuggingFaceShape, flops_per_token, shape_of
 from flashtrain.models.activation_checkpointing import MemorySavings
+from flashtrain.models.mixer import DECAYS
 from flashtrain.models.sharded_sequence import next_positions, sharded_sequence
 from flashtrain.models.trainable import Trainable
 from flashtrain_kernels import Mask, linear_cross_entropy
 from flashtrain_kernels.environment import autocast_dtype
 from flashtrain_kernels.loss_head import IGNORED
 from flashtrain_kernels.masks import HIGH, LOW
+from flashtrain_kernels.recurrences import Rows
 
 BLOCKS_OF_4_BITS = 64 * 256  # torchao quantizes blocks of 64 numbers, and their scales in blocks of 256
 
@@ -69,6 +72,9 @@ class HuggingFaceDecoder(Trainable):
         self.blocks = decoder_layers(module)
         self.layers = [Layer(block) for block in self.blocks]
         self.head = head_of(module)
+        self.mixes = served(type(module))
+        if self.mixes:
+            serve_mixers(type(module))
         self.balance, self.first = balance_of(module), first_position(module)
         for layer in self.layers if self.balance is not None else []:
             if layer.feed_forward is not None:
@@ -138,8 +144,8 @@ class HuggingFaceDecoder(Trainable):
         # Frozen weights are never updated, so that bfloat16 suffices for them in mixed precision.
         trained = {"bf16-true": torch.bfloat16, "16-true": torch.float16, "64-true": torch.float64}.get(precision)
         frozen = torch.bfloat16 if precision == "bf16-mixed" else trained
-        for one in self.parameters():
-            dtype = trained if one.requires_grad else frozen
+        for name, one in self.named_parameters():
+            dtype = trained if one.requires_grad or name.rpartition(".")[2] in DECAYS else frozen
             if dtype is not None and one.is_floating_point():
                 one.data = one.data.to(dtype)
 
@@ -195,13 +201,18 @@ class HuggingFaceDecoder(Trainable):
     ) -> Tensor:
         """Return logits (B, S, V) for the token after each of tokens (B, S); other arguments: see Decoder.forward."""
         options = {} if positions is None else {"position_ids": self._positions(tokens, positions)}
-        return self.module(
-            input_ids=tokens,
-            past_key_values=cache,
-            use_cache=cache is not None,
-            logits_to_keep=int(last_only),
-            **options,
-        ).logits
+        with using(self._rows(options.get("position_ids"))):
+            return self.module(
+                input_ids=tokens,
+                past_key_values=cache,
+                use_cache=cache is not None,
+                logits_to_keep=int(last_only),
+                **options,
+            ).logits
+
+    def _rows(self, positions: Tensor | None) -> Rows | None:
+        """The documents within which a hybrid's recurrences and convolutions compute."""
+        return Rows(positions) if self.mixes and positions is not None and not positions.is_meta else None
 
     def _positions(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
         """The model's numbers of positions (B, S) that count from 0, by default those of the tokens in their rows."""
@@ -227,7 +238,9 @@ class HuggingFaceDecoder(Trainable):
             _check_mask(mask, positions)
         # With an unknown head the model computes all logits itself.
         computing = self.module if self.head is None else body_of(self.module)[1]
-        found = computing(input_ids=tokens, position_ids=self._positions(tokens, positions), use_cache=False)
+        numbers = self._positions(tokens, positions)
+        with using(self._rows(numbers)):
+            found = computing(input_ids=tokens, position_ids=numbers, use_cache=False)
         if self.head is None:
             logits = found.logits.to(torch.promote_types(found.logits.dtype, torch.float32))
             how = "none" if reduction == "none" else "sum"

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from flashtrain.errors import UserError
+from flashtrain.integrations.huggingface_mixers import RUNNING, using
 from flashtrain.models.activation_checkpointing import MemorySavings, checkpointed
 from flashtrain.models.feed_forward import are_plain, chunked_feed_forward
 
@@ -103,10 +104,13 @@ class Layer:
         if self.settle is not None and "attention_mask" in named:
             named["attention_mask"] = self.settle(named["attention_mask"], hidden_states, named)
 
+        rows = RUNNING.get()
+
         def again(x: Tensor) -> Any:
             if self.feed_forward is not None:  # other calls may have changed it
                 self.feed_forward.expect(x.shape[:-1].numel())
-            return self.compute(x, *rest, **named)
+            with using(rows):
+                return self.compute(x, *rest, **named)
 
         if self.savings.checkpointing == "none" or not torch.is_grad_enabled():
             return again(hidden_states)

@@ -18,6 +18,7 @@ from flashtrain.integrations.huggingface_attention import register_with_transfor
 from flashtrain.integrations.huggingface_config import read_config
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.integrations.huggingface_layers import decoder_layers
+from flashtrain.integrations.huggingface_mixers import READ_WEIGHTS, served
 from flashtrain.integrations.huggingface_specs import head_dim_of, states_of
 from flashtrain.integrations.weight_files import CONFIG
 from flashtrain.models.rope_scaling import RopeScaling
@@ -78,7 +79,7 @@ def transformers_decoder(
             f"{CONFIG} of model_type {described.get_text_config().model_type}."
         )
     kind: Any = transformers.AutoModelForCausalLM._model_mapping[type(described)]
-    if states := states_of(kind, described):
+    if not served(kind) and (states := states_of(kind, described)):
         raise UserError(
             f"{given}: {kind.__name__} mixes tokens by {states}, which does not support packed documents and context "
             "parallelism: expected a model whose every layer is attention."
@@ -120,11 +121,14 @@ def _add_adapters(module: Any, lora: Mapping[str, Any], name: str) -> None:
     with needs_package("model.adapter=lora", "peft", "hub"):
         from peft import LoraConfig, __version__
     module.name_or_path = name  # the base model that saved adapters name
-    # Phi-MoE's and Llama 4's routers are nn.Linear, but return tuples, which peft's layers do not.
-    routers = [n for n, one in module.named_modules() if isinstance(one, nn.Linear) and "Router" in type(one).__name__]
-    known = [(name, getattr(one, "weight", None)) for name, one in module.named_modules() if name not in routers]
+    # Phi-MoE's and Llama 4's routers are nn.Linear, but return tuples, which peft's layers do not. Adapters of weights
+    # that a mixer reads, without calling their layers, would get no gradient.
+    read = READ_WEIGHTS if served(type(module)) else ()
+    excluded = [n for n, one in module.named_modules() if isinstance(one, nn.Linear) and "Router" in type(one).__name__]
+    excluded += [name for name, _ in module.named_modules() if name.rpartition(".")[2] in read]
+    known = [(name, getattr(one, "weight", None)) for name, one in module.named_modules() if name not in excluded]
     matrices = [name for name, weight in known if weight is not None and weight.dim() > 1]
-    config, refusal = LoraConfig(task_type="CAUSAL_LM", exclude_modules=routers or None, **lora), None
+    config, refusal = LoraConfig(task_type="CAUSAL_LM", exclude_modules=excluded or None, **lora), None
     try:
         module.add_adapter(config)
     except ValueError as error:
@@ -166,7 +170,7 @@ def _stretch(
         for name, value in (("rope_base", base), ("rope_factor", factor)):
             if value is not None:
                 raise UserError(f"model.{name}={value:g} needs rotary positions, but {path} has none.")
-        return None
+        return context if served(type(config)) else None  # these hybrids have no positions at all
     kinds = [one for one in rotary.values() if isinstance(one, dict)] or [rotary]
     scaled = sorted({one.get("rope_type", "default") for one in kinds} - {"default"})
     if factor is not None and scaled and not older:

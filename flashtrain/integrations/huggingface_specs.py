@@ -18,13 +18,15 @@ from torch import Tensor, nn
 from flashtrain.integrations.huggingface_layers import body_of, decoder_layers, feed_forward_of, gated_matrices
 from flashtrain.models.attention_spec import AttentionSpec
 from flashtrain.models.layer_spec import ExpertsSpec, FeedForwardSpec, LayerSpec
-from flashtrain.models.mixer import MixerSpec
+from flashtrain.models.mixer import MixerMemory, MixerSpec
 from flashtrain.models.trainable import DecoderShape
 
 WINDOWED, CHUNKED = "sliding_attention", "chunked_attention"
 ATTENTIONS = ("attention", "full_attention", WINDOWED, CHUNKED)  # entries of layer_types that are attention alone
 # Those by which a state passes from token to token, alone or beside attention; "mamba" and "recurrent" are older names.
 STATES = ("linear_attention", "mamba", "recurrent", "conv", "hybrid", "hybrid_sliding")
+FEED_FORWARDS = ("mlp", "moe")  # layers that are a feed-forward alone, beside which others are a mixer alone
+CHUNK = 64  # tokens; of flash-linear-attention's kernels
 GATES = {"gate_proj", "gate_up_proj", "w3"}  # the further matrix of a gated feed-forward
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
@@ -47,14 +49,36 @@ class OtherSpec:
     def flops(self, context: int) -> float:
         return math.nan
 
-    def memory(self, **sizes: Any) -> None:
+    def memory(self, **sizes: Any) -> MixerMemory | None:
         return None
 
 
+@dataclass(frozen=True)
 class StateSpec(OtherSpec):
-    """A mixer of one of STATES: a recurrence or a convolution, alone or beside attention in the same layer."""
+    """A mixer of one of STATES: a recurrence or a convolution, alone or beside attention in the same layer.
 
-    crosses_devices: ClassVar[str | None] = None  # its module neither passes states on to devices nor resets them
+    Its memory is that of flash-linear-attention's kernels, which was not measured yet.
+    """
+
+    state: int = 0  # numbers of all heads' states
+    products: int = 0  # FLOPs of a token's forward for each of them
+    inputs: int = 0  # numbers of a token that the backward needs: projections, convolution, inverses of chunks
+    inner: int = 0  # width of the recurrence's result
+    beside: AttentionSpec | None = None
+
+    def flops(self, context: int) -> float:
+        return 3.0 * self.products * self.state + (self.beside.flops(context) if self.beside else 0.0)
+
+    def memory(self, **sizes: Any) -> MixerMemory | None:
+        each = sizes["activation"]
+        own = MixerMemory(
+            inputs=self.inputs * each,
+            result=2 * self.inner * each,  # gated and normed too
+            gradients=self.inner * each,
+            sums=4 * self.state / CHUNK + 6 * self.inner,  # states at chunks and their gradients; those of what is read
+        )
+        both = (own, self.beside.memory(**sizes)) if self.beside else (own,)
+        return MixerMemory(*map(sum, zip(*both, strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +108,7 @@ def shape_of(module: Any) -> HuggingFaceShape:
     """Return what a transformers decoder is made of."""
     config, layers = module.config.get_text_config(), decoder_layers(module)
     inside = sum(one.numel() for layer in layers for one in layer.parameters())
-    heads = config.num_attention_heads
+    heads = heads_of(config)
     return HuggingFaceShape(
         vocab_size=config.vocab_size,
         context=getattr(config, "max_position_embeddings", None) or 2**31 - 1,
@@ -102,9 +126,12 @@ def shape_of(module: Any) -> HuggingFaceShape:
 
 def head_dim_of(config: Any) -> int:
     """Return the dimension of a configuration's heads, the largest where it differs between layers (Gemma 4)."""
-    return max(
-        getattr(one, "head_dim", None) or one.hidden_size // one.num_attention_heads for one in each_config(config, 1)
-    )
+    return max(getattr(one, "head_dim", None) or one.hidden_size // heads_of(one) for one in each_config(config, 1))
+
+
+def heads_of(config: Any) -> int:
+    """Return a configuration's number of heads; without attention those of the recurrence, or 1 (Mamba)."""
+    return getattr(config, "num_attention_heads", None) or int(getattr(config, "num_heads", 1))
 
 
 def each_config(config: Any, count: int) -> Sequence[Any]:
@@ -118,9 +145,13 @@ def layers_of(module: Any) -> tuple[LayerSpec, ...]:
     rotary = learned_positions(module) is None
     rotated = getattr(config, "no_rope_layers", None) or [1] * len(layers)  # 1: it has rotary positions (SmolLM3)
     kinds = kinds_of(config) or [WINDOWED] * len(layers)  # without layer_types a window is every layer's (Mistral)
+    apart = any(kind in FEED_FORWARDS for kind in kinds)  # Nemotron-H
     parts = zip(each_config(config, len(layers)), kinds, layers, rotated, strict=True)
     return tuple(
-        LayerSpec(mixer_of(own, kind, layer, rotary=rotary and bool(rotates)), feed_forward_spec(own, layer))
+        LayerSpec(
+            mixer_of(own, kind, layer, rotary=rotary and bool(rotates)),
+            FeedForwardSpec(0) if apart and kind not in FEED_FORWARDS else feed_forward_spec(own, layer),
+        )
         for own, kind, layer, rotates in parts
     )
 
@@ -141,9 +172,14 @@ def states_of(kind: type, config: Any) -> str:
 
 def mixer_of(config: Any, kind: str, layer: nn.Module, *, rotary: bool) -> MixerSpec:
     """Return the mixer of a layer of this kind."""
+    if kind in FEED_FORWARDS:
+        return StateSpec(kind)
+    if kind in STATES:
+        both = kind.startswith("hybrid")
+        return state_of(kind, layer, mixer_of(config, ATTENTIONS[0], layer, rotary=rotary) if both else None)
     if kind not in ATTENTIONS:
-        return (StateSpec if kind in STATES else OtherSpec)(kind)
-    heads = config.num_attention_heads
+        return OtherSpec(kind)
+    heads = heads_of(config)
     named = {name.rpartition(".")[2] for name, _ in (*layer.named_modules(), *layer.named_parameters())}
     normed = any("norm" in name and name.startswith(("q", "k")) for name in named)
     latent = getattr(config, "qk_head_dim", None)  # of multi-head latent attention (DeepSeek), with values of another
@@ -158,6 +194,33 @@ def mixer_of(config: Any, kind: str, layer: nn.Module, *, rotary: bool) -> Mixer
     if kind == CHUNKED:
         return replace(attention, chunk=getattr(config, "attention_chunk_size", None))
     return replace(attention, window=getattr(config, "sliding_window", None)) if kind == WINDOWED else attention
+
+
+def state_of(kind: str, layer: nn.Module, beside: Any) -> MixerSpec:
+    """Return the recurrence or convolution of a layer, by the names of its sizes in transformers' modules."""
+    mixes = [one for one in layer.modules() if any(isinstance(part, nn.Conv1d) for part in one.children())]
+    mixes = mixes or [one for one in layer.modules() if hasattr(one, "slope_rate")]
+    if not mixes:
+        return OtherSpec(kind)
+    products = state = inverses = 0
+    match vars(mixes[0]):
+        case {"num_v_heads": heads, "head_k_dim": keys, "head_v_dim": values}:  # gated delta rule
+            products, state, inverses = 6, heads * keys * values, CHUNK * heads
+        case {"ssm_state_size": size, "num_heads": heads, "head_dim": width}:  # Mamba-2
+            products, state = 4, heads * width * size
+        case {"ssm_state_size": size, "intermediate_size": width}:  # Mamba-1
+            products, state = 9, width * size
+        case {"num_heads": heads, "head_dim": width}:  # Kimi's delta attention
+            products, state, inverses = 6, heads * width**2, 2 * CHUNK * heads
+        case {"num_attention_heads": heads, "head_dim": width, "block_size": _}:  # lightning attention
+            products, state = 4, heads * width**2
+    widths = inner = 0
+    for name, part in mixes[0].named_modules():
+        if name.startswith(("out_proj", "o_proj")) and isinstance(part, nn.Linear) and "lora_" not in name:
+            inner = part.in_features
+        elif isinstance(part, nn.Linear | nn.Conv1d):
+            widths += part.out_features if isinstance(part, nn.Linear) else part.out_channels
+    return StateSpec(kind, state, products, widths + inverses, inner, beside)
 
 
 def feed_forward_spec(config: Any, layer: nn.Module) -> FeedForwardSpec:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
+DECAYS = {"A_log", "dt_bias"}  # parameters of recurrences, which mixed precision leaves in float32
 Rotary = Callable[[int], nn.Module]  # head dimension -> the module that rotates queries and keys
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from functools import partial
 
+import hybrid_models
 import pytest
 import torch
 import torch.distributed as dist
@@ -142,6 +143,19 @@ def test_gradients_of_a_sharded_model_are_clipped_by_the_same_norm(mesh):
         norms.append((norm.item(), clip_gradients(model, None).item()))
     assert norms[1] == pytest.approx(norms[0], rel=1e-6)
     assert norms[1][1] == pytest.approx(0.1, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "kimi_linear", "bamba", "jamba"])
+def test_mixed_precision_does_not_round_the_decays_of_a_recurrence(mesh, kind):
+    model, seen = hybrid_models.decoder(kind, torch.float32), []
+    owner = next(one for one in model.modules() if "A_log" in dict(one.named_parameters(recurse=False)))
+    exact = owner.A_log.detach().clone()
+    shard(model, mesh, "bf16-mixed")
+    owner.register_forward_pre_hook(lambda *_: seen.append(owner.A_log.detach().clone()))
+    with torch.autocast("cpu", torch.bfloat16):
+        model.loss(tokens(), tokens(), positions=torch.arange(9).expand(4, 9)).backward()
+    assert torch.equal(seen[0], exact)
+    assert owner.A_log.grad.dtype == torch.float32
 
 
 def test_mixed_precision_computes_in_bf16_and_keeps_float32_weights_and_gradients(mesh):

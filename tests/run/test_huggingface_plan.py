@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
+from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.tasks.batching import Batching, choose_batching
 from flashtrain.tasks.decoders import make_model
 from flashtrain.tasks.language.plan import plan_language
@@ -90,42 +90,55 @@ def test_a_plan_says_what_would_be_trained_and_reads_no_weights(config: Path) ->
 
 
 HYBRIDS = {
-    "lfm2": ({"layer_types": ["conv", "full_attention"]}, "by conv in 1 of 2 layers"),
-    "qwen3_next": ({"full_attention_interval": 2, "head_dim": 8}, "by linear_attention in 1 of 2 layers"),
-    "falcon_h1": ({"head_dim": 8}, "by hybrid in 2 of 2 layers"),
-    "bamba": (
-        {"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 16},
-        "by linear_attention in 1 of 2 layers",
-    ),
-    "jamba": ({"attn_layer_period": 2, "attn_layer_offset": 0}, "by linear_attention in 1 of 2 layers"),
-    "nemotron_h": (
-        {"hybrid_override_pattern": "M-*E", "num_hidden_layers": 4},
-        "by linear_attention in 1 of 4 layers",
-    ),
+    "lfm2": ({"layer_types": ["conv", "full_attention"]}, "layers of conv"),
+    "qwen3_next": ({"full_attention_interval": 2, "head_dim": 8}, "layers of linear_attention"),
+    "falcon_h1": ({"head_dim": 8}, "layers of hybrid"),
+    "bamba": ({"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 16}, "layers of linear_attention"),
+    "jamba": ({"attn_layer_period": 2, "attn_layer_offset": 0}, "layers of linear_attention"),
+    "nemotron_h": ({"hybrid_override_pattern": "M-*E", "num_hidden_layers": 4}, "layers of linear_attention"),
     "recurrent_gemma": ({"block_types": ["recurrent", "attention"]}, "by linear_attention in 1 of 2 layers"),
-    "zamba2": ({"layers_block_type": ["mamba", "hybrid"]}, "by linear_attention in 1 of 2 layers, hybrid in 1 of 2"),
+    "zamba2": ({"layers_block_type": ["mamba", "hybrid"]}, "layers of linear_attention"),
     "rwkv": ({}, "by recurrent states"),  # whose configuration says nothing
 }
 
 
 @pytest.mark.parametrize("kind", HYBRIDS)
-def test_a_hybrid_is_refused_by_its_configuration_alone(
+def test_a_hybrid_whose_devices_would_share_sequences_is_refused_by_its_configuration(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each names its layers by another entry; no module is built, and nothing is loaded."""
-    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_config", None)
+    """Each names its layers by another entry; RecurrentGemma and RWKV are not served on one device either."""
+    monkeypatch.setattr(HuggingFaceDecoder, "materialise", None)
     more, said = HYBRIDS[kind]
-    sizes = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "vocab_size": 61,
-    }
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **sizes, "num_key_value_heads": 2, **more}))
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = {"model_type": kind, **sizes, "vocab_size": 50304, "num_key_value_heads": 2, **more}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     settings = settings_of(tmp_path, "trainer.devices=2", "trainer.strategy=context_parallel")
     with pytest.raises(UserError, match=said):
         plan_language(settings, H200)
+
+
+QWEN3_NEXT = {
+    **{"model_type": "qwen3_next", "num_hidden_layers": 4, "num_experts": 8, "vocab_size": 50304},
+    "max_position_embeddings": 32768,
+}
+
+
+def test_a_plan_counts_layers_of_a_state_by_their_recurrence(tmp_path: Path) -> None:
+    """Sizes of Qwen3-Next: 32 value heads with states of 128 x 128, 16 query and key heads; attention of 16 x 256."""
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_NEXT))
+    settings = settings_of(tmp_path, "trainer.micro_batch=1")
+    with torch.device("meta"):
+        model = make_model(settings.model, vocab_size=50257, context=settings.context, attention="flash")
+    *states, attention = (layer.mixer for layer in model.shape.layers)
+    assert [state.flops(32768) for state in states] == [3 * 6 * 32 * 128 * 128] * 3  # whatever the context
+    assert attention.flops(32768) == 12 * 16 * 256 * 32768 / 2
+    assert model.flops_per_token(32768) - model.flops_per_token(2) == attention.flops(32768) - attention.flops(2)
+    memory = states[0].memory(tokens=32768, context=32768, activation=2, attention="flash")
+    keys, values, beta_and_decay, inverse = 2 * 16 * 128, 32 * 128, 2 * 32, 64 * 32
+    assert memory.inputs + memory.result == 2 * (2 * (keys + values) + 3 * values + beta_and_decay + inverse)
+    lines = plan_language(settings, H200)
+    assert "time:" in lines
+    assert "memory:" in lines
 
 
 def test_layers_of_unknown_flops_give_no_time_and_no_mfu(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytorch_lightning as pl
 import torch
 import transformers
 from forked_commands import run
+from hybrid_models import CONFIGS
 from tiny_runs import TINY, TinyRuns
 
 from flashtrain import registry
@@ -101,6 +102,18 @@ def test_a_run_learns_and_its_row_names_the_model(trained: Path) -> None:
     assert (row["status"], row["model"], row["steps"]) == ("finished", "tiny-llama", 6)
     assert row["train_loss"] < row["train_loss_first"]
     assert row["validation_loss"] < row["train_loss_first"]
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "nemotron_h"])
+def test_a_hybrid_trains_on_packed_documents(runs: TinyRuns, kind: str, tmp_path: Path) -> None:
+    config = {"model_type": kind, **CONFIGS[kind], "vocab_size": 264}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    status, folder = runs.run(
+        f"packed-{kind}", "model.path=null", f"model.config={tmp_path}", "data.tokenizer=bytes",
+        "data.document_mask=true", "trainer.steps=2", "memory.activation_checkpointing=full",
+    )  # fmt: skip
+    row = summary(folder)
+    assert (status, row["status"], row["steps"]) == (0, "finished", 2)
 
 
 class SignalAt(pl.Callback):

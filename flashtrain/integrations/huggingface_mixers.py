@@ -1,0 +1,139 @@
+"""Recurrences and convolutions of transformers' hybrids on packed rows: no document sees another.
+
+transformers masks packed documents in attention alone. Its hybrids call their other functions by name in their module,
+where these are replaced by ones that know the rows of the running forward (RUNNING); other calls get the original.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from flashtrain.announce import say
+from flashtrain_kernels import recurrences
+from flashtrain_kernels.recurrences import Rows, fla
+
+READ_WEIGHTS = ("conv", "conv1d", "dt_proj")  # layers whose weights mixers read without calling them
+
+# The rows of the forward that runs in this thread; None outside of one.
+RUNNING: ContextVar[Rows | None] = ContextVar("rows", default=None)
+
+
+@contextmanager
+def using(rows: Rows | None) -> Iterator[None]:
+    """Compute with these rows: in a forward, and in its recomputation, which autograd runs in a thread of its own."""
+    token = RUNNING.set(rows)
+    try:
+        yield
+    finally:
+        RUNNING.reset(token)
+
+
+def served(kind: type) -> bool:
+    """Whether a class of transformers is of a hybrid whose packed documents are kept apart."""
+    return kind.__module__.split(".")[-2] in FAMILIES
+
+
+def serve_mixers(kind: type) -> None:
+    """Make the recurrences and convolutions of a served hybrid's class compute within documents."""
+    module = sys.modules[kind.__module__]
+    for name, (of_rows, operator) in FUNCTIONS.items():
+        owner_name, _, attribute = name.rpartition(".")
+        owner = getattr(module, owner_name, None) if owner_name else module
+        original = getattr(owner, attribute, None)
+        if original is None or hasattr(original, "of_rows"):
+            continue
+        setattr(owner, attribute, _within_documents(original, of_rows))
+        reason = fla.unavailable(operator, torch.device("cuda")) if operator and torch.cuda.is_available() else None
+        if reason is not None:
+            say(f"{kind.__name__} computes its {operator} in plain torch, which is slow: {reason}")
+
+
+def _within_documents(original: Callable[..., Any], of_rows: Callable[..., Any]) -> Callable[..., Any]:
+    """`original` outside of a forward with packed rows, in which of_rows(rows, *arguments) is called."""
+
+    @torch.compiler.disable  # rows would become inputs of the graph, and be guarded by their values
+    @wraps(original)
+    def dispatched(*args: Any, **named: Any) -> Any:
+        rows = RUNNING.get()
+        if rows is None or not (rows.packed or of_rows is _unfused):
+            return original(*args, **named)
+        return of_rows(rows, *args, **named)
+
+    dispatched.of_rows, dispatched.original = of_rows, original
+    return dispatched
+
+
+def _convolution(rows: Rows, x: Tensor, weight: Tensor, bias: Any = None, activation: Any = None, **_: Any) -> Tensor:
+    silu = {None: False, "silu": True, "swish": True}[activation]  # others are in no model
+    return recurrences.short_convolution(x, weight, bias, rows, silu=silu)
+
+
+def _delta_rule(rows: Rows, q: Tensor, k: Tensor, v: Tensor, *, g: Tensor, beta: Tensor, **given: Any) -> Any:
+    normalize = given["use_qk_l2norm_in_kernel"]
+    return recurrences.gated_delta_rule(q, k, v, g, beta, rows, normalize=normalize), None  # no final state
+
+
+def _state_space(rows: Rows, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **given: Any) -> Tensor:
+    dt = F.softplus(dt + given["dt_bias"]).clamp(*given["dt_limit"])
+    return recurrences.state_space(x, dt, A, B, C, rows, given["D"])
+
+
+def _selective_scan(rows: Rows, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **given: Any) -> Tensor:
+    dt = F.softplus(dt + given["delta_bias"][:, None])
+    return recurrences.selective_scan(x, dt, A, B, C, rows, given["D"]) * F.silu(given["z"])
+
+
+def _lightning(rows: Rows, layer: Any, hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+    """MiniMaxLightningAttention.forward, which has its recurrence inline."""
+    qkv = layer.act_fn(layer.qkv_proj(hidden_states)).unflatten(2, (layer.num_attention_heads, -1))
+    q, k, v = qkv.split(layer.head_dim, 3)
+    out = recurrences.decayed_sum(v, -layer.slope_rate.flatten().expand(v.shape[:3]), k, q, rows)
+    return layer.out_proj(layer.output_gate(hidden_states).sigmoid() * layer.norm(out.flatten(2))), None
+
+
+def _projection(rows: Rows, layer: Any, hidden_states: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    """ZayaCCAProjection.forward, convolutions of queries and keys and values of the token before: by documents."""
+    documents = hidden_states.flatten(0, 1)[None].split(rows.bounds.diff().tolist(), 1)
+    found = zip(*(type(layer).forward.original(layer, one, None) for one in documents), strict=True)
+    return tuple(torch.cat(parts, 1)[0].unflatten(0, hidden_states.shape[:2]) for parts in found)
+
+
+def _mask(rows: Rows, **named: Any) -> Any:
+    """create_causal_mask, to which Granite passes no positions."""
+    from transformers.masking_utils import create_causal_mask
+
+    return create_causal_mask(**{**named, "position_ids": rows.positions})
+
+
+def _unfused(rows: Rows, *_: Any, **__: Any) -> None:
+    """Decline mamba_ssm's fused mixer: it knows no documents, and reads out_proj.weight without its adapters."""
+
+
+# By their names in transformers' modules, with the operator that a GPU's kernels may run.
+FUNCTIONS: dict[str, tuple[Callable[..., Any], str | None]] = {
+    "create_causal_mask": (_mask, None),
+    "causal_conv1d_fn": (_convolution, "convolution"),
+    "torch_chunk_gated_delta_rule": (_delta_rule, "delta rule"),
+    "chunk_kimi_delta_attention": (_delta_rule, "delta rule by channels"),
+    "mamba2_chunk_scan": (_state_space, "decayed sum"),
+    "mamba_selective_scan": (_selective_scan, None),
+    "mamba2_split_conv1d_scan_combined": (_unfused, None),
+    "mamba_inner_fn": (_unfused, None),
+    "MiniMaxLightningAttention.forward": (_lightning, "decayed sum"),
+    "ZayaCCAProjection.forward": (_projection, None),
+}
+# Those that tests/integrations/test_huggingface_mixers.py runs.
+FAMILIES = (
+    *("qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid", "kimi_linear", "bailing_hybrid", "nemotron_h", "bamba"),
+    *("granitemoehybrid", "falcon_h1", "zamba2", "mamba2", "falcon_mamba", "jamba", "lfm2", "lfm2_moe", "lfm3"),
+    *("minimax", "zaya"),
+)

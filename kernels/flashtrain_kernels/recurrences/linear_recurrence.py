@@ -1,0 +1,48 @@
+"""Linear recurrences whose state decays and is added to: state spaces (Dao and Gu 2024, "Transformers are SSMs", which
+is Mamba-2), and at constant rates lightning attention (Qin et al. 2024, "Lightning Attention-2", in MiniMax).
+
+Shapes: B batch, S sequence, H heads, G groups of heads that share keys and queries, K and V (state spaces: N and P).
+"""
+
+from torch import Tensor
+
+from . import fla
+from .chunked import recur
+from .rows import Rows, in_full_precision
+
+CHUNK = 64  # tokens
+
+
+def decayed_sum(v: Tensor, g: Tensor, k: Tensor, q: Tensor, rows: Rows) -> Tensor:
+    """Return q S, where S = exp(g) S + k v^T within each document, (B, S, H, V) in v's dtype.
+
+    Args:
+        v: (B, S, H, V).
+        g: (B, S, H), logarithms of the decays.
+        k, q: (B, S, G, K).
+        rows: The documents.
+    """
+    run = fla.decayed_sum if fla.serves("decayed sum", k) is None else _chunked
+    return run(v, g, k, q, rows)
+
+
+def state_space(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, rows: Rows, D: Tensor | None = None) -> Tensor:
+    """Return C S + D x, where S = exp(A dt) S + dt B x^T within each document, (B, S, H, P) in x's dtype.
+
+    Args:
+        x: (B, S, H, P).
+        dt: (B, S, H) float32, at least 0.
+        A, D: (H,), A negative.
+        B, C: (B, S, G, N).
+        rows: The documents.
+    """
+    out = decayed_sum(x * dt[..., None], A * dt, B, C, rows)
+    return (out if D is None else out + x * D[:, None]).to(x.dtype)
+
+
+@in_full_precision
+def _chunked(v: Tensor, g: Tensor, k: Tensor, q: Tensor, rows: Rows) -> Tensor:
+    chunks, like = rows.chunks(CHUNK), v
+    k, q = (x.repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (k, q))
+    v, g, k, q = (chunks.split(x).transpose(1, 2) for x in (v, g[..., None], k, q))
+    return chunks.join(recur(q, k, v, g.cumsum(2), chunks.begins).transpose(1, 2), like)
