@@ -22,6 +22,7 @@ from flashtrain.data.loader import (
     Samples,
     StepSampler,
     equal_batches,
+    even_batches,
     loader_options,
 )
 from flashtrain.data.packing import Batch, PackedSamples, Spans, Split
@@ -99,11 +100,10 @@ class ResumableDataModule(pl.LightningDataModule):
         return self._train_loader
 
     def _once(self, samples: Samples, count: int | None, batch_size: int) -> DataLoader[Any]:
-        """This device's share of the first `count` samples (None: all), each once."""
+        """This device's share of the first `count` samples (None: all), each at most once."""
         world_size, rank = self._place()
         count = len(samples) if count is None else min(count, len(samples))
-        mine = equal_batches(count, batch_size=batch_size, world_size=world_size, rank=rank)
-        return self._evaluation(FilledUp(samples), mine)
+        return self._evaluation(samples, even_batches(count, batch_size=batch_size, world_size=world_size, rank=rank))
 
     def _evaluation(self, samples: Any, batches: Sequence[Any]) -> DataLoader[Any]:
         world_size, rank = self._place()
@@ -262,7 +262,9 @@ class TextDataModule(ResumableDataModule):
         held_out = self.split.validation
         if held_out is None:
             return []
-        return self._once(self._samples(held_out), self.validation_samples, self.validation_batch or self.batch_size)
+        batch_size, (world_size, rank) = self.validation_batch or self.batch_size, self._place()
+        mine = equal_batches(self.held_out_samples, batch_size=batch_size, world_size=world_size, rank=rank)
+        return self._evaluation(FilledUp(self._samples(held_out)), mine)
 
     def epochs_of_parts(self, samples: int) -> str | None:
         """Describe how many epochs of each source of a mixture `samples` samples make; None for a single source."""

@@ -163,6 +163,22 @@ def equal_batches(samples: int, *, batch_size: int, world_size: int = 1, rank: i
     return mine.reshape(count, size).tolist()
 
 
+def even_batches(samples: int, *, batch_size: int, world_size: int = 1, rank: int = 0) -> list[list[int]]:
+    """List this device's micro-batches of one size, as equal_batches, but without anything that fills up.
+
+    For labels a sample, not a token. The remainder of the division among devices is left out.
+    """
+    if samples >= world_size:
+        share = samples // world_size
+        mine = np.arange(rank * share, (rank + 1) * share)
+    else:
+        mine = np.array([rank % samples])  # every device must read one, or the others wait for ever
+    size = max(size for size in range(1, min(batch_size, len(mine)) + 1) if len(mine) % size == 0)
+    if 2 * size < batch_size <= len(mine):
+        size = batch_size
+    return [mine[begin : begin + size].tolist() for begin in range(0, len(mine), size)]
+
+
 @dataclass(eq=False)
 class FilledUp(Dataset[Any]):
     """A Dataset of samples of text, where number -1 is a row without labels: see equal_batches."""
