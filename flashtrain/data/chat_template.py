@@ -80,10 +80,11 @@ class ChatTemplate:
         return found
 
     def encode(self, pieces: Sequence[Piece]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Encode documents with one call of the tokenizer for plain texts, and one for those of a template.
+        """Encode pieces, each a document: one call of the tokenizer for plain texts, one for what a template rendered.
 
         Returns:
-            For each document its tokens, int64, and their marks, uint8 (see token_cache).
+            For each piece its token ids, int64, and a mark for each, uint8: whether it is a label, and whether its
+            document goes on (token_cache).
         """
         parts = {plain: [part for one in pieces if one.plain == plain for part in one.parts] for plain in (False, True)}
         ids = {plain: iter(self._ids(texts, plain)) for plain, texts in parts.items()}

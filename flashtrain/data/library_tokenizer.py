@@ -46,7 +46,7 @@ class LibraryTokenizer:
 
     @property
     def letters(self) -> bool:
-        """Whether the spelling of a special token is text."""
+        """Whether `encode` reads a special token's spelling in a text as ordinary letters, and not as that token."""
         return self._library.encode_special_tokens
 
     @property

@@ -65,7 +65,7 @@ def _settings(content: Any, path: Path) -> Settings:
     try:
         return typed_settings(OmegaConf.create(literal(completed(own, setting_names(task)))))
     except UserError as error:
-        raise UserError(f"{path}: {error}") from error
+        raise UserError(f"the settings in {path} cannot be used: {error}") from error
 
 
 def check_config(checkpoint: Path, saved: Mapping[str, Any]) -> None:

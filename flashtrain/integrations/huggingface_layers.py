@@ -175,7 +175,7 @@ class ChunkedFeedForward:
         return _joined(found, x)
 
     def trained(self) -> list[nn.Parameter]:
-        """Return the feed-forward's parameters that have gradients."""
+        """Return the feed-forward's parameters that require gradients."""
         return [one for one in self.module.parameters() if one.requires_grad]
 
     def _is_plain(self, token: Tensor) -> bool:

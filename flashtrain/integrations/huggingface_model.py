@@ -176,7 +176,7 @@ def _stretch(
     if factor is not None and scaled and not older:
         raise UserError(
             f"model.rope_factor={factor:g} would scale positions twice: the rope_type of {path} is {scaled[0]}. "
-            "Remove it, or change that scaling: +model.options={rope_parameters: {factor: ...}}."
+            "Remove model.rope_factor, or change that scaling: +model.options={rope_parameters: {factor: ...}}."
         )
     local = None if older else rotary.get("sliding_attention")  # its distances stay those of the window
     changed = [one for one in kinds if one is not local] if base is not None or factor is not None else []

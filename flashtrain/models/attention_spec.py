@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from flashtrain.errors import at_least
+from flashtrain.errors import UserError, at_least
 from flashtrain.models.key_value_cache import LayerCache
 from flashtrain.models.mixer import MixerMemory, Rotary
 
@@ -50,6 +50,11 @@ class AttentionSpec:
     def make(self, embed: int, *, rotary: Rotary | None, **options: Any) -> Attention:
         from flashtrain.models.attention import Attention
 
+        if self.chunk is not None or self.value_dim not in (None, self.head_dim):
+            raise UserError(
+                f"attention with chunk={self.chunk} and value_dim={self.value_dim}: flashtrain's own decoders have "
+                "neither. Use recipe=hf."
+            )
         made = rotary(self.head_dim) if self.rotary and rotary is not None else None
         return Attention(embed, self.heads, self.kv_heads, rotary=made, window=self.window, **options)
 

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from flashtrain.errors import at_least, between, one_of
 from flashtrain.models.activation_checkpointing import MemorySavings, checkpointed
 from flashtrain.models.attention_functions import AnyMask, PackedSequences
-from flashtrain.models.feed_forward import FeedForward
 from flashtrain.models.layer_spec import LayerSpec
 from flashtrain.models.mixer import Mixer, Rotary
 
@@ -105,7 +104,7 @@ class Block(nn.Module):
         self.add_module(f"{kind}_norm", normalization(norm, embed, bias, epsilon))
         self.add_module(kind, layer.mixer.make(embed, rotary=rotary, **options))
         self.feed_forward_norm = normalization(norm, embed, bias, epsilon)
-        self.feed_forward = FeedForward(embed, inner.width, inner.activation, bias)
+        self.feed_forward = inner.make(embed, bias)
         self.dropout = nn.Dropout(dropout)
         self.savings = MemorySavings()
         self._compiled: Callable[..., Tensor] | None = None

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from flashtrain.errors import UserError
 from flashtrain.models.attention_spec import AttentionSpec
 from flashtrain.models.mixer import MixerSpec
 from flashtrain.registry import component
+
+if TYPE_CHECKING:
+    from flashtrain.models.feed_forward import FeedForward
 
 GATED = ("swiglu", "geglu")  # the activation of one half of a twice as wide projection, times the other half
 
@@ -25,6 +29,12 @@ class FeedForwardSpec:
     width: int  # F
     activation: str = "gelu"  # a name in feed_forward.ACTIVATIONS
     by_autograd: bool = False  # whether autograd differentiates its chunks; our operator stores less
+
+    def make(self, embed: int, bias: bool) -> FeedForward:
+        """Make the module of width `embed`."""
+        from flashtrain.models.feed_forward import FeedForward
+
+        return FeedForward(embed, self.width, self.activation, bias)
 
     @property
     def width_of_token(self) -> int:
@@ -44,6 +54,9 @@ class ExpertsSpec(FeedForwardSpec):
     experts: int = 1
     top: int = 1  # experts that a token is routed to
     shared: int = 0  # inner width of the feed-forward that every token goes through besides
+
+    def make(self, embed: int, bias: bool) -> FeedForward:
+        raise UserError(f"a mixture of {self.experts} experts: flashtrain's own decoders have none. Use recipe=hf.")
 
     @property
     def width_of_token(self) -> int:

@@ -60,8 +60,8 @@ class MixerSpec(Protocol):
 
     @property
     def crosses_devices(self) -> str | None:
-        """What devices that share a sequence exchange: "attention" (our methods pass keys and values), or "state" (a
-        run of tokens is an affine map of a state); None: they cannot share one."""
+        """What devices that share a sequence exchange: "attention", where our methods pass keys and values; None: they
+        cannot share one, and context parallelism refuses the layer."""
 
     @property
     def any_mask(self) -> bool:

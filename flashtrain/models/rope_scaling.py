@@ -83,7 +83,7 @@ class RopeScaling:
             return RopeScaling(kind or "ntk", factor, tokens)
         if kind not in (None, self.rope_type):
             raise UserError(
-                f"model.rope={kind} would scale positions twice: the weights have {self.rope_type}. Remove it: "
+                f"model.rope={kind} would scale positions twice: the weights have {self.rope_type}. Remove model.rope: "
                 "model.rope_factor alone replaces their factor."
             )
         return replace(self, factor=factor)

@@ -58,7 +58,11 @@ class _Alone:
 
 
 class _States(TorchDispatchMode):
-    """Adds every computed tensor with a row of S tokens to `before` by its place, or compares it with that there."""
+    """Records every computed tensor that has a dimension of S tokens.
+
+    The first run stores them in `before` under (operation and module, shape, how manyth such tensor). The second run
+    compares with them, and `moved` names the first that differs for the other tokens.
+    """
 
     supports_higher_order_operators = True
 

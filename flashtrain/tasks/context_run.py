@@ -28,7 +28,7 @@ def check_shape(sharding: SequenceSharding | None, shape: DecoderShape) -> None:
     if sharding is None:
         return
     for mixer in dict.fromkeys(layer.mixer for layer in shape.layers):
-        if mixer.crosses_devices is None:
+        if mixer.crosses_devices != "attention":
             raise UserError(
                 f"layers of {mixer.kind} with context_parallel={sharding.degree}: devices cannot share a sequence of "
                 "theirs. Use trainer.strategy=fsdp or ddp."

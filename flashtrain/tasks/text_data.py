@@ -39,7 +39,7 @@ def _files(settings: DataSettings) -> TextSource:
         return HubSource(path, settings.split, settings.text_column)
     if settings.split != DataSettings.split:
         raise UserError(
-            f"data.split={settings.split} needs a dataset, and {path} was not written by save_to_disk. Remove it."
+            f"data.split={settings.split} is for datasets that save_to_disk wrote, and {path} is none. Leave data.split out."
         )
     return FilesSource(path, **_of_files(settings))
 

@@ -67,7 +67,7 @@ SCHEDULES: dict[str, Callable[..., LambdaLR]] = {
 
 
 def _fraction_done(step: int, warmup_steps: int, total_steps: int, minimum_ratio: float) -> float:
-    """0 at the step that reaches the peak, 1 at the last step and after; only after it where that is a rate of 0."""
+    """0 at the step that reaches the peak, 1 from the last step on; a step later if the rate ends at 0."""
     first = max(warmup_steps - 1, 0)
     last = total_steps - 1 if minimum_ratio else total_steps
     return min(1.0, (step - first) / max(1, last - first))

@@ -89,7 +89,7 @@ def test_of_a_saved_dataset_dict_a_split_is_read(tmp_path):
 
 def test_plain_files_have_no_split(tmp_path):
     (tmp_path / "a.txt").write_text("text")
-    with pytest.raises(UserError, match=r"data\.split=test needs a dataset, and .* save_to_disk"):
+    with pytest.raises(UserError, match=r"data\.split=test is for datasets that save_to_disk wrote"):
         files(tmp_path, "test")
 
 

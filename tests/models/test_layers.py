@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from flashtrain.errors import UserError
 from flashtrain.models import Decoder, DecoderConfig
-from flashtrain.models.layer_spec import layer_of
+from flashtrain.models.attention_spec import AttentionSpec
+from flashtrain.models.layer_spec import ExpertsSpec, layer_of
+from flashtrain.settings.text import SequenceSharding
+from flashtrain.tasks.context_run import check_shape
 from flashtrain_kernels import masks
 
 MIXED = ["window:8", "nope", "full"]
@@ -100,6 +105,32 @@ def test_more_kinds_of_layers_than_torch_compiles_are_refused_rather_than_run_ea
         model = Decoder(many, attention="sdpa")
     with pytest.raises(UserError, match="9 kinds of layers"):
         model.compile_blocks()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"feed_forward": ExpertsSpec(64, experts=4, top=2)},
+        {"mixer": AttentionSpec(4, 4, 8, chunk=4)},
+        {"mixer": AttentionSpec(4, 4, 8, value_dim=4)},
+    ],
+    ids=["experts", "chunks", "narrow values"],
+)
+def test_layers_that_only_hugging_faces_classes_compute_are_refused_rather_than_made_as_others(changes):
+    config = build(["full"]).config
+    layers = tuple(replace(layer, **changes) for layer in config.layers)
+    with pytest.raises(UserError, match=r"Use recipe=hf"):
+        Decoder(replace(config, layers=layers), attention="sdpa")
+
+
+def test_layers_whose_states_nothing_passes_on_are_refused_over_devices():
+    class Stateful(AttentionSpec):
+        crosses_devices = "state"
+
+    config = build(["full"]).config
+    shape = replace(config, layers=(replace(config.layers[0], mixer=Stateful(4, 4, 8)),))
+    with pytest.raises(UserError, match="layers of attention with context_parallel=2"):
+        check_shape(SequenceSharding(64, 2, "auto", "balanced", 2), shape)
 
 
 @pytest.mark.parametrize("word", ["window", "window:0", "window:x", "full:3", "nopes"])

@@ -35,7 +35,7 @@ def zigzag(mask: Mask, degree: int) -> Layout:
 
 
 def _of_chunks(numbers: list[tuple[int, ...]], length: int) -> Layout:
-    """The layout of equal chunks, of which each rank holds those of its numbers, as far as there are any."""
+    """The layout of equal chunks: rank r holds the chunks numbers[r]; the last chunks may be shorter or empty."""
     size = -(-length // sum(map(len, numbers)))
     runs = [[(min(n * size, length), min((n + 1) * size, length)) for n in mine] for mine in numbers]
     return layout_of([runs], length, size)

@@ -72,7 +72,8 @@ def _seen(of_mask: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> np.ndar
 
 
 def _rows(layout: Layout, mask: Mask) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield (Mask.queries (5 or 7, S), the ranks' tokens (R, n)) of each row of the batch, on the host."""
+    """Yield each row of the batch on the host: its part of Mask.queries, 5 numbers a token, or 7 with a second interval
+    (masks/rows.py), and the ranks' tokens (R, n)."""
     rows, tokens = mask.queries.cpu().numpy(), layout.tokens.numpy()
     for row in range(max(len(tokens), rows.shape[1])):
         yield rows[:, row % rows.shape[1]], tokens[row % len(tokens)]

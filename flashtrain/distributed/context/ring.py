@@ -141,7 +141,7 @@ class Ring:
         return _sum(to_q, dq, self.rows), _sum(to_k, dk, moved).to(k.dtype), _sum(to_v, dv, moved).to(v.dtype)
 
     def _part(self, step: int) -> Part:
-        """Keys come from the rank before: at step s those of rank r - s are here."""
+        """What this rank's queries see of the keys that are here at a step: of rank r - step, as keys travel onward."""
         return self.parts[(self.rank - step) % self.size]
 
     def _send_keys(self, k: Tensor, v: Tensor) -> Transfer:

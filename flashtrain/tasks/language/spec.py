@@ -1,4 +1,4 @@
-"""task=language_model: decoders that predict the next token (recipe=gpt2, gpt2-long, context-extension)."""
+"""task=language_model: decoders that predict the next token (recipe=gpt2, gpt2-long)."""
 
 from __future__ import annotations
 

@@ -39,7 +39,8 @@ class Entry(NamedTuple):
 
 
 def entry_of(compiled: Any) -> Entry | None:
-    """Return how to launch a compiled kernel, stored with it; None if Triton's launcher is of an unknown kind."""
+    """Return a compiled kernel's Entry: what our launcher launches it by. It is found once and kept as an attribute of
+    the kernel. None if this Triton's own launcher is of an unknown kind."""
     if not hasattr(compiled, "flashtrain_entry"):
         compiled.flashtrain_entry = _entry_of(compiled)
     return compiled.flashtrain_entry
@@ -93,11 +94,11 @@ class Repeated:
 
     Args:
         launches: portable.launch.Launches.
-        compiled: what `start` returned for each.
-        place_of: tensor or TMA descriptor -> Place.
+        compiled: for each the kernel that its start() returned.
+        place_of: gives a tensor's or TMA descriptor's launch_cache.Place: a tensor's number, and an offset in bytes.
         index: the device's.
-        allocated: (shape, strides, dtype) of each tensor that the pass allocates.
-        results: how many of these it returns, the first ones; one more is the workspace.
+        allocated: (shape, strides, dtype) of the results, and then of the workspace if the pass needs one.
+        results: how many of `allocated` are results, which a call returns.
 
     Raises:
         ValueError, struct.error: launcher.c cannot launch them.
@@ -108,7 +109,7 @@ class Repeated:
         results: int,
     ) -> None:  # fmt: skip
         if len(launches) > _KERNELS:
-            raise ValueError(f"{len(launches)} kernels")
+            raise ValueError(f"{len(launches)} kernels in a pass: launcher.c launches at most {_KERNELS}")
         self.launch, self.compiled = launcher().launch, compiled  # kernels that must stay loaded
         pairs = zip(launches, compiled, strict=True)
         self.packed = bytearray(b"".join([_packed(launch, kernel, place_of) for launch, kernel in pairs]))

@@ -120,7 +120,7 @@ def prefix_lm(prefix: Tensor, *, documents: Documents | Tensor | None = None, se
     """
     if isinstance(prefix, Tensor) and prefix.dim() == 1:
         if documents is not None:
-            raise ValueError("prefix must have the shape (B, S) with documents (one length a token), not (B,)")
+            raise ValueError("with documents, prefix must have the shape (B, S), each token's prefix length of its document, not (B,)")
         if seqlen is None:
             raise ValueError("seqlen must be given with a prefix of the shape (B,)")
         check_length("seqlen", seqlen)

@@ -176,7 +176,8 @@ def _found(
     micro_batch: int,
     length: int,
 ) -> dict[str, Any]:
-    """Return the summary row's part that is known at a stage's end. length: tokens that a sample is read in."""
+    """Return the summary row's part that is known at a stage's end. length: tokens that the model
+    reads of a sample."""
     found = {name: metric(trainer, f"validation_{name}") for name in ("accuracy", "loss")}
     if not any(found.values()) and curve.rows:  # nothing was left to do
         found = {name: float(curve.rows[-1][f"validation_{name}"]) for name in found}

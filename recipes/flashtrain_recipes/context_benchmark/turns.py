@@ -40,7 +40,7 @@ class CaseFailed(Exception):
 
 @dataclass(kw_only=True)
 class ContextEntry(Entry[Any]):
-    """A baseline at the case, or the same attention on one device, with its samples."""
+    """What takes turns in a case, with its samples: a baseline on all ranks, or our attention on one device."""
 
     samples: dict[str, list[Sample]] = field(default_factory=lambda: {_BOTH: []})
     passes: Passes

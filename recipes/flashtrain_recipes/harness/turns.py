@@ -79,7 +79,8 @@ class Turns(ABC, Generic[C, E]):
     # ---------------------------------------------------------------- what a family says
     @abstractmethod
     def start(self, baseline: Any) -> None:
-        """Make a baseline's first calls, and add an entry with a key in `samples` for each part. May raise anything."""
+        """Make a baseline's first calls, and append an Entry to `entries`; its `samples` has an empty list for each
+        part that is timed, such as "forward". May raise anything."""
 
     @abstractmethod
     def sample(self, entry: E, part: str, number: int) -> Sample | None:

@@ -167,7 +167,8 @@ def tile_of(i, member, walk, C: gl.constexpr):
 
 @gluon.jit
 def first_step(walk, C: gl.constexpr):
-    """Return a block of keys' (steps in all, first query head of the group that has tiles, that head's tiles)."""
+    """Return, for a block of keys: the number of steps, one a query head and tile; the first query head of the group
+    that has tiles (0 if none has); and how many tiles that head has."""
     member = 0
     tiles = tile_count(0, walk, C)
     count = tiles * C.group

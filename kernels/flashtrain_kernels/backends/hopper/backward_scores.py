@@ -80,7 +80,10 @@ def dropped_weights_of(
 
 @gluon.jit
 def score_gradients_of(p, factor, dp, threshold, rows, C: gl.constexpr, LAYOUT: gl.constexpr):
-    """Return dS from dp = dP; with dropout times the chance to keep a weight. p, factor: see dropped_weights_of."""
+    """Return dS from dp = dP. With dropout the result is dS times the probability of keeping a weight.
+
+    p, factor: what dropped_weights_of returned. rows: 64 log-sum-exps, then 64 deltas.
+    """
     delta = rows.slice(BLOCK_Q, BLOCK_Q).load(gl.SliceLayout(0, LAYOUT))
     if C.dropout:
         ds = score_gradients(p, dp, delta[None, :], threshold)

@@ -22,7 +22,8 @@ NOTES = gl.constexpr(20)
 
 @gluon.jit
 def note_whole(notes, dq_ptr, strides, heads, seqlen_q, key_tiles, flags_ptr, C: gl.constexpr):
-    """Store dQ's address, strides, sizes and flags (int32, one a tile of queries) in shared `notes`, for `settle`."""
+    """Write into shared memory `notes` what `settle` reads: dQ's address and strides, the numbers of heads, queries and
+    key tiles, and the address of the flags, an int32 for each tile of queries."""
     UNIT: gl.constexpr = 8 if C.aligned else 1
     note(notes, STRIDES, (strides[0] // UNIT, strides[1] // UNIT, strides[2] // UNIT))
     note(notes, HEADS, (heads, seqlen_q, key_tiles, flags_ptr, dq_ptr))

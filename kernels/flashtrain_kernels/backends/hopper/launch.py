@@ -14,7 +14,8 @@ from ..portable.launch import Launch
 
 @dataclass(frozen=True)
 class GluonLaunch(Launch):
-    """A launch of a Gluon kernel, which is compiled once for all values of its integer arguments."""
+    """A Gluon kernel with its grid and arguments. The kernel is compiled once for all values of its integer arguments
+    (once more for those beyond int32), as Gluon kernels are not specialized on them."""
 
     def _key(self) -> tuple[Any, ...]:
         kinds = tuple(

@@ -96,8 +96,12 @@ def find_by_rank(rank, lanes, cu_ptr, sequences, tokens, TILE: tl.constexpr):
 
 @triton.jit
 def sequence_of(number, cu_q_ptr, cu_k_ptr, sequences, bounds, OF_KEYS: tl.constexpr):
-    """Return (first query, first key, Bounds) of sequence `number`. bounds: of the whole row, with the window as for Sq
-    = Sk. OF_KEYS: the caller has tiles of keys, else of queries; tiles past the last sequence see nothing."""
+    """Return (first query, first key, Bounds) of sequence `number`. Past the last sequence the Bounds have no queries
+    (OF_KEYS) or no keys, so that a tile there computes nothing.
+
+    bounds: the whole row's lengths, and its window before the shift by keys - queries, which is added here.
+    OF_KEYS: whether the caller's tiles are of keys, else of queries.
+    """
     first_query = begin_of(number, cu_q_ptr, sequences, bounds.seqlen_q)
     first_key = begin_of(number, cu_k_ptr, sequences, bounds.seqlen_k)
     queries = tl.maximum(begin_of(number + 1, cu_q_ptr, sequences, bounds.seqlen_q) - first_query, 0)

@@ -45,7 +45,8 @@ def _kinds_of_keys(
 
 @triton.jit
 def _summarised(base, step, valid):
-    """What `interval` gave for tiles of queries."""
+    """Load (first, past, first_full, past_full) of tiles of queries, as plan_summary.interval stored them: a query of
+    the tile sees keys of [first, past) at most, and all of [first_full, past_full). valid: which tiles exist."""
     first = tl.load(base, mask=valid, other=0)
     past = tl.load(base + step, mask=valid, other=0)
     return first, past, tl.load(base + 2 * step, mask=valid, other=0), tl.load(base + 3 * step, mask=valid, other=0)

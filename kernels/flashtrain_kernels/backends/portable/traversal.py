@@ -130,8 +130,9 @@ def steps(pieces, MASKED: tl.constexpr, RECOMPUTE: tl.constexpr, SUB: tl.constex
 def listed_block(
     i, pieces, list_ptr, MASKED: tl.constexpr, RECOMPUTE: tl.constexpr, F: tl.constexpr, TILES: tl.constexpr
 ):  # fmt: skip
-    """Return which block of a BlockMask step i of a loop over `pieces` visits, read from the mask's list at list_ptr
-    (Table.blocks); 0 without a BlockMask, past the last step, and with RECOMPUTE. TILES: tiles a block."""
+    """Return the number of the block that step i of a loop over `pieces` visits, read from a BlockMask's list at
+    list_ptr (Table.blocks): of partly visible blocks if MASKED, else of full ones. It is 0 without a BlockMask, past the
+    last step, and in the loop that recomputes all tiles (RECOMPUTE). A block has TILES tiles."""
     # Loops look up one step ahead: K and V cannot be fetched before their place is known.
     block = 0
     if F.block_q and not RECOMPUTE:

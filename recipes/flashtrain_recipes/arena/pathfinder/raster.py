@@ -1,8 +1,9 @@
 """Drawing Pathfinder images on any device, a batch at a time, in whole numbers: every pixel is equal everywhere.
 
-Each shape is looked up in a table of windows, one for each margin and direction of a dash and for each place of a disc.
-Windows hold levels, the numbers of the few brightnesses that a pixel may have, and overlapping windows are combined by
-their maximum. The last step, which scales whole images so that their extremes are 0 and 255, is a table too.
+Each shape is looked up in a table of windows: one for each direction of a dash and each margin (the free space around
+the dashes; an image has one), and one for each place of a disc. Windows hold levels, indices into the list of the few
+brightnesses that a pixel may have, and overlapping windows are combined by their maximum. The last step, which scales
+whole images so that their extremes are 0 and 255, is a table too.
 
 B images, N dashes of an image, W width of a window, D directions, M margins, L levels.
 """

@@ -73,7 +73,7 @@ def ensure(
     one, *more = contours_in(contour)
     if more:
         raise UserError(
-            f"pathfinder.contour={contour} names a set of images for each length: expected one number of dashes."
+            f"pathfinder.contour={contour} is a range of dashes: expected one number, as a set of images has."
         )
     base = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
     path = base / f"pathfinder{side}-{one}-seed{seed}-{split}-v{VERSION}.bin"
