@@ -17,7 +17,7 @@ Tools: {% for tool in tools %}{{ tool | tojson }}{% endfor %}<|im_end|>
 {%- for call in message.tool_calls or [] %}<call>{{ call.function.arguments | tojson }}</call>{% endfor %}<|im_end|>
 {% endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
+{% endif %}"""  # noqa: E501 - lines are part of a template
 
 MARKED = """\
 {%- for message in messages %}<|im_start|>{{ message.role }}
@@ -25,14 +25,14 @@ MARKED = """\
 {% else %}{{ message.content }}<|im_end|>
 {% endif %}{% endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
+{% endif %}"""  # noqa: E501 - lines are part of a template
 
 LLAMA3 = """\
 {{- bos_token }}
 {%- for message in messages %}
 {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content | trim + '<|eot_id|>' }}
 {%- endfor %}
-{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"""
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"""  # noqa: E501 - lines are part of a template
 
 MISTRAL = """\
 {{- bos_token }}
@@ -40,7 +40,7 @@ MISTRAL = """\
 {%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
 {%- if message.role == 'user' %}{{ '[INST] ' + message.content + ' [/INST]' }}
 {%- else %}{{ ' ' + message.content + eos_token }}{% endif %}
-{%- endfor %}"""
+{%- endfor %}"""  # noqa: E501 - lines are part of a template
 
 # Thoughts are shown in the answer that comes last alone.
 THINKING = """\
@@ -58,7 +58,7 @@ MARKED_THINKING = """\
 {%- else %}{{ message.content }}<|im_end|>{% endif %}
 {% endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
+{% endif %}"""  # noqa: E501 - lines are part of a template
 
 # The prompt for an answer opens a thought, which no finished answer shows.
 OPENED = """\
@@ -95,7 +95,7 @@ ENDLESS = """\
 {%- for call in message.tool_calls or [] %}{{ '<call>' ~ call.function.arguments | tojson }}{% endfor %}
 {%- else %}{{ {'user': '[INST]', 'tool': '[/INST]', 'system': ''}[message.role] + message.content }}{% endif %}
 {%- endfor %}
-{%- if add_generation_prompt %}<|im_start|>{% endif %}"""
+{%- if add_generation_prompt %}<|im_start|>{% endif %}"""  # noqa: E501 - lines are part of a template
 
 # As DeepSeek's: a call's arguments are text, and the content beside one is a text or null.
 JOINED = """\
@@ -106,7 +106,7 @@ JOINED = """\
 {%- for call in message.tool_calls %}{{ '<call>' + call.function.name + call.function.arguments }}{% endfor %}
 {{- eos_token }}
 {%- else %}{{ message['content'] + eos_token }}{% endif %}
-{%- endfor %}"""
+{%- endfor %}"""  # noqa: E501 - lines are part of a template
 
 # It takes a content as text or as a list of parts, each on a line of its own.
 LISTED = """\
@@ -134,13 +134,13 @@ SILENT = """\
 {%- for message in messages if message.role != 'system' %}{{ '[' + message.role + ']' }}
 {%- if message.tool_calls %}{{ message.tool_calls[0].function.name }}{% else %}{{ message.content | trim }}{% endif %}
 {%- if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}
-{%- if add_generation_prompt %}[assistant]{% endif %}"""
+{%- if add_generation_prompt %}[assistant]{% endif %}"""  # noqa: E501 - lines are part of a template
 
 # Its marks leave out what the assistant says.
 MARKED_ENDS = """\
 {%- for message in messages %}{{ '[' + message.role + ']' + message.content }}
 {%- if message.role == 'assistant' %}{% generation %}{{ eos_token }}{% endgeneration %}{% endif %}{% endfor %}
-{%- if add_generation_prompt %}[assistant]{% endif %}"""
+{%- if add_generation_prompt %}[assistant]{% endif %}"""  # noqa: E501 - lines are part of a template
 
 # A question is written otherwise before it is answered.
 ASKING = """\

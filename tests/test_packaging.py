@@ -37,7 +37,8 @@ sys.path[:] = [path for path in sys.path if path not in before] + before
 LIST_LOADED = """
 import sys
 import flashtrain_kernels
-strangers = {"flashtrain", "lightning", "pytorch_lightning", "hydra", "omegaconf", "transformers", "wandb"}
+strangers = {"flashtrain", "lightning", "pytorch_lightning", "hydra", "omegaconf", "transformers",
+             "wandb"}
 print(flashtrain_kernels.__file__)
 print(" ".join(sorted(strangers & {name.partition(".")[0] for name in sys.modules})))
 """

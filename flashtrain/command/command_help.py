@@ -49,7 +49,7 @@ Of some recipes
 
 Everything that can be set: python -m flashtrain recipe=NAME --cfg job, or docs/reference/settings.md.
 Your own recipes: a folder of YAML files named in the environment variable FLASHTRAIN_RECIPES.\
-"""
+"""  # noqa: E501 - lines as the terminal shows them
 
 # An example of each mode that every task has, and what it does; the others have theirs as Mode.example.
 _TASKS_OWN = {

@@ -1,7 +1,8 @@
 """flashtrain's attention in Hugging Face transformers models.
 
     name = register_with_transformers()
-    model = AutoModel.from_config(config, attn_implementation=name)        # or model.set_attn_implementation(name)
+    # or, of a model that is there: model.set_attn_implementation(name)
+    model = AutoModel.from_config(config, attn_implementation=name)
 
 Models that take their attention from transformers' AttentionInterface are supported (GPT-2, BERT, Llama, Qwen,
 ModernBERT, Gemma and most others), with padding on either side, packed rows, sliding windows, grouped heads, soft caps,

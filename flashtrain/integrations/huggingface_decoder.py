@@ -1,7 +1,9 @@
 """Training of Hugging Face decoders, with our attention, chunked loss and activation checkpointing.
 
-    model = transformers_decoder("Qwen3-0.6B")             # a folder, or a name on the hub; no weights are read yet
-    model.materialise(torch.device("cuda"))                # reads them; if sharded before, each rank reads its shard
+    # A folder, or a name on the hub; no weights are read yet.
+    model = transformers_decoder("Qwen3-0.6B")
+    # Reads them; if sharded before, each rank reads its shard.
+    model.materialise(torch.device("cuda"))
     loss = model.loss(tokens, labels, positions=positions)
 
 Shapes: B batch, S sequence, E embedding width, V vocabulary.

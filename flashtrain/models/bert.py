@@ -2,8 +2,8 @@
 
     config = BertConfig.of_size("large", vocab_size=30522)
     model = Bert(config, attention="flash")
-    loss = model.loss(tokens, masked, labels, cu_seqlens=cu_seqlens)       # tokens (T,): sequences end to end
-    loss = model.loss(tokens, masked, labels, lengths=lengths)             # tokens (B, S): a sequence a row
+    loss = model.loss(tokens, masked, labels, cu_seqlens=cu_seqlens)  # tokens (T,): end to end
+    loss = model.loss(tokens, masked, labels, lengths=lengths)        # tokens (B, S): a row each
 
 Shapes: B batch, S sequence, T packed tokens, N sequences (B where padded), M masked positions, E embedding width,
 V rows of the embedding table.

@@ -2,7 +2,8 @@
 
     config = DecoderConfig.of_size("124m", vocab_size=50257, context=1024)
     model = Decoder(config, attention="flash")
-    loss = model.loss(tokens, labels)               # tokens, labels (B, S) int64; labels[b, s] follows tokens[b, s]
+    # tokens, labels (B, S) int64; labels[b, s] follows tokens[b, s]
+    loss = model.loss(tokens, labels)
 
 Shapes: B batch, S sequence, E embedding width, V rows of the embedding table (vocab_rows).
 """

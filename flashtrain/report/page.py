@@ -32,8 +32,8 @@ _FIRST = (
     "mfu", "peak_memory_gib", "tokens", "steps", "seconds",
 )  # fmt: skip
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; margin: 0 auto; max-width: 1240px;
-  padding: 1.5rem; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; margin: 0 auto;
+  max-width: 1240px; padding: 1.5rem; }
 h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.05rem; margin: 2rem 0 .6rem; }
 p { margin: .2rem 0; } code { overflow-wrap: anywhere; color: #444; } a { color: #0b6fb8; }
 .quiet { color: #666; } .bad { color: #b5364b; font-weight: 600; }
@@ -41,24 +41,26 @@ dl.facts { display: flex; flex-wrap: wrap; gap: .6rem; margin: 1rem 0 0; }
 dl.facts div { background: #f4f6f8; border-radius: 6px; padding: .5rem .9rem; }
 dl.facts dt { color: #666; font-size: .8rem; } dl.facts dd { margin: 0; font-size: 1.15rem; }
 .curves { display: grid; grid-template-columns: repeat(auto-fill, minmax(340px, 1fr)); gap: .5rem; }
-.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 560px), 1fr)); gap: 1.2rem;
-  align-items: start; }
+.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 560px), 1fr));
+  gap: 1.2rem; align-items: start; }
 img { max-width: 100%; height: auto; } .curves img { width: 100%; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .87rem; }
-th, td { text-align: left; padding: .25rem .55rem; border-bottom: 1px solid #e3e3e3; vertical-align: top; }
+th, td { text-align: left; padding: .25rem .55rem; border-bottom: 1px solid #e3e3e3;
+  vertical-align: top; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; }
 td { overflow-wrap: break-word; max-width: 34rem; } th.number { text-align: right; }
 tr.failed td { color: #b5364b; }
-pre { background: #f4f6f8; border-radius: 6px; padding: .8rem 1rem; white-space: pre-wrap; overflow-wrap: anywhere;
-  max-height: 24rem; overflow-y: auto; }
+pre { background: #f4f6f8; border-radius: 6px; padding: .8rem 1rem; white-space: pre-wrap;
+  overflow-wrap: anywhere; max-height: 24rem; overflow-y: auto; }
 """
 # No scripts and no requests.
 _HEAD = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<meta http-equiv="Content-Security-Policy"
+  content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
 <style>{style}</style>

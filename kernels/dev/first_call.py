@@ -19,7 +19,8 @@ from triton import knobs
 from flashtrain_kernels import flash_attn_func
 head_dim, causal = int(sys.argv[1]), sys.argv[2] == "causal"
 shape = (2, 2048, 8, head_dim)
-q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+given = {"device": "cuda", "dtype": torch.bfloat16, "requires_grad": True}
+q, k, v = (torch.randn(shape, **given) for _ in range(3))
 compiled = {}
 def note(*, src, times, **_):
     compiled[f"{src.name}_compile_seconds"] = round(times.total / 1e6, 2)
@@ -32,10 +33,12 @@ def timed(do):
     return found, round(time.perf_counter() - began, 4)
 out, forward = timed(lambda: flash_attn_func(q, k, v, causal=causal))
 _, backward = timed(lambda: torch.autograd.grad(out.sum(), (q, k, v)))
-_, later = timed(lambda: torch.autograd.grad(flash_attn_func(q, k, v, causal=causal).sum(), (q, k, v)))
+_, later = timed(
+    lambda: torch.autograd.grad(flash_attn_func(q, k, v, causal=causal).sum(), (q, k, v))
+)
 print(json.dumps({
-    "head_dim": head_dim, "mask": sys.argv[2], "forward_seconds": forward, "backward_seconds": backward,
-    "later_seconds": later, **compiled,
+    "head_dim": head_dim, "mask": sys.argv[2], "forward_seconds": forward,
+    "backward_seconds": backward, "later_seconds": later, **compiled,
 }))
 """
 

@@ -17,11 +17,11 @@ GEMMA = """\
 {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
 {%- set role = 'model' if message['role'] == 'assistant' else message['role'] %}
 {{- '<start_of_turn>' + role + '\\n' + message['content'] | trim + '<end_of_turn>\\n' }}{% endfor %}
-{%- if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"""
+{%- if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"""  # noqa: E501 - lines are part of a template
 
 PHI = """\
 {% for message in messages %}{{ '<|' + message['role'] + '|>\\n' + message['content'] + '<|stop|>\\n' }}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% else %}{{ eos_token }}{% endif %}"""
+{%- if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% else %}{{ eos_token }}{% endif %}"""  # noqa: E501 - lines are part of a template
 
 ZEPHYR = """\
 {% for message in messages %}

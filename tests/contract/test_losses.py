@@ -21,11 +21,14 @@ text, folder = sys.argv[1:]
 for dropout in (0.0, 0.1):
     run = flashtrain.train(
         "gpt2", hardware="cpu", logger="csv", output=folder, context=64,
-        data={"source": "files", "path": text, "cache_dir": folder, "tokenizer": "bytes", "validation_tokens": 256},
+        data={"source": "files", "path": text, "cache_dir": folder, "tokenizer": "bytes",
+              "validation_tokens": 256},
         model={"size": "demo", "vocab_rows": None, "dropout": dropout},
-        trainer={"steps": 3, "tokens_per_step": 512, "micro_batch": 4, "log_every": 1, "validate_every": 3},
+        trainer={"steps": 3, "tokens_per_step": 512, "micro_batch": 4, "log_every": 1,
+                 "validate_every": 3},
     )
-    print(json.dumps([row[name] for name in ("train_loss", "validation_loss") for row in run.metrics if name in row]))
+    names = ("train_loss", "validation_loss")
+    print(json.dumps([row[name] for name in names for row in run.metrics if name in row]))
 """
 # Without dropout, and with it: the losses of three steps, and that of the validation after them.
 LOSSES = [

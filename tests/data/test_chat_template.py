@@ -431,7 +431,7 @@ def test_what_is_wrong_with_a_row_is_one_line(make, row, told):
         make(MISTRAL).pieces(row)
 
 
-def test_a_template_that_is_no_jinja_is_reported_before_anything_is_read_and_one_that_is_runs_in_a_sandbox(make):
+def test_a_template_that_is_no_jinja_is_reported_before_reading_and_others_run_in_a_sandbox(make):
     with pytest.raises(UserError, match="the chat template is not valid Jinja"):
         make("{% for %}")
     with pytest.raises(UserError, match=r"the chat template does not accept it: access to attribute '__class__'"):

@@ -62,7 +62,7 @@ def test_a_folder_is_read_in_order_of_paths_without_hidden_or_other_files_and_li
     assert read(tmp_path / "corpus") == ["a/b/c.txt.gz", "a/z.MD", "b.txt"]
 
 
-def test_the_fingerprint_follows_names_contents_and_the_column_but_neither_times_nor_the_folders_place(
+def test_the_fingerprint_follows_names_contents_and_the_column_but_no_times_and_no_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "corpus"

@@ -97,7 +97,7 @@ def test_a_model_is_served_from_the_release_on_in_which_it_uses_the_registered_a
         ("BartForConditionalGeneration", 6),
     ],
 )
-def test_of_a_model_that_cannot_be_counted_transformers_says_whether_it_takes_a_registered_attention(name, calls):
+def test_transformers_says_whether_a_model_that_cannot_be_counted_takes_our_attention(name, calls):
     register_with_transformers()
     kind = getattr(transformers, name)
     layers = {"encoder_layers": 2, "decoder_layers": 2} if name.startswith("Bart") else {"num_hidden_layers": 2}
@@ -118,7 +118,7 @@ INDEXED = {**LATENT, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 4}
         ("llama", {"head_dim": 264}, "has heads of 264"),
     ],
 )
-def test_what_our_attention_does_not_compute_is_refused_before_weights_and_trained_with_transformers_own(
+def test_what_our_attention_does_not_compute_is_refused_and_trained_with_transformers_own(
     kind, changes, reason
 ):
     config = {**huggingface_models.LLAMA_LIKE, **changes}

@@ -518,7 +518,7 @@ def untied(tmp_path: Path) -> str:
     return str(tmp_path / "untied")
 
 
-def test_an_output_head_that_the_configuration_ties_to_another_embedding_is_refused_or_trained_untied(untied) -> None:
+def test_an_output_head_that_is_tied_to_another_embedding_is_refused_or_trained_untied(untied) -> None:
     """An export of it would be two models: transformers 5 reads the head, others the embedding in its place."""
     with pytest.raises(UserError, match=r"'lm_head\.weight' and 'model\.embed_tokens\.weight' .* differ.*: false"):
         transformers_decoder(untied).materialise(CPU)

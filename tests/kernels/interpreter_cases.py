@@ -260,7 +260,7 @@ def test_the_sinks_kernels_at_any_shape_again_and_again_and_through_one_output_a
             torch.testing.assert_close(*torch.broadcast_tensors(got.double(), exact.double()), atol=5e-5, rtol=5e-5)
 
 
-def test_a_sink_that_is_the_same_for_all_heads_as_one_expanded_number_and_one_of_minus_infinity_is_none():
+def test_one_sink_of_all_heads_is_an_expanded_number_and_one_of_minus_infinity_is_none():
     inputs = Case(2, 33, 40, 4, 2, 16, "causal").inputs(torch.float32)
     one = torch.tensor(0.7).expand(4)
     same = fk.flash_attn_func(*inputs, causal=True, learnable_sink=one)

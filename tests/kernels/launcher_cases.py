@@ -29,31 +29,40 @@ STREAM = 11
 LIBCUDA = """
 #include <string.h>
 typedef unsigned long long u64;
-int sizes[5][128], counts[5], launches;      /* of the parameters of the first launch, the second ... in bytes */
-char seen[5][128 * 128 + 64];         /* grid, block, shared memory; stream; attributes; function; parameters */
+/* Of the parameters of the first launch, the second ... in bytes. */
+int sizes[5][128], counts[5], launches;
+/* Grid, block, shared memory; stream; attributes; function; parameters. */
+char seen[5][128 * 128 + 64];
 long context = 1, functions = 77;
 int encoded, retained, fails;
 #define PASS(name) int name() { return 0; }
 PASS(cuInit) PASS(cuCtxGetDevice) PASS(cuCtxGetLimit) PASS(cuCtxSetLimit) PASS(cuDeviceGet)
 PASS(cuDeviceGetCount) PASS(cuDriverGetVersion) PASS(cuFuncSetAttribute)
-PASS(cuFuncSetCacheConfig) PASS(cuModuleUnload) PASS(cuOccupancyMaxActiveClusters) PASS(cuPointerGetAttributes)
-PASS(cuStreamIsCapturing) PASS(cuTensorMapEncodeIm2col)
+PASS(cuFuncSetCacheConfig) PASS(cuModuleUnload) PASS(cuOccupancyMaxActiveClusters)
+PASS(cuPointerGetAttributes) PASS(cuStreamIsCapturing) PASS(cuTensorMapEncodeIm2col)
 int cuGetErrorString(int code, const char **text) { *text = "an error"; return 0; }
 int cuCtxGetCurrent(long *current) { *current = context; return 0; }
 int cuCtxSetCurrent(long other) { context = other; return 0; }
-int cuDevicePrimaryCtxRetain(long *of_device, int device) { *of_device = 5; retained = device; return 0; }
+int cuDevicePrimaryCtxRetain(long *of_device, int device) {
+  *of_device = 5; retained = device; return 0;
+}
 int cuDeviceGetAttribute(int *value, int attribute, int device) { *value = 232448; return 0; }
 int cuFuncGetAttribute(int *value, int attribute, void *function) { *value = 1024; return 0; }
 int cuModuleLoadData(void **module, const void *image) { *module = (void *)1; return 0; }
-int cuModuleGetFunction(long *function, void *module, const char *name) { *function = functions++; return 0; }
+int cuModuleGetFunction(long *function, void *module, const char *name) {
+  *function = functions++; return 0;
+}
 int cuPointerGetAttribute(u64 *value, int attribute, u64 pointer) { *value = pointer; return 0; }
-int cuTensorMapEncodeTiled(u64 *map, int type, unsigned rank, u64 address, const u64 *sizes, const u64 *strides,
-                           const unsigned *box, const unsigned *steps, int interleave, int swizzle, int l2, int out) {
+int cuTensorMapEncodeTiled(u64 *map, int type, unsigned rank, u64 address, const u64 *sizes,
+                           const u64 *strides, const unsigned *box, const unsigned *steps,
+                           int interleave, int swizzle, int l2, int out) {
   encoded++;
   memset(map, 0, 128);
   map[0] = address;
-  map[1] = type + 16 * rank + 256 * interleave + 4096 * swizzle + 65536 * l2 + 1048576 * out + (1 << 21);
-  for (unsigned i = 0; i < rank; i++) map[2 + i] = sizes[i] + ((u64)box[i] << 32) + ((u64)steps[i] << 48);
+  map[1] = type + 16 * rank + 256 * interleave + 4096 * swizzle + 65536 * l2 + 1048576 * out
+      + (1 << 21);
+  for (unsigned i = 0; i < rank; i++)
+    map[2 + i] = sizes[i] + ((u64)box[i] << 32) + ((u64)steps[i] << 48);
   for (unsigned i = 0; i + 1 < rank; i++) map[8 + i] = strides[i];
   return 0;
 }

@@ -73,7 +73,7 @@ def test_a_call_like_the_one_before_costs_the_host_little(path):
     assert least["ours", "backward"] <= 2 * least["torch", "backward"]
 
 
-def test_the_signature_separates_one_cu_seqlens_from_two_as_hoppers_dropout_serves_the_first_alone():
+def test_the_signature_separates_one_cu_seqlens_from_two_as_hoppers_dropout_serves_only_one():
     q, one = torch.zeros(1, 8, 1, 64), torch.tensor([0, 8], dtype=torch.int32)
     other = one.clone()
     signed = launch_cache.signature([q, one, one])

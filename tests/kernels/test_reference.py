@@ -140,7 +140,7 @@ def test_masked_numbers_that_are_not_finite_contribute_nothing_forward_or_backwa
     assert not dk[:, :3].isfinite().any()
 
 
-def test_a_visible_value_that_is_not_finite_reaches_its_column_even_where_dropout_dropped_the_pair():
+def test_a_visible_value_that_is_not_finite_reaches_its_column_even_where_dropout_drops():
     q, k, v = (x.detach().clone() for x in tensors())
     v[:, 3, :, 1] = torch.nan
     out = reference.attention(q, k, v, dropout_p=0.9, dropout_seed=1)

@@ -30,7 +30,8 @@ time.sleep(3600)
 """
 PARENT_SCRIPT = """
 import signal, sys
-signal.signal(signal.SIGINT, signal.SIG_DFL)  # whatever the tests were started by, in the background too
+# Whatever the tests were started by, in the background too.
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 from flashtrain.run import job_process
 job_process.job_command = lambda: [sys.executable, "-c", sys.argv[2]]
 with job_process.JobProcesses() as processes:

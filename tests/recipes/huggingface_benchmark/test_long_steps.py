@@ -133,7 +133,8 @@ def test_the_largest_context_that_memory_auto_takes_is_a_row_of_each_model() -> 
         assert f"{row['model']} S={row['context']:,} at most by memory.activation_checkpointing=auto" in job.plan()
         (longer,) = long_steps_on(H200, f"benchmark.models=[{row['model']}]", "memory.activation_checkpointing=full",
                                   "memory.offload=true",
-                                  f"benchmark.contexts=[{row['context'] + 4096}]").cases  # fmt: skip
+                                  f"benchmark.contexts=[{row['context'] + 4096}]"
+                                  ).cases  # fmt: skip
         assert "memory.offload" in job.planned(longer)["error"]
 
 

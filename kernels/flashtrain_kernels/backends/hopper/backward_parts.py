@@ -52,7 +52,8 @@ def await_signal(number):
 def barrier_if(OP: gl.constexpr, THREADS: gl.constexpr, number, real):
     """If `real`, arrive at hardware barrier `number` of THREADS threads and, if OP is "sync" (not "arrive"), wait."""
     gl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p bar." + OP + " $1, " + THREADS + "; mov.u32 $0, 0; }",
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; "
+        "@p bar." + OP + " $1, " + THREADS + "; mov.u32 $0, 0; }",
         "=r,r,r,~{memory}", [number, real.to(gl.int32)], dtype=gl.int32, is_pure=False, pack=1,
     )  # fmt: skip
 

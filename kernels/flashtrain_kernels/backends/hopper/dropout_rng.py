@@ -87,8 +87,8 @@ def _rounds(group: int, first: int) -> list[str]:
 
 # One call of Philox2x32 draws for two queries by two keys that are 8 apart (philox.py). Of an accumulator with 16 rows
 # a warp, eight neighbouring numbers of a thread are two such groups, where the tile begins at multiples of 16:
-#     number      0        1          2          3            4        5        6            7
-#     pair        r c      r c + 1    r + 8 c    r + 8 c + 1  r c + 8  r c + 9  r + 8 c + 8  r + 8 c + 9
+#     number  0    1        2        3            4        5        6            7
+#     pair    r c  r c + 1  r + 8 c  r + 8 c + 1  r c + 8  r c + 9  r + 8 c + 8  r + 8 c + 9
 def _assembly(queries_are_rows: bool) -> str:
     """Of eight numbers x >= 0 those that are dropped become 0 (forward) or -x (backward)."""
     # Operands, eight each: results, x, then of the forward the words of Philox's first round but for the key's group,

@@ -50,7 +50,12 @@ class FlashtrainBert(StepBaseline):
         task = make_masked_task(settings, hardware, model.train(), {})
         return task_step(task, model, task.batch_loss, case, device)
 
-    def batches(self, case: BertCase, drawn: Sequences, device: torch.device) -> list[tuple[Any, ...]]:  # type: ignore[override]
+    def batches(
+        self,
+        case: BertCase,
+        drawn: Sequences,  # type: ignore[override]
+        device: torch.device,
+    ) -> list[tuple[Any, ...]]:
         budget = None
         if self.batching == PACKED:
             members, budget = packed_batches(drawn.lengths, case.batch * case.context)

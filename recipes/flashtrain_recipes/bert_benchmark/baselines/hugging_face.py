@@ -54,7 +54,12 @@ class HuggingFaceBert(HuggingFace):
         forward = torch.compile(model, dynamic=self.batching == BUCKETS) if self.compiled else model
         return usual_step(model, lambda batch: forward(**batch).loss, case, device)
 
-    def batches(self, case: BertCase, drawn: Sequences, device: torch.device) -> list[tuple[Any, ...]]:  # type: ignore[override]
+    def batches(
+        self,
+        case: BertCase,
+        drawn: Sequences,  # type: ignore[override]
+        device: torch.device,
+    ) -> list[tuple[Any, ...]]:
         lengths, tokens = drawn.lengths, case.batch * case.context
         members = bucket_batches(lengths, tokens) if self.batching == BUCKETS else random_batches(lengths, case.batch)
         return [(_arguments(padded(drawn, one, device)),) for one in members]
