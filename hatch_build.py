@@ -1,4 +1,5 @@
-"""What pyproject.toml cannot say of the wheel: the experiments lie in recipes/, and are a package of their own in it.
+"""What pyproject.toml cannot say of the wheel: the experiments lie in recipes/, and are a
+package of their own in it.
 
 An editable install has no copy of them: its path file names recipes/ (dev-mode-dirs).
 """

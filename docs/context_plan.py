@@ -1,4 +1,5 @@
-"""Compute recipes/results/context-plan.json: the context-parallel method and its expected efficiency on many GPUs.
+"""Compute recipes/results/context-plan.json: the context-parallel method and its expected
+efficiency on many GPUs.
 
 python docs/context_plan.py    # seconds on a CPU; nothing is measured
 """
@@ -21,7 +22,8 @@ MACHINE = 8  # GPUs
 
 
 def row_of(model: str, tokens: int, gpus: int) -> dict[str, Any]:
-    """The method that `auto` takes for a causal mask, and one GPU's time over `gpus` times the expected time of all."""
+    """The method that `auto` takes for a causal mask, and one GPU's time over `gpus` times
+    the expected time of all."""
     sizes = Sizes(gpus, *SHAPES[model], held=tokens // gpus, near=near_ranks(gpus, MACHINE))
     choice = choose_method("auto", sizes)
     seconds = expected_seconds(sizes, choice.heads_degree, gathers=choice.method == ALL_GATHER)

@@ -1,4 +1,5 @@
-"""Write the pages that are made from the code and other files: settings, Python names, notebook, result files.
+"""Write the pages that are made from the code and other files: settings, Python names,
+notebook, result files.
 
 python docs/generate.py            # write them
 python docs/generate.py --check    # fail where a page is not what the code gives
@@ -40,8 +41,12 @@ FIRST_LINE = "<!-- Written by `python docs/generate.py`; what is changed here by
 
 def main() -> int:
     """Write the pages, or compare them; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python docs/generate.py", description="Write the pages made from the code.")
-    parser.add_argument("--check", action="store_true", help="fail where a page is not what the code gives")
+    parser = argparse.ArgumentParser(
+        prog="python docs/generate.py", description="Write the pages made from the code."
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="fail where a page is not what the code gives"
+    )
     check = parser.parse_args().check
     old = [name for name, text in pages().items() if not _same(DOCS / name, text, write=not check)]
     if check and old:
@@ -77,21 +82,27 @@ def api_page() -> str:
         "",
         FIRST_LINE,
         "",
-        "These names are public: what they take and give does not change without a line in the changelog.",
+        (
+            "These names are public: "
+            "what they take and give does not change without a line in the changelog."
+        ),
         "Everything else may change. A name leads to its parameters; `help(name)` prints the same.",
         "",
     ]
     for module, (page, about) in MODULES.items():
         lines += [f"## `{module}`", "", f"{about}.", "", "| name | what it is |", "| :--- | :--- |"]
         for name, thing in _public(module):
-            link = f"[`{name}`](api/{page}#{_path(thing)})" if _is_documented(thing) else f"`{name}`"
+            link = (
+                f"[`{name}`](api/{page}#{_path(thing)})" if _is_documented(thing) else f"`{name}`"
+            )
             lines.append(f"| {link} | {cell(_about(thing))} |")
         lines.append("")
     return "\n".join(lines)
 
 
 def module_page(module: str) -> str:
-    """The docstrings of a module's public functions and classes, which mkdocstrings puts in on the site."""
+    """The docstrings of a module's public functions and classes, which
+    mkdocstrings puts in on the site."""
     lines = [
         f"# {module}",
         "",
@@ -142,15 +153,25 @@ def _about(thing: Any) -> str:
 
 
 def results_page() -> str:
-    """Every result file: what was measured when and on what, and where its table and its command stand."""
+    """Every result file: what was measured when and on what, and where its table
+    and its command stand."""
     lines = [
         "# How each published result was made",
         "",
         FIRST_LINE,
         "",
-        "Every published figure is backed by a file, `recipes/results/NAME.json`: recipe, command, date, device,",
-        "versions and rows. Tables and figures are drawn from those files. The command of a result stands behind a",
-        "fold under its table. On such a machine it makes the result again, if the files that it names are in the",
+        (
+            "Every published figure is backed by a file, `recipes/results/NAME.json`: "
+            "recipe, command, date, device,"
+        ),
+        (
+            "versions and rows. Tables and figures are drawn from those files. "
+            "The command of a result stands behind a"
+        ),
+        (
+            "fold under its table. "
+            "On such a machine it makes the result again, if the files that it names are in the"
+        ),
         "repository.",
         "",
         "```bash",
@@ -168,7 +189,11 @@ def results_page() -> str:
     for path in sorted(RESULTS.glob("*.json")):
         result = read_result(path)
         place = places.get(path.stem, "")
-        recipe = f"`{result.recipe}`" if (RESULTS.parent / f"{result.recipe}.yaml").is_file() else result.recipe
+        recipe = (
+            f"`{result.recipe}`"
+            if (RESULTS.parent / f"{result.recipe}.yaml").is_file()
+            else result.recipe
+        )
         link = f"[{path.stem}](../../recipes/results/{path.name})"
         lines.append(f"| {link} | {place} | {recipe} | {result.date} | {cell(result.device)} |")
     return "\n".join([*lines, ""])

@@ -1,7 +1,9 @@
-"""For mkdocs: what a page links to outside of docs/ becomes part of the site, so that links work there as on GitHub.
+"""For mkdocs: what a page links to outside of docs/ becomes part of the site, so that links
+work there as on GitHub.
 
-Pages of the repository (recipes/README.md, ...) come as pages, everything else (figures, result files, recipes) as
-files, all under repository/. A link to nothing is left as it is, so that `mkdocs build --strict` complains.
+Pages of the repository (recipes/README.md, ...) come as pages, everything else (figures, result
+files, recipes) as files, all under repository/. A link to nothing is left as it is, so that `mkdocs
+build --strict` complains.
 """
 
 from __future__ import annotations
@@ -44,13 +46,18 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
     def pointed(found: re.Match[str]) -> str:
         target = _target(source, found[2])
-        return found[0] if target is None else found[1] + os.path.relpath(_uri(target), here).replace(os.sep, "/")
+        return (
+            found[0]
+            if target is None
+            else found[1] + os.path.relpath(_uri(target), here).replace(os.sep, "/")
+        )
 
     return LINK.sub(pointed, markdown)
 
 
 def _target(page: Path, link: str) -> Path | None:
-    """The file that a page's link means; a folder's README. None for what does not exist or lies elsewhere."""
+    """The file that a page's link means; a folder's README. None for what does not
+    exist or lies elsewhere."""
     target = (page.parent / link).resolve()
     if target.is_dir():
         target = target / "README.md"

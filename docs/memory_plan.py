@@ -1,4 +1,5 @@
-"""Compute recipes/results/memory-plan.json: the smallest setting that fits, by model, context and GPUs.
+"""Compute recipes/results/memory-plan.json: the smallest setting that fits, by
+model, context and GPUs.
 
 python docs/memory_plan.py    # some minutes on a CPU; nothing is measured
 """
@@ -35,7 +36,9 @@ def settings_of(model: str, context: int, gpu: str, count: int, strategy: str) -
         own = ["recipe=gpt2", f"model.size={model.removeprefix('gpt2-')}", "model.positions=rotary"]
     tokens = context if strategy == "context_parallel" else context * count
     words = [f"context={context}", f"trainer.tokens_per_step={tokens}", f"trainer.devices={count}"]
-    settings = compose_settings([*own, *words, f"trainer.strategy={strategy}", f"hardware.plan_for={gpu}", "mode=plan"])
+    settings = compose_settings(
+        [*own, *words, f"trainer.strategy={strategy}", f"hardware.plan_for={gpu}", "mode=plan"]
+    )
     if model.startswith("llama"):
         settings.model.config = model.removesuffix("-lora")
         settings.model.adapter = "lora" if model.endswith("-lora") else None
@@ -55,20 +58,32 @@ def plans(model: str, context: int, gpu: str, count: int) -> Iterator[tuple[str,
     for strategy in ("ddp", "fsdp", "context_parallel") if count > 1 else ("auto",):
         settings = settings_of(model, context, gpu, count, strategy)
         try:
-            yield strategy, fit_memory(settings, planned_hardware(gpu, count), model_of(model, context))
+            yield (
+                strategy,
+                fit_memory(settings, planned_hardware(gpu, count), model_of(model, context)),
+            )
         except UserError as error:
             print(f"{model} {context} {count} x {gpu} {strategy}: {error}")
 
 
 def row_of(model: str, context: int, gpu: str, count: int) -> dict[str, Any]:
     """The first plan that fits without host memory, else the first that fits with it."""
-    fitting = [(strategy, plan) for strategy, plan in plans(model, context, gpu, count) if plan.fits]
-    row = {"model": model, "context": context, "gpus": f"{count} x {gpu.upper()}", "plan": "does not fit"}
+    fitting = [
+        (strategy, plan) for strategy, plan in plans(model, context, gpu, count) if plan.fits
+    ]
+    row = {
+        "model": model,
+        "context": context,
+        "gpus": f"{count} x {gpu.upper()}",
+        "plan": "does not fit",
+    }
     if not fitting:
         return row
     strategy, plan = min(fitting, key=lambda one: one[1].savings.offload)
     estimate, savings = plan.estimate, plan.savings
-    kind = "offload" if savings.offload else "chunks" if savings.ffn_chunk else savings.checkpointing
+    kind = (
+        "offload" if savings.offload else "chunks" if savings.ffn_chunk else savings.checkpointing
+    )
     names = kind if strategy == "auto" else f"{strategy}, {kind}"
     host = f" (+ {estimate.host / GIB:.0f} in host memory)" if estimate.host else ""
     return {
@@ -83,7 +98,12 @@ def row_of(model: str, context: int, gpu: str, count: int) -> dict[str, Any]:
 
 def main() -> None:
     """Compute every row and write the file."""
-    rows = [row_of(model, context, *machine) for model in MODELS for context in CONTEXTS for machine in MACHINES]
+    rows = [
+        row_of(model, context, *machine)
+        for model in MODELS
+        for context in CONTEXTS
+        for machine in MACHINES
+    ]
     write_result(RESULT, "memory-plan", "python docs/memory_plan.py", rows, device="computed")
 
 

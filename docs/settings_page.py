@@ -1,6 +1,8 @@
-"""Every setting as a page: its name, type, default and meaning, from the dataclasses of the settings.
+"""Every setting as a page: its name, type, default and meaning, from the
+dataclasses of the settings.
 
-A setting's meaning is the comment on its line in the source, or on the lines above it, and its `option`'s values.
+A setting's meaning is the comment on its line in the source, or on the lines above it, and
+its `option`'s values.
 """
 
 from __future__ import annotations
@@ -25,9 +27,18 @@ def settings_page(first_line: str) -> str:
         "",
         first_line,
         "",
-        "A setting is given as `name=value` after the recipe. A recipe's values come before these defaults, and the",
-        "command line's come before both. `python -m flashtrain recipe=gpt2 --cfg job` prints what a recipe comes to.",
-        "A name that the recipe's task does not have is refused in one line, with the nearest name. So is one that the",
+        (
+            "A setting is given as `name=value` after the recipe. "
+            "A recipe's values come before these defaults, and the"
+        ),
+        (
+            "command line's come before both. "
+            "`python -m flashtrain recipe=gpt2 --cfg job` prints what a recipe comes to."
+        ),
+        (
+            "A name that the recipe's task does not have is refused in one line, "
+            "with the nearest name. So is one that the"
+        ),
         "mode does not use.",
         "",
         "`null` means that the run decides, from the machine or the model.",
@@ -41,8 +52,14 @@ def settings_page(first_line: str) -> str:
 
 
 def _section(title: str, prefix: str, group: Any, shown: set[str]) -> Iterator[str]:
-    """A group's heading, its docstring, its table, and the groups inside of it, but for what was shown before."""
-    yield from (f"## {title}", "", " ".join(inspect.cleandoc(type(group).__doc__ or "").split()), "")
+    """A group's heading, its docstring, its table, and the groups inside of it, but for
+    what was shown before."""
+    yield from (
+        f"## {title}",
+        "",
+        " ".join(inspect.cleandoc(type(group).__doc__ or "").split()),
+        "",
+    )
     hints, meanings = typing.get_type_hints(type(group)), comments(type(group))
     inner: list[tuple[str, Any]] = []
     rows = []
@@ -54,15 +71,26 @@ def _section(title: str, prefix: str, group: Any, shown: set[str]) -> Iterator[s
         if dataclasses.is_dataclass(default):
             inner.append((name, default))
             continue
-        part = next((kind for kind in typing.get_args(hints[one.name]) if dataclasses.is_dataclass(kind)), None)
+        part = next(
+            (kind for kind in typing.get_args(hints[one.name]) if dataclasses.is_dataclass(kind)),
+            None,
+        )
         if part is not None:
             inner.append((f"{name}[]", part()))
         meaning, possible = meanings.get(one.name, ""), one.metadata.get("options", ())
         if not all(value in meaning for value in possible):
             meaning += f" One of {', '.join(f'`{value}`' for value in possible)}."
-        rows.append(f"| `{name}` | {type_of(hints[one.name])} | `{yaml_of(default)}` | {cell(meaning.strip())} |")
+        rows.append(
+            f"| `{name}` | {type_of(hints[one.name])} | `{yaml_of(default)}` | "
+            f"{cell(meaning.strip())} |"
+        )
     if rows:
-        yield from ("| setting | type | default | meaning |", "| :--- | :--- | :--- | :--- |", *rows, "")
+        yield from (
+            "| setting | type | default | meaning |",
+            "| :--- | :--- | :--- | :--- |",
+            *rows,
+            "",
+        )
     for name, one in inner:
         yield from _section(f"`{name}`", f"{name}.", one, shown)
 

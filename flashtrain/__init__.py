@@ -1,7 +1,9 @@
-"""flashtrain: train long-context models with exact FlashAttention kernels, Hydra and PyTorch Lightning.
+"""flashtrain: train long-context models with exact FlashAttention kernels, Hydra
+and PyTorch Lightning.
 
-The command is `python -m flashtrain recipe=gpt2`, and in Python it is `flashtrain.train("gpt2")`. The names below are
-the public ones; each is imported when first used, so that `import flashtrain` stays quick.
+The command is `python -m flashtrain recipe=gpt2`, and in Python it is
+`flashtrain.train("gpt2")`. The names below are the public ones; each is imported when first
+used, so that `import flashtrain` stays quick.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
     from flashtrain.command.api import train as train
     from flashtrain.data.chat_datamodule import ChatDataModule as ChatDataModule
     from flashtrain.data.datamodule import TextDataModule as TextDataModule
-    from flashtrain.distributed.context.strategy import ContextParallelStrategy as ContextParallelStrategy
+    from flashtrain.distributed.context.strategy import (
+        ContextParallelStrategy as ContextParallelStrategy,
+    )
     from flashtrain.errors import UserError as UserError
     from flashtrain.models.attention import Attention as Attention
     from flashtrain.models.decoder import GPT2 as GPT2

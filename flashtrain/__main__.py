@@ -1,14 +1,15 @@
 """python -m flashtrain: compose the configuration, check it, run it; nothing else.
 
-Whatever goes wrong ends with one line on the terminal: a mistake of the user's with exit status 2, anything else with 1
-and the place of its traceback.
+Whatever goes wrong ends with one line on the terminal: a mistake of the user's with exit status 2,
+anything else with 1 and the place of its traceback.
 """
 
 from __future__ import annotations
 
 import time
 
-STARTED = time.monotonic()  # before the heavy imports, so that a run's summary counts the whole command
+# Before the heavy imports, so that a run's summary counts the whole command.
+STARTED = time.monotonic()
 
 from flashtrain.interruption import end_at_once, handle, interrupt, restore  # noqa: E402
 
@@ -35,15 +36,17 @@ from flashtrain.run.job_process import end_with_parent  # noqa: E402
 from flashtrain.settings.command_line import FOLDER, CommandLine, quoted  # noqa: E402
 from flashtrain.version import versions_text  # noqa: E402
 
-# Lightning, and all that brings it in, takes seconds to import: functions below import what they need, so that help and
-# mistakes are reported at once.
+# Lightning, and all that brings it in, takes seconds to import: functions below import what they
+# need, so that help and mistakes are reported at once.
 
 
 def main() -> None:
-    """Run the command line, and exit with its status. A program that registers components calls this as its command."""
+    """Run the command line, and exit with its status. A program that registers components
+    calls this as its command."""
     end_with_parent()
     with contextlib.suppress(OSError, RuntimeError):  # standard error is no file, as in a notebook
-        faulthandler.enable()  # whatever ends this process in native code is reported with Python's own place in it
+        # Whatever ends this process in native code is reported with Python's own place in it.
+        faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     logging.raiseExceptions = False  # on a full disk every line of the log would be a traceback
     before = handle(end_at_once)
@@ -75,7 +78,9 @@ def _command(words: list[str]) -> int:
         return _show(line)
     for key in sorted(line.by_name):
         if key.startswith("hydra") and key != FOLDER:
-            raise UserError(f"{key} is a setting of Hydra's, of which {FOLDER}=FOLDER alone is used. Remove it.")
+            raise UserError(
+                f"{key} is a setting of Hydra's, of which {FOLDER}=FOLDER alone is used. Remove it."
+            )
     if arguments.multirun:
         from flashtrain.command.sweep import run_sweep
 
@@ -90,7 +95,8 @@ def _command(words: list[str]) -> int:
     mode = mode_of(settings)
     if mode is not None and mode.study:
         return mode.run_study(settings, line, started=STARTED)
-    if not is_of_checkpoint(settings.mode) or settings.mode == "export":  # which leave something to clean up
+    # Which leave something to clean up.
+    if not is_of_checkpoint(settings.mode) or settings.mode == "export":
         handle(interrupt)
     if is_of_checkpoint(settings.mode):
         return modes.run_mode(settings)
@@ -104,15 +110,20 @@ def _command(words: list[str]) -> int:
 
 
 def _refuse(message: str) -> NoReturn:
-    raise UserError(f"{message}. Usage: python -m flashtrain recipe=NAME [setting=value ...] [-m | --cfg job]")
+    raise UserError(
+        f"{message}. Usage: python -m flashtrain recipe=NAME [setting=value ...] [-m | --cfg job]"
+    )
 
 
 def _show(line: CommandLine) -> int:
     """Let Hydra show the configuration (--cfg job)."""
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # what goes wrong in Hydra itself is raised, and reported by main()
+    # What goes wrong in Hydra itself is raised, and reported by main().
+    os.environ["HYDRA_FULL_ERROR"] = "1"
     task = register_configs(line)
     with readable_errors(task):
-        hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=task)(lambda _: None)()
+        hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=task)(
+            lambda _: None
+        )()
     return 0
 
 

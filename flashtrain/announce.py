@@ -20,7 +20,8 @@ SILENCED = (
     ".*Checkpoint directory .* exists and is not empty.*",
     ".*The number of training batches .* is smaller than the logging interval.*",
     ".*Total length of .* across ranks is zero.*",  # no validation data
-    ".*have overridden `on_before_batch_transfer` in `LightningModule`.*",  # labels that a mask shows
+    # Labels that a mask shows.
+    ".*have overridden `on_before_batch_transfer` in `LightningModule`.*",
     ".*broadcast_buffers.*deprecated.*",
     ".*barrier.. using the device under current context.*",
 )
@@ -30,7 +31,8 @@ _quiet = False
 
 @rank_zero_only
 def say(line: str, level: int = logging.INFO) -> None:
-    """Print a line on the first rank, through the `flashtrain` logger, which your program may redirect or silence.
+    """Print a line on the first rank, through the `flashtrain` logger, which your program
+    may redirect or silence.
 
     Args:
         line: the text.
@@ -48,7 +50,8 @@ def is_quiet() -> bool:
 
 @contextmanager
 def quietly(quiet: bool = True) -> Iterator[None]:
-    """Within a `with` block, let is_quiet() return `quiet`: True switches progress bars and printed tables off."""
+    """Within a `with` block, let is_quiet() return `quiet`: True switches progress bars
+    and printed tables off."""
     global _quiet
     before, _quiet = _quiet, quiet
     try:
@@ -63,15 +66,22 @@ def is_first_rank() -> bool:
 
 
 def quieten() -> None:
-    """Silence Lightning's greetings, warnings listed in SILENCED, and the kernels' lines on every rank but the first.
+    """Silence Lightning's greetings, warnings listed in SILENCED, and the kernels' lines on
+    every rank but the first.
 
     Called where flashtrain runs a whole job, not when a program imports its parts.
     """
     if getattr(rank_zero_only, "rank", 0):
         logging.getLogger("flashtrain_kernels").setLevel(logging.ERROR)
-    for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "pytorch_lightning.utilities.rank_zero"):
+    for name in (
+        "pytorch_lightning",
+        "lightning_fabric",
+        "lightning.pytorch",
+        "pytorch_lightning.utilities.rank_zero",
+    ):
         logging.getLogger(name).setLevel(logging.WARNING)
-    # transformers imports torchao if it is installed, and the import reports which of its GPU libraries do not load.
+    # transformers imports torchao if it is installed, and the import reports which of its GPU
+    # libraries do not load.
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
     for pattern in SILENCED:

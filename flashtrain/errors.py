@@ -1,7 +1,7 @@
 """Errors that a user can act on, and the checks of values that raise them.
 
-`python -m flashtrain` prints a UserError's text as one line and exits with its status; in a program that imports
-flashtrain it is a ValueError.
+`python -m flashtrain` prints a UserError's text as one line and exits with its status; in a program
+that imports flashtrain it is a ValueError.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ MAX_LINE = 2000  # characters of a UserError, which may quote a line of a file
 
 
 class UserError(ValueError):
-    """A mistake in the user's input. Its text is one line: what was given, what is expected, what to do.
+    """A mistake in the user's input. Its text is one line: what was given, what
+    is expected, what to do.
 
     `status` is the exit status of a command that ends with this error.
     """
@@ -26,7 +27,9 @@ class UserError(ValueError):
         super().__init__(line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]} ...")
 
 
-def unknown(kind: str, given: str, possible: Iterable[str], *, listed: Iterable[str] | None = None) -> UserError:
+def unknown(
+    kind: str, given: str, possible: Iterable[str], *, listed: Iterable[str] | None = None
+) -> UserError:
     """Return (not raise) the error for a name that does not exist; it suggests similar names.
 
     Args:
@@ -45,7 +48,8 @@ def unknown(kind: str, given: str, possible: Iterable[str], *, listed: Iterable[
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's text, without a period at its end; its type if it has no text."""
+    """Return the first line of an exception's text, without a period at its end; its
+    type if it has no text."""
     words = str(error).strip().split("\n", 1)[0].split()
     return " ".join(words)[:300].rstrip(".") or type(error).__name__
 
@@ -58,7 +62,8 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 class RunFailed(Exception):
-    """The error of a run that failed through no mistake of the user's: one line, no traceback, exit status 1."""
+    """The error of a run that failed through no mistake of the user's: one line, no
+    traceback, exit status 1."""
 
     status = 1
 
@@ -75,7 +80,9 @@ def needs_package(what: str, package: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise UserError(f"{what} needs the package {package}: pip install 'flashtrain[{extra}]' ({error}).") from error
+        raise UserError(
+            f"{what} needs the package {package}: pip install 'flashtrain[{extra}]' ({error})."
+        ) from error
 
 
 def one_of(name: str, given: str, possible: Iterable[str]) -> None:
@@ -98,10 +105,21 @@ def above(name: str, given: float | None, low: float) -> None:
 
 
 def between(
-    name: str, given: float | None, low: float, high: float, *, include_low: bool = True, include_high: bool = True
+    name: str,
+    given: float | None,
+    low: float,
+    high: float,
+    *,
+    include_low: bool = True,
+    include_high: bool = True,
 ) -> None:
     """Raise UserError unless `given` lies between `low` and `high`, or is None (not set)."""
-    if given is None or low < given < high or (given == low and include_low) or (given == high and include_high):
+    if (
+        given is None
+        or low < given < high
+        or (given == low and include_low)
+        or (given == high and include_high)
+    ):
         return
     begin, end = "[" if include_low else "(", "]" if include_high else ")"
     raise UserError(f"{name}={given} must be in {begin}{low}, {high}{end}.")

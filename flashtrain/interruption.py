@@ -8,19 +8,25 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
-ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGINT") if hasattr(signal, name)]
+ENDING = [
+    getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGINT") if hasattr(signal, name)
+]
 
 
 class Interrupted(KeyboardInterrupt):
-    """The end of a command by the signal `number`. What cleans up after Ctrl-C does so after each of them."""
+    """The end of a command by the signal `number`. What cleans up after Ctrl-C does
+    so after each of them."""
 
     def __init__(self, number: int, line: str = "") -> None:
         self.number, self.status = signal.Signals(number), 128 + number
-        super().__init__(line or f"stopped by {'Ctrl-C' if number == signal.SIGINT else self.number.name}")
+        super().__init__(
+            line or f"stopped by {'Ctrl-C' if number == signal.SIGINT else self.number.name}"
+        )
 
 
 class Stopped(Exception):
-    """A signal or the time limit ended the run; its checkpoint is saved. `status` is the command's exit status."""
+    """A signal or the time limit ended the run; its checkpoint is saved. `status` is the
+    command's exit status."""
 
     def __init__(self, line: str, status: int) -> None:
         super().__init__(line)
@@ -28,7 +34,8 @@ class Stopped(Exception):
 
 
 def handle(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
-    """Set the handler of the signals that are not ignored, as by nohup. Return theirs before, for `restore`."""
+    """Set the handler of the signals that are not ignored, as by nohup. Return theirs
+    before, for `restore`."""
     before = {number: signal.getsignal(number) for number in ENDING}
     heard = {number: earlier for number, earlier in before.items() if earlier != signal.SIG_IGN}
     for number in heard:
@@ -44,7 +51,8 @@ def restore(before: Mapping[int, Any]) -> None:
 
 
 def end_at_once(number: int, _: FrameType | None) -> None:
-    """The handler of a command that has nothing to clean up. No exception, which an import may swallow."""
+    """The handler of a command that has nothing to clean up. No exception, which
+    an import may swallow."""
     leave_closed_terminal()
     os.write(2, f"flashtrain: {Interrupted(number)}\n".encode())
     os._exit(128 + number)
@@ -59,7 +67,8 @@ def interrupt(number: int, _: FrameType | None) -> None:
 
 
 def leave_closed_terminal() -> None:
-    """Send standard output and error nowhere if their terminal is closed: each line would raise an OSError."""
+    """Send standard output and error nowhere if their terminal is closed: each line
+    would raise an OSError."""
     for output in (1, 2):
         try:
             os.write(output, b"")

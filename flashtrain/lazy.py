@@ -9,7 +9,8 @@ from typing import Any
 
 
 def import_when_used(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a package's `__getattr__` (PEP 562), which imports each of its public names on first use.
+    """Return a package's `__getattr__` (PEP 562), which imports each of its
+    public names on first use.
 
     Args:
         package: the package's `__name__`.

@@ -1,4 +1,5 @@
-"""The interface between a run and its Mode, where it does other work than a task's, such as a benchmark.
+"""The interface between a run and its Mode, where it does other work than a
+task's, such as a benchmark.
 
 Modes are classes registered under their names, as tasks are (spec.py).
 """
@@ -22,10 +23,12 @@ class Mode:
     """An activity of a run other than training, such as mode=benchmark."""
 
     measures = False  # whether it chooses attention and dtypes itself, not by the machine
-    study = False  # whether it runs other commands: it takes the command line's words, and no folder
+    # Whether it runs other commands: it takes the command line's words, and no folder.
+    study = False
     of_checkpoint = False  # whether it works on a checkpoint, with the run's own settings
     own: tuple[str, ...] = ()  # the groups of settings that only this mode has
-    requested_by = ""  # the setting that, where it has a value, makes mode=plan plan this mode and not a training
+    # The setting that, where it has a value, makes mode=plan plan this mode and not a training.
+    requested_by = ""
     example = ("", "")  # for --help: words after `python -m flashtrain`, and what they do
 
     def uses(self, settings: Settings) -> Sequence[str] | None:
@@ -33,7 +36,8 @@ class Mode:
         return self.own
 
     def contexts(self, settings: Settings) -> Sequence[int]:
-        """Return the context lengths that this mode compares; empty if it uses settings.context only."""
+        """Return the context lengths that this mode compares; empty if it uses
+        settings.context only."""
         return ()
 
     def is_requested(self, settings: Settings) -> bool:
@@ -44,29 +48,43 @@ class Mode:
     def check(self, settings: Settings) -> None:
         """Raise UserError for settings with which this mode cannot run."""
 
-    if TYPE_CHECKING:  # a mode has run, run_study or run_checkpoint; plan and demo_line where a recipe is of it
+    # A mode has run, run_study or run_checkpoint; plan and demo_line where a recipe is of it.
+    if TYPE_CHECKING:
 
         def plan(self, settings: Settings, hardware: Hardware) -> str:
             """Return the text of mode=plan: what would be done. Nothing is started."""
 
         def run(
-            self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: Sequence[str], started: float
+            self,
+            settings: Settings,
+            hardware: Hardware,
+            folder: Path,
+            *,
+            overrides: Sequence[str],
+            started: float,
         ) -> dict[str, Any]:
             """Run the mode in `folder`, and return the summary row."""
 
         def run_study(self, settings: Settings, overrides: CommandLine, *, started: float) -> int:
-            """Run a study, which starts a command for each of its trainings, and return the exit status."""
+            """Run a study, which starts a command for each of its trainings, and
+            return the exit status."""
 
         def run_checkpoint(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
             """Run this mode on settings.checkpoint, print the results and return them by name."""
 
         def demo_line(self, demo: Settings, where: str) -> str:
-            """Return the line that says what the demo does; it ends with `where`, how to run the recipe in full."""
+            """Return the line that says what the demo does; it ends with `where`, how to
+            run the recipe in full."""
 
 
 def mode_of(settings: Settings) -> Mode | None:
-    """Return the Mode that the settings name; None for train, plan, evaluate, generate and export, the task's own."""
-    return cast(Mode, component("mode", settings.mode)()) if settings.mode in registered("mode") else None
+    """Return the Mode that the settings name; None for train, plan, evaluate, generate and
+    export, the task's own."""
+    return (
+        cast(Mode, component("mode", settings.mode)())
+        if settings.mode in registered("mode")
+        else None
+    )
 
 
 def is_of_checkpoint(mode: str) -> bool:
@@ -76,14 +94,16 @@ def is_of_checkpoint(mode: str) -> bool:
 
 
 def work_of(settings: Settings) -> str:
-    """Return the name of what is run: settings.mode or, for mode=plan, the planned "train" or registered mode."""
+    """Return the name of what is run: settings.mode or, for mode=plan, the planned
+    "train" or registered mode."""
     if settings.mode != "plan":
         return settings.mode
     return next((name for name, mode in modes().items() if mode.is_requested(settings)), "train")
 
 
 def working_mode(settings: Settings) -> Mode | None:
-    """Return the registered Mode that settings.mode names or mode=plan plans; None for "train" and a task's modes."""
+    """Return the registered Mode that settings.mode names or mode=plan plans; None for
+    "train" and a task's modes."""
     return modes().get(work_of(settings))
 
 
@@ -93,14 +113,20 @@ def modes() -> dict[str, Mode]:
 
 
 def contexts_words(settings: Settings) -> str:
-    """Return the context as text, such as "context 1024"; for a study the range of contexts that it compares."""
+    """Return the context as text, such as "context 1024"; for a study the range of
+    contexts that it compares."""
     mode = mode_of(settings)
     compared = () if mode is None else mode.contexts(settings)
-    return f"contexts {min(compared)} to {max(compared)}" if compared else f"context {settings.context}"
+    return (
+        f"contexts {min(compared)} to {max(compared)}"
+        if compared
+        else f"context {settings.context}"
+    )
 
 
 def check_settings(settings: Settings) -> None:
-    """Raise UserError for the first setting that cannot work: by itself, with another setting, or with the mode."""
+    """Raise UserError for the first setting that cannot work: by itself, with another
+    setting, or with the mode."""
     settings.check()
     task_of(settings).check(settings)
     if mode := mode_of(settings):

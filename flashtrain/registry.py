@@ -1,7 +1,7 @@
 """The components that a configuration may name, by group.
 
-Configuration never instantiates a dotted path. A name in a config group is looked up here, so a YAML file can only
-build what a program registered:
+Configuration never instantiates a dotted path. A name in a config group is looked up here, so a
+YAML file can only build what a program registered:
 
     import flashtrain
 
@@ -9,9 +9,10 @@ build what a program registered:
     def make_beep(settings):
         return BeepCallback()
 
-Installed packages register through the entry point group `flashtrain.components`, one entry per component, named
-"group.name", for example `callback.beep = my_package.beep:make_beep`. flashtrain's own components are listed below, the
-recipes' in COMPONENTS of their package. A component is imported when it is first looked up.
+Installed packages register through the entry point group `flashtrain.components`, one entry per
+component, named "group.name", for example `callback.beep = my_package.beep:make_beep`. flashtrain's
+own components are listed below, the recipes' in COMPONENTS of their package. A component is
+imported when it is first looked up.
 """
 
 from __future__ import annotations
@@ -28,25 +29,44 @@ from typing import Any, TypeVar
 from flashtrain.errors import UserError, unknown
 
 ENTRY_POINT_GROUP = "flashtrain.components"
-EXPERIMENTS = "flashtrain_recipes"  # the package next to the recipes: recipes/ of a checkout holds both
+# The package next to the recipes: recipes/ of a checkout holds both.
+EXPERIMENTS = "flashtrain_recipes"
 
 GROUPS: dict[str, str] = {
-    "model": "build(settings, *, vocab_size, context, attention) -> nn.Module with .loss, .flops_per_token, "
-    ".parameter_count",
-    "mixer": "a flashtrain.models.mixer.MixerSpec with of_pattern(value, attention): model.pattern=[NAME:value]",
+    "model": (
+        "build(settings, *, vocab_size, context, attention) -> nn.Module with .loss, "
+        ".flops_per_token, .parameter_count"
+    ),
+    "mixer": (
+        "a flashtrain.models.mixer.MixerSpec with of_pattern(value, attention): "
+        "model.pattern=[NAME:value]"
+    ),
     "source": "build(settings) -> flashtrain.data.sources.TextSource",
-    "documents": "build(settings, context) -> flashtrain.tasks.fine_tuning.splits.LabelledSource: finetune.data=NAME",
-    "mask": "build(settings, *, documents, positions, seqlen, device) -> flashtrain_kernels.Mask: once a batch",
+    "documents": (
+        "build(settings, context) -> flashtrain.tasks.fine_tuning.splits.LabelledSource: "
+        "finetune.data=NAME"
+    ),
+    "mask": (
+        "build(settings, *, documents, positions, seqlen, device) -> flashtrain_kernels.Mask: "
+        "once a batch"
+    ),
     "optimizer": "build(model, settings) -> torch.optim.Optimizer",
     "schedule": "build(optimizer, settings, total_steps) -> torch.optim.lr_scheduler.LRScheduler",
     "callback": "build(settings) -> pytorch_lightning.Callback",
-    "settings": "a dataclass with check(): a group of settings that every task then has, named as the component",
+    "settings": (
+        "a dataclass with check(): "
+        "a group of settings that every task then has, named as the component"
+    ),
     "task": "a flashtrain.spec.Task: what task=NAME trains",
     "mode": "a flashtrain.mode.Mode: what mode=NAME does instead of training",
-    "benchmark": "build(settings, hardware) with .plan() -> str and .run(folder, *, overrides, started) -> row: "
-    "what mode=benchmark measures where benchmark.name=NAME",
-    "study": "build(settings, hardware, overrides) with .run(*, started, start) -> exit status: what mode=lengths "
-    "compares of task=NAME",
+    "benchmark": (
+        "build(settings, hardware) with .plan() -> str and .run(folder, *, overrides, "
+        "started) -> row: what mode=benchmark measures where benchmark.name=NAME"
+    ),
+    "study": (
+        "build(settings, hardware, overrides) with .run(*, started, start) -> exit status: "
+        "what mode=lengths compares of task=NAME"
+    ),
     "figure": "draw(rows, path) -> path: python -m flashtrain.report --figure NAME",
 }
 
@@ -82,7 +102,10 @@ def register(group: str, name: str) -> Callable[[Builder], Builder]:
         present = _components[group].get(name)
         if present is not None and present is not builder:
             owner = getattr(present, "func", present)  # of a partial
-            raise UserError(f"{group} '{name}' is already registered by {owner.__module__}.{owner.__qualname__}.")
+            raise UserError(
+                f"{group} '{name}' is already registered by "
+                f"{owner.__module__}.{owner.__qualname__}."
+            )
         _components[group][name] = builder
         return builder
 
@@ -90,13 +113,15 @@ def register(group: str, name: str) -> Callable[[Builder], Builder]:
 
 
 def registered(group: str) -> list[str]:
-    """Return the names that a configuration may use in `group`: flashtrain's own in their order, then others."""
+    """Return the names that a configuration may use in `group`: flashtrain's own in
+    their order, then others."""
     ours = list(_shipped(group))
     return [*ours, *sorted({*_components[group], *_entry_points(group)} - set(ours))]
 
 
 def component(group: str, name: str) -> Callable[..., Any]:
-    """Return the builder or class registered as `name` in `group`. Raises UserError, with similar names, if unknown."""
+    """Return the builder or class registered as `name` in `group`. Raises UserError, with
+    similar names, if unknown."""
     if name not in _components[group]:
         shipped = _shipped(group)
         if name in shipped:
@@ -118,7 +143,8 @@ def _shipped(group: str) -> dict[str, str]:
 
 @cache
 def _experiments() -> dict[str, str]:
-    """What the experiments declare; nothing where they are left out, as flashtrain stands without them."""
+    """What the experiments declare; nothing where they are left out, as
+    flashtrain stands without them."""
     recipes = Path(__file__).resolve().parents[1] / "recipes"
     if find_spec(EXPERIMENTS) is None:
         if not (recipes / EXPERIMENTS).is_dir():
@@ -133,4 +159,8 @@ def _entry_points(group: str) -> dict[str, Any]:
 
 def _of_group(group: str, components: dict[str, Any]) -> dict[str, Any]:
     prefix = f"{group}."
-    return {name.removeprefix(prefix): found for name, found in components.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): found
+        for name, found in components.items()
+        if name.startswith(prefix)
+    }

@@ -1,7 +1,9 @@
-"""The interface between a run and its Task, the kind of training; for other work than training see mode.py.
+"""The interface between a run and its Task, the kind of training; for other work
+than training see mode.py.
 
-Tasks are classes registered under their names (flashtrain/registry.py). Nothing else branches on these names.
-Their methods import torch when they are called, so that settings are checked before it is loaded.
+Tasks are classes registered under their names (flashtrain/registry.py). Nothing else
+branches on these names. Their methods import torch when they are called, so that settings
+are checked before it is loaded.
 """
 
 from __future__ import annotations
@@ -31,19 +33,21 @@ Names = tuple[str, ...]  # of settings and of their groups
 
 @dataclass
 class StageContext:
-    """The settings and files of one training among several of a run, such as a stage of a curriculum."""
+    """The settings and files of one training among several of a run, such as a
+    stage of a curriculum."""
 
     settings: Settings  # of this training, in place of the run's
     resumed: Path | None  # the checkpoint to resume from, of the same model; None to start anew
     logs: Path  # the folder of the loggers
-    # None, unless another training starts from where this one ends, which is a checkpoint too: it is called before that
-    # is written. A signal that comes meanwhile still stops the run.
+    # None, unless another training starts from where this one ends, which is a checkpoint too: it
+    # is called before that is written. A signal that comes meanwhile still stops the run.
     before_saving: Callable[[], None] | None
 
 
 @dataclass
 class TrainedModel:
-    """A trained model, read back from a checkpoint. It can be passed wherever the checkpoint's path can."""
+    """A trained model, read back from a checkpoint. It can be passed wherever the
+    checkpoint's path can."""
 
     model: Any  # a torch module in evaluation mode
     tokenizer: Any  # a Tokenizer; None for data that are no text
@@ -59,18 +63,19 @@ class TrainedModel:
 
 @dataclass
 class TrainingSetup:
-    """What a task builds from the settings for one training: LightningModule, data, batching, lines to print."""
+    """What a task builds from the settings for one training: LightningModule, data,
+    batching, lines to print."""
 
     data: pl.LightningDataModule
     task: pl.LightningModule
     throughput: Throughput
     batching: Batching
     description: dict[str, Any]  # of the model, in plain values, for its checkpoints
-    # Lines to print about the data and the training. They are read once the run has its folder, since reading them may
-    # prepare data for long.
+    # Lines to print about the data and the training. They are read once the run has its folder,
+    # since reading them may prepare data for long.
     lines: Iterable[str]
-    # Called after the fit, on every rank: returns the columns of the summary row that the training found, and prints
-    # whatever else there is to report.
+    # Called after the fit, on every rank: returns the columns of the summary row that the training
+    # found, and prints whatever else there is to report.
     row: Callable[[pl.Trainer], dict[str, Any]]
     tokenizer: Tokenizer | None = None  # saved in the run's folder
     advice: str | None = None  # what else needs less memory; None: what holds for language models
@@ -81,21 +86,26 @@ class TrainingSetup:
 
 
 def imported(where: str) -> Any:
-    """Return a method that calls the function at `where` ("package.module:name"), importing it when first called."""
+    """Return a method that calls the function at `where` ("package.module:name"),
+    importing it when first called."""
     module, _, name = where.partition(":")
-    return lambda self, *arguments, **named: getattr(importlib.import_module(module), name)(*arguments, **named)
+    return lambda self, *arguments, **named: getattr(importlib.import_module(module), name)(
+        *arguments, **named
+    )
 
 
 class Task(ABC):
-    """A kind of training, such as task=language_model. Methods raise UserError for mistakes in the settings."""
+    """A kind of training, such as task=language_model. Methods raise UserError for
+    mistakes in the settings."""
 
     settings: type[Settings] = Settings  # its schema: every run's settings and its own
     has_epochs = True  # whether trainer.epochs gives the steps of its trainings
     shards = True  # whether its models' weights may be sharded among devices
-    # Of evaluate, generate and export those modes that it has, each with the settings and groups of its own that the
-    # mode uses.
+    # Of evaluate, generate and export those modes that it has, each with the settings and groups of
+    # its own that the mode uses.
     modes: Mapping[str, Names] = {}
-    shape: Names = ()  # settings of its own that weights and checkpoints have as they were trained ...
+    # settings of its own that weights and checkpoints have as they were trained ...
+    shape: Names = ()
     trained: Names = ()  # ... and those that checkpoints alone have so
     same: Names = ()  # settings and groups of its own: what is another training if it differs
 
@@ -104,28 +114,34 @@ class Task(ABC):
         if settings.mode in OF_A_CHECKPOINT and settings.mode not in self.modes:
             has = ", ".join(("train", "plan", *self.modes))
             raise UserError(
-                f"mode={settings.mode} is not a mode of recipe={settings.recipe} (task={settings.task}). "
-                f"Expected one of: {has}."
+                f"mode={settings.mode} is not a mode of recipe={settings.recipe} "
+                f"(task={settings.task}). Expected one of: {has}."
             )
         if settings.trainer.epochs is not None and (settings.mode == "plan" or not self.has_epochs):
-            what = "mode=plan, which reads no data" if settings.mode == "plan" else f"task={settings.task}"
+            what = (
+                "mode=plan, which reads no data"
+                if settings.mode == "plan"
+                else f"task={settings.task}"
+            )
             raise UserError(f"trainer.epochs is not supported by {what}. Set trainer.steps.")
         if settings.strategy == "fsdp" and not self.shards:
             raise UserError(
-                f"trainer.strategy=fsdp does not support recipe={settings.recipe} (task={settings.task}). "
-                "Use trainer.strategy=ddp."
+                f"trainer.strategy=fsdp does not support recipe={settings.recipe} "
+                f"(task={settings.task}). Use trainer.strategy=ddp."
             )
         if settings.shares_sequences and not hasattr(settings, "context_parallel"):
             raise UserError(
-                f"trainer.strategy={settings.strategy} trains language models, and recipe={settings.recipe} is "
-                f"task={settings.task}. Use trainer.strategy=ddp."
+                f"trainer.strategy={settings.strategy} trains language models, and "
+                f"recipe={settings.recipe} is task={settings.task}. Use trainer.strategy=ddp."
             )
 
     def suit_demo(self, demo: Settings, given: Collection[str]) -> None:  # noqa: B027 - few tasks have one
-        """Change the demo's settings in place to suit those that the command line names (`given`)."""
+        """Change the demo's settings in place to suit those that the command
+        line names (`given`)."""
 
     def suit_weights(self, settings: Settings, given: Collection[str]) -> Sequence[str]:
-        """Change the settings in place to suit the `weights` to start from, except for those in `given`.
+        """Change the settings in place to suit the `weights` to start from,
+        except for those in `given`.
 
         Args:
             given: the names of the settings on the command line.
@@ -139,14 +155,17 @@ class Task(ABC):
         return ()
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:  # noqa: B027 - as suit_demo
-        """Raise UserError for settings that cannot be trained on this machine; `given`: names on the command line."""
+        """Raise UserError for settings that cannot be trained on this machine; `given`:
+        names on the command line."""
 
     @abstractmethod
     def columns(self, settings: Settings) -> dict[str, Any]:
-        """Return the columns of the summary row that are known before the training, such as "model" and "context"."""
+        """Return the columns of the summary row that are known before the training, such as
+        "model" and "context"."""
 
     def prepare(self, settings: Settings, hardware: Hardware) -> TrainingSetup:
-        """Build data module, model and LightningModule of one training. The random generators are seeded before.
+        """Build data module, model and LightningModule of one training. The random
+        generators are seeded before.
 
         Raises:
             UserError: a mistake that the user can correct.
@@ -156,7 +175,8 @@ class Task(ABC):
     def trainings(
         self, settings: Settings, hardware: Hardware, folder: Path, overrides: Sequence[str]
     ) -> Iterator[TrainingSetup]:
-        """Yield the setup of a run's one training, or of every stage of a curriculum after the stage before has ended.
+        """Yield the setup of a run's one training, or of every stage of a curriculum after the
+        stage before has ended.
 
         Args:
             folder: the run's folder.
@@ -170,7 +190,8 @@ class Task(ABC):
 
     @abstractmethod
     def report(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
-        """Print the results of a finished training (its summary `row`), its folder, and a command to try next."""
+        """Print the results of a finished training (its summary `row`), its folder, and
+        a command to try next."""
 
     def run_mode(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
         """Run a mode of this task's checkpoints, such as mode=evaluate, and print the results.
@@ -182,22 +203,29 @@ class Task(ABC):
 
     def load(self, settings: Settings, hardware: Hardware) -> TrainedModel:
         """Load the model of settings.checkpoint, on the machine's device in evaluation mode."""
-        raise UserError(f"flashtrain.load does not support task={settings.task}. Use mode=evaluate checkpoint=FOLDER.")
+        raise UserError(
+            f"flashtrain.load does not support task={settings.task}. "
+            "Use mode=evaluate checkpoint=FOLDER."
+        )
 
     @abstractmethod
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
-        """Return what follows "training" or "planning": the demo, and then `where`, how to train the recipe in full."""
+        """Return what follows "training" or "planning": the demo, and then `where`, how to
+        train the recipe in full."""
 
     def of_checkpoint(self, settings: Settings) -> Settings:
-        """Return a run's saved settings, changed where the modes that use its checkpoint need other values."""
+        """Return a run's saved settings, changed where the modes that use its
+        checkpoint need other values."""
         return settings
 
     def for_weights(self, line: CommandLine) -> Settings | None:
-        """Return settings for mode=evaluate weights=FILE without a run; None if this task evaluates no such weights."""
+        """Return settings for mode=evaluate weights=FILE without a run; None if this task
+        evaluates no such weights."""
         return None
 
     def is_carried(self, resume: str) -> bool:
-        """Return whether `resume` names a checkpoint outside of any run, which a run in a new folder continues."""
+        """Return whether `resume` names a checkpoint outside of any run, which a run in
+        a new folder continues."""
         return False
 
 
@@ -214,7 +242,11 @@ def tasks() -> dict[str, Task]:
 def measured_words(row: dict[str, Any]) -> str:
     """Return MFU and peak memory of a summary row as text; "" if they were not measured."""
     mfu = "" if row.get("mfu") is None else f", MFU {row['mfu']:.1%}"
-    return mfu + ("" if row.get("peak_memory_gib") is None else f", peak memory {row['peak_memory_gib']:.2f} GiB")
+    return mfu + (
+        ""
+        if row.get("peak_memory_gib") is None
+        else f", peak memory {row['peak_memory_gib']:.2f} GiB"
+    )
 
 
 def report_finished(
@@ -237,5 +269,9 @@ def report_finished(
 
     then = then or f"mode=evaluate checkpoint={folder}"
     where = f"run folder {folder} ({files}), checkpoints in {folder / 'checkpoints'}"
-    for line in ("", headline, *(f"  {one}" for one in (*lines, where, f"try next: python -m flashtrain {then}"))):
+    for line in (
+        "",
+        headline,
+        *(f"  {one}" for one in (*lines, where, f"try next: python -m flashtrain {then}")),
+    ):
         say(line)

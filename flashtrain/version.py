@@ -6,7 +6,8 @@ __version__ = "0.2.0.dev0"
 
 
 def versions_text() -> str:
-    """Return the versions of flashtrain, its kernels, torch and Triton in one line, without importing them."""
+    """Return the versions of flashtrain, its kernels, torch and Triton in one line,
+    without importing them."""
     found = {"flashtrain": __version__}
     for name in ("flashtrain-kernels", "torch", "triton"):
         try:

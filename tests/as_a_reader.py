@@ -1,4 +1,5 @@
-"""Commands as a reader types them, in a fork of this process, and what none of them may do. Jobs are forks, too."""
+"""Commands as a reader types them, in a fork of this process, and what none of them may
+do. Jobs are forks, too."""
 
 from __future__ import annotations
 
@@ -13,8 +14,11 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 
-def succeeds(words: Sequence[str], environment: Mapping[str, str] = {}, *, several: bool = False) -> str:
-    """What the command printed: it ended with status 0, without a traceback, and said no line twice.
+def succeeds(
+    words: Sequence[str], environment: Mapping[str, str] = {}, *, several: bool = False
+) -> str:
+    """What the command printed: it ended with status 0, without a traceback,
+    and said no line twice.
 
     several: it runs several trainings, each of which says its lines.
     """
@@ -51,12 +55,14 @@ def job(_: object, words: Sequence[str]) -> int:
 
 
 def run(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
-    """`python -m flashtrain` with these words: in a fork of this process, which has imported what takes seconds."""
+    """`python -m flashtrain` with these words: in a fork of this process, which has
+    imported what takes seconds."""
     import_what_commands_need()
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        gc.freeze()  # what this process inherits may wait for threads that it has not, where it is collected
+        # What this process inherits may wait for threads that it has not, where it is collected.
+        gc.freeze()
         os.close(read)
         for stream in (1, 2):
             os.dup2(write, stream)
@@ -65,7 +71,8 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]
         logging.getLogger().handlers.clear()  # pytest's: lines are to be printed
         os.environ.update(environment)
         sys.argv = ["flashtrain", *words]
-        sys.modules["__main__"].__spec__ = importlib.util.find_spec("flashtrain.__main__")  # how jobs are started
+        # How jobs are started.
+        sys.modules["__main__"].__spec__ = importlib.util.find_spec("flashtrain.__main__")
         status = 70
         try:
             from flashtrain.__main__ import main

@@ -1,4 +1,5 @@
-"""Hugging Face tokenizer folders with chat templates of the shapes that published models have, made in a moment."""
+"""Hugging Face tokenizer folders with chat templates of the shapes that published models
+have, made in a moment."""
 
 from __future__ import annotations
 
@@ -66,8 +67,9 @@ OPENED = """\
 {%- if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}
 {%- if add_generation_prompt %}{{ '[assistant]<think>' }}{% endif %}"""
 
-# As gpt-oss': the answer that comes last is written with its thought and an end of its own, others are not; a call is
-# written with its thought until an answer follows it; of several calls the first is written.
+# As gpt-oss': the answer that comes last is written with its thought and an end of its own,
+# others are not; a call is written with its thought until an answer follows it; of several calls
+# the first is written.
 HARMONY = """\
 {%- for message in messages %}
 {%- set later = namespace(answer=false) %}
@@ -84,7 +86,8 @@ HARMONY = """\
 {%- endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant{% endif %}"""
 
-# As GLM's: an answer has no end, and what follows it begins with its role's token; earlier thoughts are not shown.
+# As GLM's: an answer has no end, and what follows it begins with its role's token; earlier
+# thoughts are not shown.
 ENDLESS = """\
 {%- set asked = namespace(at=0) %}
 {%- for message in messages if message.role == 'user' %}{% set asked.at = loop.index %}{% endfor %}
@@ -150,7 +153,8 @@ ASKING = """\
 {%- if add_generation_prompt %}[assistant]{% endif %}"""
 
 SPECIAL = (
-    "<|begin|>", "<|end|>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
+    "<|begin|>", "<|end|>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>",
+    "<|end_header_id|>", "<|eot_id|>",
     "[INST]", "[/INST]",
 )  # fmt: skip
 
@@ -159,18 +163,26 @@ def write_sums(path: Path, pairs: Iterable[tuple[int, int]]) -> Path:
     """Conversations of a question and an answer, "What is 2+3?" and "5", as a .jsonl file."""
     with path.open("w") as file:
         for a, b in pairs:
-            talk = [{"role": "user", "content": f"What is {a}+{b}?"}, {"role": "assistant", "content": f"{a + b}"}]
+            talk = [
+                {"role": "user", "content": f"What is {a}+{b}?"},
+                {"role": "assistant", "content": f"{a + b}"},
+            ]
             file.write(json.dumps({"messages": talk}) + "\n")
     return path
 
 
 def save_tokenizer_folder(
-    folder: Path, template: str | None = CHATML, *, words: str = "", begins: bool = False, spaced: bool = False
+    folder: Path,
+    template: str | None = CHATML,
+    *,
+    words: str = "",
+    begins: bool = False,
+    spaced: bool = False,
 ) -> Path:
     """A byte-level BPE in `folder`: of bytes alone, or with merges that it learns from `words`.
 
-    begins: it puts its begin of a text before one, as Llama's does. spaced: every text begins with a space, as
-    SentencePiece has it.
+    begins: it puts its begin of a text before one, as Llama's does. spaced: every text begins with
+    a space, as SentencePiece has it.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -187,7 +199,9 @@ def save_tokenizer_folder(
         )
     else:
         made.post_processor = processors.ByteLevel(trim_offsets=True)
-    library = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<|begin|>", eos_token="<|end|>")
+    library = PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token="<|begin|>", eos_token="<|end|>"
+    )
     library.chat_template = template
     library.save_pretrained(folder)
     return folder

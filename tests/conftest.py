@@ -14,10 +14,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 from tiny_runs import TINY, TinyRuns, made_once
 
-# Each core runs a process of tests: more threads in each would only get in each other's way. Before torch is imported.
+# Each core runs a process of tests: more threads in each would only get in each other's way.
+# Before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# No example has a time to be ready in, nor has drawing them: how fast and how busy the machine is tells nothing.
+# No example has a time to be ready in, nor has drawing them: how fast and how busy the
+# machine is tells nothing.
 settings.register_profile("flashtrain", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("flashtrain")
 
@@ -29,13 +31,17 @@ gc.disable()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest comes first, so that no process of tests is left with it at the end."""
     items.sort(
-        key=lambda item: (*(not item.get_closest_marker(name) for name in ("longest", "integration")), _mixed(item))
+        key=lambda item: (
+            *(not item.get_closest_marker(name) for name in ("longest", "integration")),
+            _mixed(item),
+        )
     )
 
 
 def _mixed(item: pytest.Item) -> int:
-    """A place for a GPU test far from its neighbours, which want the same kernels: side by side, processes would all
-    compile them, and later they are in Triton's cache. It also keeps apart those that fill the GPU's memory."""
+    """A place for a GPU test far from its neighbours, which want the same kernels: side by side,
+    processes would all compile them, and later they are in Triton's cache. It also keeps apart
+    those that fill the GPU's memory."""
     return zlib.crc32(item.nodeid.encode()) if item.get_closest_marker("gpu") else 0
 
 
@@ -49,8 +55,9 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Python's garbage collector looks through what every import and every test's name left, again and again, for a
-    third of all the time. None of it ends before the process: it is set aside, and the rest is looked through less."""
+    """Python's garbage collector looks through what every import and every test's name left, again
+    and again, for a third of all the time. None of it ends before the process: it is set aside, and
+    the rest is looked through less."""
     if "flashtrain.command.compose" in sys.modules:
         from quick_settings import QuickHydra
 
@@ -61,14 +68,15 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-# What Lightning's launcher sets in this process, and reads as "ranks are started by something else".
+# What Lightning's launcher sets in this process, and reads as "ranks are
+# started by something else".
 LAUNCHER = ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "WORLD_SIZE")
 
 
 @pytest.fixture(autouse=True)
 def no_rank_is_left() -> Iterator[None]:
-    """A Trainer on several ranks leaves its rank and its address in the environment: a command that a later test
-    starts would wait for ranks that nobody starts."""
+    """A Trainer on several ranks leaves its rank and its address in the environment: a command that
+    a later test starts would wait for ranks that nobody starts."""
     before = {name: os.environ.get(name) for name in LAUNCHER}
     yield
     for name, value in before.items():
@@ -80,7 +88,8 @@ def no_rank_is_left() -> Iterator[None]:
 
 @pytest.fixture
 def passing(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """passing(seconds): so much time passes, by time.monotonic and time.perf_counter. By itself none does."""
+    """passing(seconds): so much time passes, by time.monotonic and
+    time.perf_counter. By itself none does."""
     now = [1000.0]
     for name in ("monotonic", "perf_counter"):
         monkeypatch.setattr(time, name, lambda: now[0])
@@ -108,7 +117,9 @@ def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_runs(text_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> TinyRuns:
     folder = tmp_path_factory.mktemp("runs")
     cache = tmp_path_factory.mktemp("cache")
-    return TinyRuns(folder, [*TINY, f"data.path={text_folder}", f"data.cache_dir={cache}", f"output={folder}"])
+    return TinyRuns(
+        folder, [*TINY, f"data.path={text_folder}", f"data.cache_dir={cache}", f"output={folder}"]
+    )
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,5 @@
-"""`python -m flashtrain` as processes that can be killed, one for each rank, forked from one that has imported it."""
+"""`python -m flashtrain` as processes that can be killed, one for each rank, forked from
+one that has imported it."""
 
 from __future__ import annotations
 
@@ -19,16 +20,26 @@ _FORKS.set_forkserver_preload(["pytorch_lightning", "flashtrain.__main__", "flas
 
 
 def words_of(settings: Settings) -> list[str]:
-    """The settings as the command line has them: those whose value is a name, a number or a path."""
+    """The settings as the command line has them: those whose value is a name,
+    a number or a path."""
     if isinstance(settings, list):
         return settings
-    return [f"{key}={value if isinstance(value, str | Path) else json.dumps(value)}" for key, value in settings.items()]
+    return [
+        f"{key}={value if isinstance(value, str | Path) else json.dumps(value)}"
+        for key, value in settings.items()
+    ]
 
 
 def start(
-    settings: Settings, output: Path, ranks: int = 1, temporary: Path | None = None, nodes: int = 1, slurm: bool = False
+    settings: Settings,
+    output: Path,
+    ranks: int = 1,
+    temporary: Path | None = None,
+    nodes: int = 1,
+    slurm: bool = False,
 ) -> list[ForkServerProcess]:
-    """The command's processes, of as many ranks on each of so many nodes as torchrun or SLURM would start.
+    """The command's processes, of as many ranks on each of so many nodes as
+    torchrun or SLURM would start.
 
     What they print is in OUTPUT/printed-RANK; temporary: TMPDIR.
     """
@@ -40,18 +51,35 @@ def start(
     if world > 1:
         shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         if slurm:
-            shared |= {"SLURM_JOB_ID": "77", "SLURM_JOB_NAME": "contract", "SLURM_NODELIST": "localhost"}
+            shared |= {
+                "SLURM_JOB_ID": "77",
+                "SLURM_JOB_NAME": "contract",
+                "SLURM_NODELIST": "localhost",
+            }
             del shared["MASTER_ADDR"]  # Lightning's, from the list
-            shared |= {"SLURM_NTASKS": str(world), "SLURM_NTASKS_PER_NODE": str(ranks), "SLURM_NNODES": str(nodes)}
+            shared |= {
+                "SLURM_NTASKS": str(world),
+                "SLURM_NTASKS_PER_NODE": str(ranks),
+                "SLURM_NNODES": str(nodes),
+            }
         else:
-            shared |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(ranks), "TORCHELASTIC_RUN_ID": "contract"}
+            shared |= {
+                "WORLD_SIZE": str(world),
+                "LOCAL_WORLD_SIZE": str(ranks),
+                "TORCHELASTIC_RUN_ID": "contract",
+            }
     processes = []
-    names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID") if slurm else ("RANK", "LOCAL_RANK", "GROUP_RANK")
+    names = (
+        ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
+        if slurm
+        else ("RANK", "LOCAL_RANK", "GROUP_RANK")
+    )
     for rank in range(world):
         numbers = (str(rank), str(rank % ranks), str(rank // ranks))
         own = dict(zip(names, numbers, strict=True)) if world > 1 else {}
         process = _FORKS.Process(
-            target=_command, args=(words_of(settings), {**shared, **own}, output / f"printed-{rank}")
+            target=_command,
+            args=(words_of(settings), {**shared, **own}, output / f"printed-{rank}"),
         )
         process.start()
         processes.append(process)

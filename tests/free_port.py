@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import socket
 
-# Below the ports that systems give connections by themselves (Linux: from 32768), of which one would be another
-# connection's before the first rank listens.
+# Below the ports that systems give connections by themselves (Linux: from 32768), of which one
+# would be another connection's before the first rank listens.
 _PORTS = range(20_000, 32_000)
 
 

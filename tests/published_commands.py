@@ -1,4 +1,5 @@
-"""Every command that the pages and the result files tell a reader to type: the words after `python -m flashtrain`."""
+"""Every command that the pages and the result files tell a reader to type: the words after
+`python -m flashtrain`."""
 
 from __future__ import annotations
 
@@ -17,7 +18,13 @@ GUIDE = (
     "CONTRIBUTING.md",
     *sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md")),
 )
-PAGES = (*GUIDE, "recipes/README.md", "recipes/results/README.md", "kernels/README.md", "kernels/dev/OPTIMISATION.md")
+PAGES = (
+    *GUIDE,
+    "recipes/README.md",
+    "recipes/results/README.md",
+    "kernels/README.md",
+    "kernels/dev/OPTIMISATION.md",
+)
 _START = re.compile(r"(?:python3?|torchrun\s[^\n`|]*?)\s+-m flashtrain(?=[ \n`]|$)")
 
 
@@ -27,7 +34,9 @@ def python_blocks() -> dict[str, str]:
     for page in GUIDE:
         text = (ROOT / page).read_text(encoding="utf-8")
         marked = re.findall(r"<!-- ([^>]+?) -->\n```python\n(.*?)```", text, flags=re.DOTALL)
-        assert len(marked) == text.count("```python"), f"{page} has Python without a marker above it"
+        assert len(marked) == text.count("```python"), (
+            f"{page} has Python without a marker above it"
+        )
         assert not found.keys() & dict(marked).keys(), f"{page} repeats a marker"
         found.update(marked)
     return found
@@ -38,10 +47,15 @@ def shell_blocks() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for page in GUIDE:
         text = (ROOT / page).read_text(encoding="utf-8")
-        for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
+        for language, block in re.findall(
+            r"^```(\w*)\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE
+        ):
             if language not in ("", "bash"):
                 continue
-            lines = [re.sub(r"(^|\s+)# .*", "", line).strip() for line in block.replace("\\\n", " ").splitlines()]
+            lines = [
+                re.sub(r"(^|\s+)# .*", "", line).strip()
+                for line in block.replace("\\\n", " ").splitlines()
+            ]
             found.setdefault(page, []).extend(line for line in lines if line)
     return found
 
@@ -67,7 +81,8 @@ def _commands(text: str) -> list[str]:
 
 
 def _choices(command: str) -> list[str]:
-    """The command with each `[a | b]` as a, and as b; a lone `[a]` of settings given and left out."""
+    """The command with each `[a | b]` as a, and as b; a lone `[a]` of settings
+    given and left out."""
     parts = re.split(r"(\[[^\[\]]*(?:\|| )[^\[\]]*\]|(?<= )\[[a-z_.]+=[^|]*?\]+(?= |$))", command)
     ways: list[list[str]] = []
     for part in parts:
@@ -81,7 +96,8 @@ def _choices(command: str) -> list[str]:
 
 
 def words_of(command: str) -> list[str]:
-    """The settings of a published command; words that are none (-m, prose, a shell's) are left out."""
+    """The settings of a published command; words that are none (-m, prose, a
+    shell's) are left out."""
     told = command.split(", at half ")[0].replace(", ...]", "]").replace("...", "etc")
     return [word for word in shlex.split(told) if re.match(r"[+~]*[a-z_.]+=", word)]
 
@@ -95,8 +111,9 @@ RUN_OF = {
 
 
 def saved_runs(folder: Path) -> dict[str, Path]:
-    """Made in `folder`: a run folder of each task and one of conversations ("chat"), with a checkpoint that is only
-    there to be found; a transformers folder without weights ("model"); and a folder of recipes ("mine")."""
+    """Made in `folder`: a run folder of each task and one of conversations ("chat"), with a
+    checkpoint that is only there to be found; a transformers folder without weights ("model"); and
+    a folder of recipes ("mine")."""
     import transformers
     from chat_folders import save_tokenizer_folder
 
@@ -119,8 +136,8 @@ def saved_runs(folder: Path) -> dict[str, Path]:
 
 
 def jobs_of(command: str, runs: dict[str, Path]) -> list[list[str]]:
-    """The words of each job of a published command; with checkpoint=RUN those of a run of each task that has the
-    mode. runs: saved_runs."""
+    """The words of each job of a published command; with checkpoint=RUN those of a run of each task
+    that has the mode. runs: saved_runs."""
     from flashtrain.command import sweep
     from flashtrain.settings.command_line import CommandLine
 
@@ -128,8 +145,14 @@ def jobs_of(command: str, runs: dict[str, Path]) -> list[list[str]]:
     published = "weights=recipes/results/pathx-original-h200.safetensors"
     words = [published if "FILE.safe" in word else word for word in words]
     if {"mode=evaluate", "mode=generate"} & set(words):
-        words = [f"model.path={runs['model']}" if word.startswith("model.path=") else word for word in words]
-    words = [f"resume={runs['language_model']}" if word == "resume=runs/gpt2/" else word for word in words]
+        words = [
+            f"model.path={runs['model']}" if word.startswith("model.path=") else word
+            for word in words
+        ]
+    words = [
+        f"resume={runs['language_model']}" if word == "resume=runs/gpt2/" else word
+        for word in words
+    ]
     if not any(word.startswith("checkpoint=") for word in words):
         return sweep.expand(CommandLine(words)) if command.startswith("-m") else [words]
     kept = [word for word in words if not word.startswith("checkpoint=")]

@@ -1,4 +1,5 @@
-"""Settings that Hydra composes once: each composing takes a third of a second, and most tests ask for the same."""
+"""Settings that Hydra composes once: each composing takes a third of a second, and most
+tests ask for the same."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def _composed() -> Settings:
 
 
 def settings_of(*words: str) -> Settings:
-    """As compose_settings(["recipe=gpt2", *words]) for dotted settings and for the names in GROUPS; checked."""
+    """As compose_settings(["recipe=gpt2", *words]) for dotted settings and for the
+    names in GROUPS; checked."""
     settings = deepcopy(_composed())
     for word in words:
         key, value = word.split("=", 1)
@@ -43,22 +45,27 @@ def settings_of(*words: str) -> Settings:
 
 
 class QuickHydra:
-    """Stands before compose_settings' own calls of Hydra, and asks it once for each choice of recipe and groups.
+    """Stands before compose_settings' own calls of Hydra, and asks it once for each
+    choice of recipe and groups.
 
-    Single settings (`trainer.steps=3`) are then put in as Hydra does it, by its own function. That is half of the time
-    of a tiny training run. Hydra itself is asked where any other word is given (with a plus, a tilde, `${...}`, several
-    values), after every mistake, so that its errors are its own, and about recipes of a user's own.
+    Single settings (`trainer.steps=3`) are then put in as Hydra does it, by its own function. That
+    is half of the time of a tiny training run. Hydra itself is asked where any other word is given
+    (with a plus, a tilde, `${...}`, several values), after every mistake, so that its errors are
+    its own, and about recipes of a user's own.
     """
 
     def __init__(self) -> None:
         self.by_hydra, self.structured = compose.compose, OmegaConf.structured
-        self.parse = functools.lru_cache(4096)(lambda word: OverridesParser.create().parse_override(word))
+        self.parse = functools.lru_cache(4096)(
+            lambda word: OverridesParser.create().parse_override(word)
+        )
         self.composed: dict[Any, DictConfig] = {}
         self.schemas: dict[type, DictConfig] = {}
 
     def serve(self) -> None:
         compose.compose, OmegaConf.structured = self.compose, self.schema_of
-        # Which packages offer something to a registry is read from all that are installed, at every question.
+        # Which packages offer something to a registry is read from all that are
+        # installed, at every question.
         found = functools.lru_cache(lambda path, group: entry_points(group=group))
         registry.entry_points = lambda group: found(tuple(sys.path), group)
 

@@ -8,28 +8,29 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# Lines of Python in a folder and below, with 2% of slack when an issue begins. Whoever needs more takes as much out, or
-# raises the ceiling and says why.
+# Lines of Python in a folder and below, with 2% of slack when an issue begins. Whoever needs more
+# takes as much out, or raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 32_132,
-    "flashtrain/command": 1_690,
-    "flashtrain/data": 6_059,
-    "flashtrain/distributed": 3_420,
-    "flashtrain/files": 450,
-    "flashtrain/folders": 548,
-    "flashtrain/integrations": 3_843,
-    "flashtrain/models": 4_145,
-    "flashtrain/report": 1_780,
-    "flashtrain/run": 530,
-    "flashtrain/settings": 1_177,
-    "flashtrain/tasks": 4_154,
-    "flashtrain/training": 3_550,
-    "kernels/flashtrain_kernels": 14_370,
-    "recipes/flashtrain_recipes": 11_830,
-    "tests": 42_249,
+    "flashtrain": 38_898,
+    "flashtrain/command": 1_452,
+    "flashtrain/data": 7_226,
+    "flashtrain/distributed": 4_074,
+    "flashtrain/files": 480,
+    "flashtrain/folders": 732,
+    "flashtrain/integrations": 4_990,
+    "flashtrain/models": 4_877,
+    "flashtrain/report": 2_086,
+    "flashtrain/run": 1_081,
+    "flashtrain/settings": 1_589,
+    "flashtrain/tasks": 5_067,
+    "flashtrain/training": 4_120,
+    "kernels/flashtrain_kernels": 17_627,
+    "recipes/flashtrain_recipes": 13_750,
+    "tests": 51_622,
 }
-# Of flashtrain: no new guard without a user's report. 369 before the silent faults that strangers found on 28 November.
-RAISES = 400
+# Of flashtrain: no new guard without a user's report. 369 before the silent faults that strangers
+# found on 28 November; two more for layers that were made as others.
+RAISES = 402
 
 
 def rooms() -> set[str]:
@@ -39,7 +40,9 @@ def rooms() -> set[str]:
 
 
 def lines_in(room: str) -> int:
-    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / room).rglob("*.py"))
+    return sum(
+        len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / room).rglob("*.py")
+    )
 
 
 def test_every_room_has_a_ceiling() -> None:

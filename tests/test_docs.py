@@ -1,4 +1,5 @@
-"""The guide's pages are followed: their programs run, their commands are taken, their figures are the files'."""
+"""The guide's pages are followed: their programs run, their commands are taken, their
+figures are the files'."""
 
 from __future__ import annotations
 
@@ -31,7 +32,14 @@ from flashtrain_kernels import masks
 
 RESULTS = ROOT / "recipes" / "results"
 # Programs that register something of their own, and the words that a page gives them.
-PROGRAMS = ("add a model", "add a task", "add a data source", "add an optimizer", "add a mask", "add a layer")
+PROGRAMS = (
+    "add a model",
+    "add a task",
+    "add a data source",
+    "add an optimizer",
+    "add a mask",
+    "add a layer",
+)
 RUN_HERE = {
     *PROGRAMS,
     "add a loss",
@@ -55,7 +63,9 @@ def _forget_registrations() -> Iterator[None]:
     """What a page registered is taken out again; what flashtrain registered on the way stays."""
     yield
     for own in registry._components.values():
-        for name in [name for name, builder in own.items() if getattr(builder, "__module__", "") == "page"]:
+        for name in [
+            name for name, builder in own.items() if getattr(builder, "__module__", "") == "page"
+        ]:
             del own[name]
 
 
@@ -80,19 +90,28 @@ def commands_of(marker: str) -> list[list[str]]:
 @pytest.mark.integration
 @pytest.mark.parametrize("marker", PROGRAMS)
 def test_a_program_that_adds_something_trains_by_the_commands_of_its_page(
-    marker: str, tiny_runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    marker: str,
+    tiny_runs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("novel.txt").write_text("\n\n".join(f"Paragraph {number} of a short novel. " * 9 for number in range(20)))
+    Path("novel.txt").write_text(
+        "\n\n".join(f"Paragraph {number} of a short novel. " * 9 for number in range(20))
+    )
     if marker == "add a task":
         text = (ROOT / "docs" / "extend" / "add-a-task.md").read_text(encoding="utf-8")
         Path("my_recipes").mkdir()
         Path("my_recipes", "sorting.yaml").write_text(text.split("```yaml\n")[1].split("```")[0])
         monkeypatch.setenv("FLASHTRAIN_RECIPES", "my_recipes")
-        own = [word for word in tiny_runs.words if not word.startswith(("data", "model", "generate"))]
+        own = [
+            word for word in tiny_runs.words if not word.startswith(("data", "model", "generate"))
+        ]
         tiny_runs = replace(tiny_runs, words=own)  # what any task has
     run_block(marker)
-    commands = [plain_words(words) for words in commands_of(marker)]  # as the program's main() reads them
+    # As the program's main() reads them.
+    commands = [plain_words(words) for words in commands_of(marker)]
     for words in commands:
         settings_of(words)
     status, folder = tiny_runs.run(marker.replace(" ", "-"), *commands[0])
@@ -113,10 +132,15 @@ def test_the_model_of_the_guide_trains_alike_on_ranks_that_share_weights_and_seq
     assert status == 0
     losses = [json.loads((folder / "summary.json").read_text())["train_loss"]]
     for words in shared:
-        given = {word.partition("=")[0]: word for word in [*tiny_runs.words, f"output={tmp_path}", *words]}
+        given = {
+            word.partition("=")[0]: word
+            for word in [*tiny_runs.words, f"output={tmp_path}", *words]
+        }
         given["attention"] = "attention=flash"
         command = [sys.executable, "train.py", *given.values()]
-        done = subprocess.run(command, cwd=tmp_path, env=checkout_environment(), capture_output=True, text=True)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=checkout_environment(), capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
         (row,) = tmp_path.glob("gpt2/*/summary.json")
         losses.append(json.loads(row.read_text())["train_loss"])
@@ -130,7 +154,10 @@ def test_the_distillation_of_the_guide_trains_with_its_own_loss(tiny_runs, train
     from flashtrain.command.api import load
 
     made = run_block("add a loss")
-    words = [f"teacher={trained}" if word.startswith("teacher") else word for word in commands_of("add a loss")[0]]
+    words = [
+        f"teacher={trained}" if word.startswith("teacher") else word
+        for word in commands_of("add a loss")[0]
+    ]
     status, folder = tiny_runs.run("distilled", *words, "trainer.micro_batch=4")
     row = json.loads((folder / "summary.json").read_text())
     assert status == 0
@@ -142,16 +169,22 @@ def test_the_distillation_of_the_guide_trains_with_its_own_loss(tiny_runs, train
     assert (len(teacher.blocks), len(student.blocks)) == (4, 2)
     tokens, labels = torch.randint(257, (2, 2, 32))
     labels[:, ::3] = -100
-    log_p, log_q = (model(tokens)[..., :257].log_softmax(-1)[labels != -100] for model in (teacher, student))
+    log_p, log_q = (
+        model(tokens)[..., :257].log_softmax(-1)[labels != -100] for model in (teacher, student)
+    )
     distance = torch.nn.functional.kl_div(log_q, log_p, log_target=True, reduction="batchmean")
     entropy = -(log_p.exp() * log_p).sum(-1).mean()
-    ours = made["Distilled"](student, teacher=teacher).loss(tokens, labels, positions=None, mask=None)
+    ours = made["Distilled"](student, teacher=teacher).loss(
+        tokens, labels, positions=None, mask=None
+    )
     torch.testing.assert_close(ours, distance + entropy)
 
 
 def test_the_mask_of_the_guide_is_the_rule_in_words_and_what_attention_sees() -> None:
     made = run_block("add a mask")
-    variables = run_block("add a mask, its test", **{name: made[name] for name in ("torch", "sinks_and_window")})
+    variables = run_block(
+        "add a mask, its test", **{name: made[name] for name in ("torch", "sinks_and_window")}
+    )
     attention, x, mask = variables["attention"].eval(), variables["x"], variables["mask"]
     changed = x.clone()
     changed[:, 20] = 0.0  # which no token after 35 sees
@@ -163,13 +196,20 @@ def test_the_mask_of_the_guide_is_the_rule_in_words_and_what_attention_sees() ->
 def test_the_layer_of_the_guide_is_its_definition_and_keeps_documents_apart() -> None:
     made = run_block("add a layer")
     run_block("add a layer, its test", **{name: made[name] for name in ("torch", "scan")})
-    config = DecoderConfig.of_size("demo", vocab_size=61, context=64, pattern=["recurrence", "full"])
+    config = DecoderConfig.of_size(
+        "demo", vocab_size=61, context=64, pattern=["recurrence", "full"]
+    )
     assert DecoderConfig.of_plain(config.plain()) == config
     model = Decoder(config, attention="sdpa", residual="weights").eval()
     rows = torch.randint(0, 61, (1, 40), generator=torch.Generator().manual_seed(0))
     cache = model.new_cache()
-    parts = [model(rows[:, :9], cache=cache), *(model(rows[:, t : t + 1], cache=cache) for t in range(9, 40))]
-    torch.testing.assert_close(torch.cat(parts, 1)[..., :61], model(rows)[..., :61], atol=1e-5, rtol=0)
+    parts = [
+        model(rows[:, :9], cache=cache),
+        *(model(rows[:, t : t + 1], cache=cache) for t in range(9, 40)),
+    ]
+    torch.testing.assert_close(
+        torch.cat(parts, 1)[..., :61], model(rows)[..., :61], atol=1e-5, rtol=0
+    )
     positions = torch.cat((torch.arange(17), torch.arange(23)))[None]
     mask = masks.document((torch.arange(40) >= 17).long()[None], causal=True)
     packed = model(rows, positions=positions, mask=mask)[..., :61]
@@ -180,7 +220,9 @@ def test_the_layer_of_the_guide_is_its_definition_and_keeps_documents_apart() ->
 @pytest.mark.parametrize("words", ["context_parallel=2", "mask=window mask.window=8"])
 def test_what_the_layer_of_the_guide_cannot_do_is_refused(words: str, tiny_runs) -> None:
     run_block("add a layer")
-    settings = settings_of([*tiny_runs.words, "model.pattern=[recurrence]", "trainer.devices=2", *words.split()])
+    settings = settings_of(
+        [*tiny_runs.words, "model.pattern=[recurrence]", "trainer.devices=2", *words.split()]
+    )
     with pytest.raises(UserError, match="recurrence"):
         task_of(settings).check_step(settings, ())
 
@@ -196,17 +238,23 @@ def test_the_baseline_of_the_guide_gives_the_references_answer() -> None:
         case = Case(2, 4, 64, 16, kind, dtype_name="float32")
         context, one = Context(case, device), make_sets(case, device, 0, 0)[0]
         assert (baseline.missing(device), baseline.refuses(case)) == (None, None)
-        assert expected(case, one, context).error(baseline.attend(case, context)(one).detach()) < 2e-5
+        assert (
+            expected(case, one, context).error(baseline.attend(case, context)(one).detach()) < 2e-5
+        )
     assert baseline.refuses(Case(1, 2, 64, 16, "window-9")) is not None
 
 
-def test_the_backend_of_the_guide_runs_what_it_serves_and_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_backend_of_the_guide_runs_what_it_serves_and_is_explained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from flashtrain_kernels import dispatch, explain, flash_attn_func, masks
 
     q = torch.randn(1, 70, 2, 16)
     mask = masks.causal(70)
     wanted = flash_attn_func(q, q, q, mask=mask)
-    monkeypatch.setattr(dispatch, "BACKENDS", (SimpleNamespace(**run_block("add a backend")), *dispatch.BACKENDS))
+    monkeypatch.setattr(
+        dispatch, "BACKENDS", (SimpleNamespace(**run_block("add a backend")), *dispatch.BACKENDS)
+    )
     monkeypatch.setattr(dispatch, "implementation_for", lambda device_type: "portable")
     monkeypatch.setattr(dispatch, "runs_kernels", lambda device: True)
     torch.testing.assert_close(flash_attn_func(q, q, q, mask=mask), wanted)
@@ -217,11 +265,15 @@ def test_the_backend_of_the_guide_runs_what_it_serves_and_is_explained(monkeypat
 
 
 @pytest.mark.integration
-def test_the_script_on_conversations_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_on_conversations_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FLASHTRAIN_CACHE", str(tmp_path / "cache"))
     save_tokenizer_folder(Path("MODEL"))
-    row = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi."}]}
+    row = {
+        "messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi."}]
+    }
     Path("chats.jsonl").write_text(f"{json.dumps(row)}\n" * 9)
     code = python_blocks()["chat script"]
     for written, here in {"4096": "128", "500": "2", '"124m"': '"demo"'}.items():
@@ -251,7 +303,11 @@ def test_the_script_for_eight_gpus_is_put_together(monkeypatch: pytest.MonkeyPat
             told.update(task=task, data=data)
 
     monkeypatch.setattr(pl, "Trainer", Trainer)
-    code = python_blocks()["context parallel script"].replace("1_048_576", "64").replace('"124m"', '"demo"')
+    code = (
+        python_blocks()["context parallel script"]
+        .replace("1_048_576", "64")
+        .replace('"124m"', '"demo"')
+    )
     exec(code, {"__name__": "page"})
     assert told["devices"] == told["strategy"].context_parallel_size == 8
     assert isinstance(told["task"], pl.LightningModule)
@@ -260,11 +316,21 @@ def test_the_script_for_eight_gpus_is_put_together(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.integration
 def test_the_program_of_the_page_about_python_trains_scores_and_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_home: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cache_home: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("novel.txt").write_text("\n\n".join(f"Paragraph {number} of a short novel. " * 9 for number in range(20)))
-    code = python_blocks()["python run"].replace("4096", "64").replace("500", "10").replace("65_536", "512")
+    Path("novel.txt").write_text(
+        "\n\n".join(f"Paragraph {number} of a short novel. " * 9 for number in range(20))
+    )
+    code = (
+        python_blocks()["python run"]
+        .replace("4096", "64")
+        .replace("500", "10")
+        .replace("65_536", "512")
+    )
     variables: dict[str, Any] = {"__name__": "page"}
     exec(code, variables)
     assert variables["run"].summary["steps"] == 10
@@ -275,7 +341,9 @@ def test_the_program_of_the_page_about_python_trains_scores_and_writes(
 
 
 @pytest.mark.integration
-def test_the_script_with_batches_of_its_own_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_with_batches_of_its_own_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     made = run_block("lightning batches")
     assert (made["trainer"].global_step, made["written"].shape) == (4, (1, 12))
@@ -284,16 +352,22 @@ def test_the_script_with_batches_of_its_own_trains(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.integration
-def test_the_script_around_a_hugging_face_model_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_around_a_hugging_face_model_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("novel.txt").write_text("\n\n".join(f"Paragraph {number} of a short novel. " * 9 for number in range(20)))
+    Path("novel.txt").write_text(
+        "\n\n".join(f"Paragraph {number} of a short novel. " * 9 for number in range(20))
+    )
     monkeypatch.setenv("FLASHTRAIN_CACHE", str(tmp_path))
     task = run_block("hugging face lightning")["task"]
     assert task.last_loss < task.first_loss < 6
 
 
 @pytest.mark.integration
-def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_notebook_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     notebook = json.loads((ROOT / "docs" / "start" / "notebook.ipynb").read_text(encoding="utf-8"))
     variables: dict[str, Any] = {}
@@ -309,10 +383,16 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
 
 
 @pytest.mark.parametrize("page", shell_blocks())
-def test_the_commands_of_programs_and_the_report_and_the_paths_of_shell_lines_are_right(page: str) -> None:
+def test_the_commands_of_programs_and_the_report_and_the_paths_of_shell_lines_are_right(
+    page: str,
+) -> None:
     """Those of flashtrain itself are test_mode_settings.py's."""
     markers = (*PROGRAMS, "add a loss")
-    programs = {shlex.join(["python", "train.py", *words]) for marker in markers for words in commands_of(marker)}
+    programs = {
+        shlex.join(["python", "train.py", *words])
+        for marker in markers
+        for words in commands_of(marker)
+    }
     for line in shell_blocks()[page]:
         words = shlex.split(line)
         if "flashtrain.report" in words:
@@ -324,7 +404,8 @@ def test_the_commands_of_programs_and_the_report_and_the_paths_of_shell_lines_ar
 
 
 def check_report(words: list[str]) -> None:
-    """A command of the report: its options exist, and so do the figure and the columns that it names."""
+    """A command of the report: its options exist, and so do the figure and the
+    columns that it names."""
     options = report._parser().parse_args(words)
     assert options.figure is None or options.figure in registered("figure")
     assert options.sources or options.insert or options.check
@@ -341,19 +422,27 @@ def generated() -> Iterator[dict[str, str]]:
         sys.path.remove(str(ROOT / "docs"))
 
 
-def test_the_diagrams_are_what_the_code_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_diagrams_are_what_the_code_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(ROOT / "docs")
     import diagrams
 
     monkeypatch.setattr(diagrams, "ASSETS", tmp_path)
     diagrams.main()
     assert [
-        path.name for path in tmp_path.iterdir() if path.read_text() != (ROOT / "docs/assets" / path.name).read_text()
+        path.name
+        for path in tmp_path.iterdir()
+        if path.read_text() != (ROOT / "docs/assets" / path.name).read_text()
     ] == []
 
 
 def test_the_pages_from_the_code_are_what_the_code_gives(generated: dict[str, str]) -> None:
-    old = [name for name, text in generated.items() if (ROOT / "docs" / name).read_text(encoding="utf-8") != text]
+    old = [
+        name
+        for name, text in generated.items()
+        if (ROOT / "docs" / name).read_text(encoding="utf-8") != text
+    ]
     assert old == [], "run: python docs/generate.py"
 
 
@@ -363,7 +452,9 @@ def test_every_setting_and_every_name_has_words(generated: dict[str, str]) -> No
 
 
 def test_no_two_settings_share_their_meaning(generated: dict[str, str]) -> None:
-    rows = re.findall(r"^\| `(\S+)` \| .*? \| `.*?` \| (.+) \|$", generated["reference/settings.md"], re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\S+)` \| .*? \| `.*?` \| (.+) \|$", generated["reference/settings.md"], re.MULTILINE
+    )
     assert len(rows) > 200
     by_meaning: dict[str, list[str]] = {}
     for name, meaning in rows:
@@ -376,7 +467,11 @@ def test_the_lines_of_the_troubleshooting_page_are_reported_by_the_code() -> Non
     lines = re.findall(r"^\| `([^`]+)` \|", page, flags=re.MULTILINE)
     assert len(lines) > 10
     folders = ("flashtrain", "recipes/flashtrain_recipes", "kernels/flashtrain_kernels")
-    source = "".join(path.read_text(encoding="utf-8") for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    source = "".join(
+        path.read_text(encoding="utf-8")
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.py")
+    )
     source = re.sub(r'"\s*\n\s*f?"', "", source)  # a text over several lines
     assert [line for line in lines if line not in source] == []
 
@@ -389,7 +484,9 @@ def ratio_table(marker: str) -> list[list[str]]:
     """The cells of the table under a marker of the benchmarks' page, without its head."""
     page = (ROOT / "docs" / "results" / "benchmarks.md").read_text(encoding="utf-8")
     table = page.split(f"<!-- ratios: {marker} -->\n\n")[1].split("\n\n")[0]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]
+    ]
 
 
 def test_the_ratios_of_training_steps_are_the_files() -> None:
@@ -415,7 +512,10 @@ def test_the_ratios_of_bert_and_of_the_arena_are_the_files() -> None:
     ]
     assert [row[1] for row in ratio_table("bert-speed")] == bert
     for name, ours, _ in ratio_table("lra-speed"):
-        implementation = {"flash": "flashtrain, eager", "block-sparse": "flashtrain, block-sparse, eager"}[name]
+        implementation = {
+            "flash": "flashtrain, eager",
+            "block-sparse": "flashtrain, block-sparse, eager",
+        }[name]
         found = [
             row.get("speedup_over_standard")
             for row in rows_of("lra-speed-h200")
@@ -436,7 +536,9 @@ ATTENTION_ROWS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "full and causal, heads of 64, from 4,096 tokens": lambda row: (
         row["mask"] in PLAIN and row["head_dim"] == 64 and row["seqlen_q"] >= 4096
     ),
-    "full and causal, to 2,048 tokens": lambda row: row["mask"] in PLAIN and row["seqlen_q"] <= 2048,
+    "full and causal, to 2,048 tokens": lambda row: (
+        row["mask"] in PLAIN and row["seqlen_q"] <= 2048
+    ),
     "windows": lambda row: row["mask"].startswith("window"),
     "packed documents, launching counted": lambda row: row["mask"] == "causal-varlen",
     "all": lambda row: True,
@@ -460,9 +562,22 @@ def test_the_ratios_of_attention_are_the_files(row: list[str]) -> None:
     for direction, cell in zip(("forward", "backward"), told, strict=True):
         cases: dict[tuple[Any, ...], dict[str, float]] = {}
         for one in rows_of(file):
-            if one.get("direction") == direction and one.get("tflops") and ATTENTION_ROWS[which](one):
-                key = tuple(one[name] for name in ("batch", "heads", "kv_heads", "seqlen_q", "head_dim", "mask"))
+            if (
+                one.get("direction") == direction
+                and one.get("tflops")
+                and ATTENTION_ROWS[which](one)
+            ):
+                key = tuple(
+                    one[name]
+                    for name in ("batch", "heads", "kv_heads", "seqlen_q", "head_dim", "mask")
+                )
                 cases.setdefault(key, {})[one["implementation"]] = one["tflops"]
-        ratios = [case[ours] / max(case[name] for name in theirs if name in case) for case in cases.values()]
+        ratios = [
+            case[ours] / max(case[name] for name in theirs if name in case)
+            for case in cases.values()
+        ]
         low, high = min(ratios), max(ratios)
-        assert cell == (f"{low:.2f}" if len(ratios) == 1 else f"{low:.2f} to {high:.2f}"), (direction, which)
+        assert cell == (f"{low:.2f}" if len(ratios) == 1 else f"{low:.2f} to {high:.2f}"), (
+            direction,
+            which,
+        )

@@ -1,7 +1,9 @@
-"""The guide tried as a reader would, without a GPU: the commands of a page from top to bottom, in one folder.
+"""The guide tried as a reader would, without a GPU: the commands of a page from top to
+bottom, in one folder.
 
-Each runs as it stands, with the reader's own things in the place of FOLDER, RUN and the like, and with words that make
-it small: steps, samples and tokens are few. None may end in a traceback or another status than 0, or say a line twice.
+Each runs as it stands, with the reader's own things in the place of FOLDER, RUN and the like, and
+with words that make it small: steps, samples and tokens are few. None may end in a traceback or
+another status than 0, or say a line twice.
 """
 
 from __future__ import annotations
@@ -72,11 +74,17 @@ NUMBERS = {
 
 def newest(folder: str) -> str:
     """The run that a page's `runs/NAME/...` stands for."""
-    return str(max((path for path in Path(folder).iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime))
+    return str(
+        max(
+            (path for path in Path(folder).iterdir() if path.is_dir()),
+            key=lambda path: path.stat().st_mtime,
+        )
+    )
 
 
 def adapted(line: str, own: dict[str, str]) -> tuple[dict[str, str], list[str]] | None:
-    """(environment, the words of flashtrain) of a page's line; None for a line that is none of its commands."""
+    """(environment, the words of flashtrain) of a page's line; None for a line that
+    is none of its commands."""
     found = re.fullmatch(r"((?:\w+=\S+ )*)(?:python|torchrun .*?) -m flashtrain(?: (.*))?", line)
     if found is None:
         return None
@@ -89,7 +97,11 @@ def adapted(line: str, own: dict[str, str]) -> tuple[dict[str, str], list[str]] 
     words = shlex.split(text)
     keys = {word.split("=", 1)[0] for word in words}
     if not keys & {"mode", "checkpoint"}:
-        small = {name: value for name, value in TRAINING.items() if "recipe=sft" not in words or name[:4] != "data"}
+        small = {
+            name: value
+            for name, value in TRAINING.items()
+            if "recipe=sft" not in words or name[:4] != "data"
+        }
         small = FINE_TUNING if "recipe=bert-finetune" in words else small
         keys |= {"data.path"} & small.keys() if "data" in keys else set()
         keys |= {"trainer.steps"} if "trainer.epochs" in keys else set()
@@ -108,7 +120,8 @@ def adapted(line: str, own: dict[str, str]) -> tuple[dict[str, str], list[str]] 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a reader has texts in a folder, a recipe, and a GPT-2 that somebody saved with transformers."""
+    """Where a reader has texts in a folder, a recipe, and a GPT-2 that somebody
+    saved with transformers."""
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
     from flashtrain.data.tokenizers import ByteTokenizer
@@ -120,26 +133,44 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / "novels" / f"{number}.txt").write_text(line * 60)
     config = GPT2Config(vocab_size=257, n_positions=1024, n_embd=32, n_layer=1, n_head=2)
     GPT2LMHeadModel(config).save_pretrained(tmp_path / "somebodys-gpt2")
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
-    llama = LlamaConfig(**sizes, vocab_size=257, max_position_embeddings=256, bos_token_id=256, eos_token_id=256)
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    llama = LlamaConfig(
+        **sizes, vocab_size=257, max_position_embeddings=256, bos_token_id=256, eos_token_id=256
+    )
     LlamaForCausalLM(llama).save_pretrained(tmp_path / "somebodys-llama")
-    (tmp_path / "somebodys-llama" / "tokenizer.json").write_text(ByteTokenizer().library_form().to_str())
-    kind = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>", "chat_template": TEMPLATE}
+    (tmp_path / "somebodys-llama" / "tokenizer.json").write_text(
+        ByteTokenizer().library_form().to_str()
+    )
+    kind = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|endoftext|>",
+        "chat_template": TEMPLATE,
+    }
     (tmp_path / "somebodys-llama" / "tokenizer_config.json").write_text(json.dumps(kind))
     spoken = [{"role": role, "content": f"{role} speaks"} for role in ("user", "assistant")]
     for name in ("chats", "more", "others"):
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps({"messages": spoken}) for _ in range(60)))
+        (tmp_path / f"{name}.jsonl").write_text(
+            "\n".join(json.dumps({"messages": spoken}) for _ in range(60))
+        )
     (tmp_path / "talk.json").write_text(json.dumps(spoken[:1]))
     (tmp_path / "numbers").mkdir()
     (np.arange(5000, dtype=np.uint16) % 65).tofile(tmp_path / "numbers" / "all.bin")
     np.save(tmp_path / "tokens.npy", np.arange(5000, dtype=np.uint16) % 65)
     (tmp_path / "reviews").mkdir()
     reviews = [
-        json.dumps({"text": f"review {number}", "labels": ["good" if number % 2 else "bad"]}) for number in range(40)
+        json.dumps({"text": f"review {number}", "labels": ["good" if number % 2 else "bad"]})
+        for number in range(40)
     ]
     (tmp_path / "reviews" / "train.jsonl").write_text("\n".join(reviews))
     (tmp_path / "my-recipes").mkdir()
-    (tmp_path / "my-recipes" / "mine.yaml").write_text("# mine\ncontext: 32\nmodel:\n  size: demo\n")
+    (tmp_path / "my-recipes" / "mine.yaml").write_text(
+        "# mine\ncontext: 32\nmodel:\n  size: demo\n"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FLASHTRAIN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -164,8 +195,15 @@ def test_the_commands_of_a_page_work_one_after_the_other(page: str, home: Path) 
         "CONFIG_JSON": "somebodys-llama/config.json",
         "data.tokenizer=gpt2": "data.tokenizer=bytes",
     }
-    if page == "docs/train/from-weights.md":  # it begins where a reader has trained a BERT and a GPT-2
-        small = ["bert.size=tiny", "context=32", "trainer.steps=2", "masked.token_budget=256", "data.tokenizer=bytes"]
+    # It begins where a reader has trained a BERT and a GPT-2.
+    if page == "docs/train/from-weights.md":
+        small = [
+            "bert.size=tiny",
+            "context=32",
+            "trainer.steps=2",
+            "masked.token_budget=256",
+            "data.tokenizer=bytes",
+        ]
         small.append("trainer.tokens_per_step=2048")
         succeeds(["recipe=bert", "data=files", "data.path=novels", *small])
         succeeds(adapted("python -m flashtrain recipe=gpt2", own)[1])

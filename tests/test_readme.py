@@ -1,4 +1,5 @@
-"""What the README and the guide say works: their Python is run, their tables are the result files', links lead on."""
+"""What the README and the guide say works: their Python is run, their tables are the result
+files', links lead on."""
 
 from __future__ import annotations
 
@@ -64,8 +65,14 @@ RESULTS = ROOT / "recipes" / "results"
 
 @pytest.mark.parametrize("extra", ["hub", "low-bit", "tensorboard"])
 def test_the_range_of_an_extra_ends_with_the_release_that_the_tests_passed_with(extra: str) -> None:
-    pins = dict(re.findall(r"^([\w-]+)==([\d.]+)", (ROOT / "constraints-all.txt").read_text(), re.MULTILINE)[::-1])
-    ranges = re.search(rf"^{extra} = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    pins = dict(
+        re.findall(
+            r"^([\w-]+)==([\d.]+)", (ROOT / "constraints-all.txt").read_text(), re.MULTILINE
+        )[::-1]
+    )
+    ranges = re.search(
+        rf"^{extra} = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+    )
     for needed in map(Requirement, re.findall(r'"(.*?)"', ranges[1])):
         major, minor, *_ = map(int, pins[needed.name].split("."))
         assert f"{major}.{minor}.99" in needed.specifier
@@ -73,7 +80,9 @@ def test_the_range_of_an_extra_ends_with_the_release_that_the_tests_passed_with(
 
 
 def test_a_gpus_constraints_are_what_its_figures_were_measured_with() -> None:
-    pins = "".join((ROOT / name).read_text() for name in ("constraints-gpu.txt", "constraints-all.txt"))
+    pins = "".join(
+        (ROOT / name).read_text() for name in ("constraints-gpu.txt", "constraints-all.txt")
+    )
     pinned = dict(re.findall(r"^([\w-]+)==([\w.]+)", pins, flags=re.MULTILINE))
     for path in RESULTS.glob("*.json"):
         versions = json.loads(path.read_text())["versions"]
@@ -82,17 +91,22 @@ def test_a_gpus_constraints_are_what_its_figures_were_measured_with() -> None:
             assert named == {name: pinned[name] for name in named}, path.name
 
 
-WITH_TABLES = [page for page in PAGES if "<!-- table: " in (ROOT / page).read_text(encoding="utf-8")]
+WITH_TABLES = [
+    page for page in PAGES if "<!-- table: " in (ROOT / page).read_text(encoding="utf-8")
+]
 
 
 def test_the_pages_with_tables_are_found() -> None:
-    assert {"README.md", "docs/results/benchmarks.md", "recipes/results/README.md"} <= set(WITH_TABLES)
+    assert {"README.md", "docs/results/benchmarks.md", "recipes/results/README.md"} <= set(
+        WITH_TABLES
+    )
 
 
 @pytest.mark.parametrize("page", WITH_TABLES)
 def test_every_table_is_drawn_from_its_result_file(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    assert len(check_tables(ROOT / page, RESULTS)) == text.count("\n<!-- table: ")  # raises for others
+    # Raises for others.
+    assert len(check_tables(ROOT / page, RESULTS)) == text.count("\n<!-- table: ")
 
 
 def test_every_result_file_is_shown_somewhere() -> None:
@@ -103,7 +117,12 @@ def test_every_result_file_is_shown_somewhere() -> None:
 
 @pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md", "SECURITY.md"])
 def test_every_link_of_a_page_leads_somewhere(page: str) -> None:
-    text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(
+        r"^```.*?^```",
+        "",
+        (ROOT / page).read_text(encoding="utf-8"),
+        flags=re.DOTALL | re.MULTILINE,
+    )
     links = re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)", text)
     wrong = []
     for link, anchor in links:
@@ -114,10 +133,13 @@ def test_every_link_of_a_page_leads_somewhere(page: str) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link may name of a page: its headings, as GitHub and mkdocs spell them, and names of mkdocstrings."""
+    """What a link may name of a page: its headings, as GitHub and mkdocs spell them, and
+    names of mkdocstrings."""
     text = page.read_text(encoding="utf-8")
     headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
-    return {anchor_of(heading) for heading in headings} | set(re.findall(r"^::: (.+)$", text, flags=re.MULTILINE))
+    return {anchor_of(heading) for heading in headings} | set(
+        re.findall(r"^::: (.+)$", text, flags=re.MULTILINE)
+    )
 
 
 def test_the_readme_is_short_and_reports_early_what_it_cannot_do() -> None:
@@ -130,10 +152,19 @@ def test_the_readme_is_short_and_reports_early_what_it_cannot_do() -> None:
 
 @pytest.mark.parametrize("page", GUIDE)
 def test_no_line_of_a_page_is_too_long_to_edit(page: str) -> None:
-    text = re.sub(r"^```text\n.*?^```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    assert [line for line in text.splitlines() if len(line) > 160 and not line.startswith("|")] == []
+    text = re.sub(
+        r"^```text\n.*?^```",
+        "",
+        (ROOT / page).read_text(encoding="utf-8"),
+        flags=re.DOTALL | re.MULTILINE,
+    )
+    assert [
+        line for line in text.splitlines() if len(line) > 160 and not line.startswith("|")
+    ] == []
 
 
 def test_every_page_is_in_the_menu() -> None:
     menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    assert [page for page in GUIDE if page.startswith("docs/") and f": {page[5:]}\n" not in menu] == []
+    assert [
+        page for page in GUIDE if page.startswith("docs/") and f": {page[5:]}\n" not in menu
+    ] == []

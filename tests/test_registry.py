@@ -17,7 +17,9 @@ from flashtrain.errors import UserError
 
 @pytest.fixture(autouse=True)
 def _forget_registrations(monkeypatch) -> None:
-    monkeypatch.setattr(registry, "_components", {group: dict(own) for group, own in registry._components.items()})
+    monkeypatch.setattr(
+        registry, "_components", {group: dict(own) for group, own in registry._components.items()}
+    )
 
 
 def test_a_registered_builder_is_found_by_its_name() -> None:
@@ -35,7 +37,9 @@ def test_a_dotted_path_is_not_imported() -> None:
 
 
 def test_an_unknown_group_is_refused_with_the_groups_there_are() -> None:
-    with pytest.raises(UserError, match=r"unknown component group 'modle'\. Did you mean 'mode' or 'model'"):
+    with pytest.raises(
+        UserError, match=r"unknown component group 'modle'\. Did you mean 'mode' or 'model'"
+    ):
         flashtrain.register("modle", "mine")
 
 
@@ -46,7 +50,9 @@ def test_a_name_that_is_taken_is_refused() -> None:
 
 
 def test_an_installed_packages_entry_point_is_found(monkeypatch) -> None:
-    entry = EntryPoint(name="callback.from_package", value="collections:OrderedDict", group="flashtrain.components")
+    entry = EntryPoint(
+        name="callback.from_package", value="collections:OrderedDict", group="flashtrain.components"
+    )
     monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
     assert registry.component("callback", "from_package").__name__ == "OrderedDict"
 
@@ -69,12 +75,23 @@ MAX_FILES = 88  # of flashtrain that recipe=gpt2 reads, its packages' own includ
 def test_gpt2_is_planned_without_the_experiments_beyond_what_they_register() -> None:
     """Their settings with the names and sizes in them, their rules, and what they offer a run."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, "-c", LOADED], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED], env=environment, capture_output=True, text=True, check=True
+    )
     *_, files, packages, names = done.stdout.splitlines()
     assert int(files) <= MAX_FILES
     # Each takes a good part of a second, which a command that has no use for it waits for.
-    assert not {"wandb", "datasets", "tensorboard", "peft", "torchao", "pandas", "pyarrow"} & set(packages.split())
+    assert not {"wandb", "datasets", "tensorboard", "peft", "torchao", "pandas", "pyarrow"} & set(
+        packages.split()
+    )
     loaded = set(names.split())
     benchmarks = {"attention_benchmark", "context_benchmark", "step_benchmark", "harness"}
     rooms = {"arena", "pathfinder", "long_context"} | benchmarks
-    assert loaded <= rooms | {"settings", "benchmark_settings", "names", "parameters", "rules", "spec"}
+    assert loaded <= rooms | {
+        "settings",
+        "benchmark_settings",
+        "names",
+        "parameters",
+        "rules",
+        "spec",
+    }

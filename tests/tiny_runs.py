@@ -53,8 +53,12 @@ TINY_ENCODER = (
 
 
 def each(names: Iterable[str], *quick: str) -> list[ParameterSet]:
-    """The names as parameters of a test that is an integration test but for those that are quick."""
-    return [pytest.param(name, marks=[] if name in quick else [pytest.mark.integration]) for name in names]
+    """The names as parameters of a test that is an integration test but for
+    those that are quick."""
+    return [
+        pytest.param(name, marks=[] if name in quick else [pytest.mark.integration])
+        for name in names
+    ]
 
 
 def wait_for(condition: Callable[[], object]) -> bool:
@@ -66,12 +70,15 @@ def wait_for(condition: Callable[[], object]) -> bool:
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Path]) -> Path:
-    """A copy, for this process of tests alone, of the folder that the first of them to ask for it makes.
+    """A copy, for this process of tests alone, of the folder that the first of
+    them to ask for it makes.
 
     make: called with a folder of that name, gives the folder of the finished run in it.
     """
     temporary = factory.getbasetemp()
-    place = (temporary.parent if "PYTEST_XDIST_WORKER" in os.environ else temporary) / f"once-{name}"
+    place = (
+        temporary.parent if "PYTEST_XDIST_WORKER" in os.environ else temporary
+    ) / f"once-{name}"
     with FileLock(f"{place}.lock"):
         if not (place / "run").is_file():  # names the folder once it is whole
             shutil.rmtree(place, ignore_errors=True)
@@ -97,7 +104,8 @@ def run_mode(*words: str) -> int:
 
 @dataclass
 class TinyRuns:
-    """Starts runs of the tiny configuration: `words` are the overrides, `folder` a place for its runs."""
+    """Starts runs of the tiny configuration: `words` are the overrides,
+    `folder` a place for its runs."""
 
     folder: Path
     words: list[str]
@@ -115,7 +123,9 @@ class TinyRuns:
         words = self.settings_words(*extra)
         folder = self.folder / name
         folder.mkdir(parents=True, exist_ok=True)
-        return run_job(compose_settings(words), folder, overrides=words, started=time.monotonic()), folder
+        return run_job(
+            compose_settings(words), folder, overrides=words, started=time.monotonic()
+        ), folder
 
     def finished(self, folder: Path, *extra: str) -> Path:
         """The folder of a run, in this process, that ended well, for made_once."""
@@ -123,18 +133,25 @@ class TinyRuns:
         assert status == 0
         return made
 
-    def command(self, *extra: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-        """Run `python -m flashtrain` with these words on top of the tiny ones, as a process of its own."""
+    def command(
+        self, *extra: str, launcher: tuple[str, ...] = ()
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `python -m flashtrain` with these words on top of the tiny ones,
+        as a process of its own."""
         return flashtrain_command(*self.settings_words(*extra), cwd=self.folder, launcher=launcher)
 
 
 def checkout_environment() -> dict[str, str]:
     """This process's, with the checkout on the import path."""
-    path = os.pathsep.join([str(ROOT), str(ROOT / "recipes"), str(ROOT / "kernels"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(
+        [str(ROOT), str(ROOT / "recipes"), str(ROOT / "kernels"), os.environ.get("PYTHONPATH", "")]
+    )
     return {**os.environ, "PYTHONPATH": path}
 
 
-def flashtrain_command(*words: str, cwd: Path, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def flashtrain_command(
+    *words: str, cwd: Path, launcher: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     """Run `python -m flashtrain` in the folder `cwd`, with the checkout on the import path.
 
     launcher: the module that starts it, and its arguments, in place of Python itself.

@@ -2,14 +2,15 @@
 
     import flashtrain
 
-    run = flashtrain.train(recipe="gpt2", context=4096, data={"source": "files", "path": "novel.txt"})
+    run = flashtrain.train(recipe="gpt2", context=4096, data={"source":
+    "files", "path": "novel.txt"})
     flashtrain.evaluate(run)                        # {"validation_loss": ..., "perplexity": ...}
     flashtrain.generate(run, "Once upon a time")
     flashtrain.load(run).model                      # with .tokenizer and .settings
 
-Settings have the command's names (docs/reference/settings.md). A group's are a dictionary, trainer={"steps": 10},
-or dotted, **{"trainer.steps": 10}. The group's own name in its dictionary chooses it as the command's optimizer=lamb
-does: optimizer={"name": "lamb"} or optimizer="lamb".
+Settings have the command's names (docs/reference/settings.md). A group's are a dictionary,
+trainer={"steps": 10}, or dotted, **{"trainer.steps": 10}. The group's own name in its dictionary
+chooses it as the command's optimizer=lamb does: optimizer={"name": "lamb"} or optimizer="lamb".
 """
 
 from __future__ import annotations
@@ -36,7 +37,14 @@ from flashtrain.command.request import settings_of
 from flashtrain.errors import RunFailed, UserError, one_of
 from flashtrain.files.shipped import conf_folder
 from flashtrain.folders.new_folder import remove_unused
-from flashtrain.folders.run_folder import BEST, CONFIG_FILE, STOPPED, find_checkpoint, read_settings, read_summary
+from flashtrain.folders.run_folder import (
+    BEST,
+    CONFIG_FILE,
+    STOPPED,
+    find_checkpoint,
+    read_settings,
+    read_summary,
+)
 from flashtrain.folders.run_lock import let_go, slurm_job
 from flashtrain.interruption import Stopped
 from flashtrain.mode import is_of_checkpoint, mode_of
@@ -54,11 +62,13 @@ _OF_WRITING = ("max_new_tokens", "temperature", "top_k")  # settings of the grou
 
 @dataclass(frozen=True)
 class Run:
-    """A run that has ended. It can be passed wherever the path of its folder can, as to flashtrain.evaluate or Path.
+    """A run that has ended. It can be passed wherever the path of its folder can, as to
+    flashtrain.evaluate or Path.
 
     Attributes:
         folder: the run's folder.
-        summary: the row of summary.json; its "status" is "finished", or "stopped" if trainer.max_minutes ended the run.
+        summary: the row of summary.json; its "status" is "finished", or "stopped" if
+            trainer.max_minutes ended the run.
     """
 
     folder: Path
@@ -69,7 +79,8 @@ class Run:
 
     @property
     def checkpoint(self) -> Path:
-        """The path of the run's best checkpoint, else of its last one. Raises UserError if the run left none."""
+        """The path of the run's best checkpoint, else of its last one. Raises
+        UserError if the run left none."""
         return find_checkpoint(str(self.folder), prefer=BEST)[1]
 
     @property
@@ -90,8 +101,9 @@ Prompt = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 def train(recipe: str, *, quiet: bool = True, **settings: Any) -> Run:
     """Train a model as the command with this recipe does; if the recipe is a benchmark, measure.
 
-    With several trainer.devices the run is a process of its own. SIGTERM, like Ctrl-C, lets the step finish and saves a
-    checkpoint; it is then raised again for the program's own handler. The process's random generators are seeded.
+    With several trainer.devices the run is a process of its own. SIGTERM, like Ctrl-C, lets the
+    step finish and saves a checkpoint; it is then raised again for the program's own handler. The
+    process's random generators are seeded.
 
     Args:
         recipe: the recipe's name, such as "gpt2".
@@ -101,7 +113,8 @@ def train(recipe: str, *, quiet: bool = True, **settings: Any) -> Run:
     Raises:
         UserError: the caller can correct the cause: a wrong setting, or too little memory.
         RunFailed: the run failed otherwise.
-        KeyboardInterrupt: Ctrl-C, once the checkpoint is saved; resume="auto" or resume=FOLDER continues the run.
+        KeyboardInterrupt: Ctrl-C, once the checkpoint is saved; resume="auto" or
+            resume=FOLDER continues the run.
     """
     began = time.monotonic()
     line = CommandLine(plain_words([f"recipe={recipe}", *words_of({"logger": "none", **settings})]))
@@ -110,7 +123,11 @@ def train(recipe: str, *, quiet: bool = True, **settings: Any) -> Run:
             requested = settings_of(line)
             _refuse_other_work(requested)
             job = Job.of(requested, line)
-            if requested.trainer.ranks > 1 and "TORCHELASTIC_RUN_ID" not in os.environ and slurm_job() is None:
+            if (
+                requested.trainer.ranks > 1
+                and "TORCHELASTIC_RUN_ID" not in os.environ
+                and slurm_job() is None
+            ):
                 _in_a_process(line, job.folder, quiet=quiet)
             else:
                 job.run(started=began)
@@ -123,13 +140,15 @@ def train(recipe: str, *, quiet: bool = True, **settings: Any) -> Run:
 
 
 def evaluate(run: Trained, *, quiet: bool = True, **settings: Any) -> dict[str, Any]:
-    """Evaluate a run's best checkpoint, or the checkpoint given, on held-out data; return {"validation_loss": ...}.
+    """Evaluate a run's best checkpoint, or the checkpoint given, on held-out data; return
+    {"validation_loss": ...}.
 
     Args:
-        run: a Run, a run folder, a checkpoint in one, a transformers model's folder, or a classifier's .safetensors.
+        run: a Run, a run folder, a checkpoint in one, a transformers model's folder, or a
+            classifier's .safetensors.
         quiet: print warnings only and draw no progress.
-        settings: settings that differ from the run's (from recipe="hf"'s for a transformers model), such as
-            data={"path": OTHER}. mode="passkey" runs that mode instead.
+        settings: settings that differ from the run's (from recipe="hf"'s for a transformers model),
+            such as data={"path": OTHER}. mode="passkey" runs that mode instead.
 
     Raises:
         UserError: there is no such checkpoint, or a setting does not apply to it.
@@ -141,20 +160,26 @@ def evaluate(run: Trained, *, quiet: bool = True, **settings: Any) -> dict[str, 
 @overload
 def generate(run: nn.Module, prompt: Tensor, max_new_tokens: int, **options: Any) -> Tensor: ...
 @overload
-def generate(run: Trained, prompt: Prompt = "", max_new_tokens: int | None = None, **options: Any) -> str: ...
+def generate(
+    run: Trained, prompt: Prompt = "", max_new_tokens: int | None = None, **options: Any
+) -> str: ...
 def generate(run: Any, prompt: Any = "", max_new_tokens: int | None = None, **options: Any) -> Any:
-    """Return what a language model writes after a prompt: a text for a run, tokens for a torch module.
+    """Return what a language model writes after a prompt: a text for a run,
+    tokens for a torch module.
 
     Args:
-        run: as in `evaluate`; a TrainedModel of flashtrain.load, which is used as it is now; or a torch module.
-        prompt: a text, or a conversation: a list of messages, {"messages": [...], "tools": [...]}, or a text if the
-            run was trained on conversations. For a torch module: tokens (B, S) int64.
+        run: as in `evaluate`; a TrainedModel of flashtrain.load, which is used as it is
+            now; or a torch module.
+        prompt: a text, or a conversation: a list of messages, {"messages": [...],
+            "tools": [...]}, or a text if the run was trained on conversations. For a
+            torch module: tokens (B, S) int64.
         max_new_tokens: how many tokens to write; by default the run's generate.max_new_tokens.
-        options: temperature, top_k and seed (see flashtrain.models.generation.generate), by default the run's. For a
-            path also other settings, such as context.
+        options: temperature, top_k and seed (see flashtrain.models.generation.generate), by default
+            the run's. For a path also other settings, such as context.
 
     Returns:
-        The prompt and its continuation; for a conversation the answer alone; for a torch module tokens (B, S + new).
+        The prompt and its continuation; for a conversation the answer alone; for a torch
+        module tokens (B, S + new).
 
     Raises:
         UserError: the model cannot generate text, or an option does not exist.
@@ -166,14 +191,18 @@ def generate(run: Any, prompt: Any = "", max_new_tokens: int | None = None, **op
     with preserve_process_state(quiet=True):
         if isinstance(run, TrainedModel):
             return _continued(run, prompt, given)
-        named = {f"generate.{name}" if name in _OF_WRITING else name: value for name, value in given.items()}
+        named = {
+            f"generate.{name}" if name in _OF_WRITING else name: value
+            for name, value in given.items()
+        }
         requested = _of(run, named, mode="generate")
         requested.prompt = prompt
         return modes.of_checkpoint(requested)["text"]
 
 
 def export(run: Trained, *, quiet: bool = True, **settings: Any) -> Path:
-    """Export a run's best checkpoint, or the one given, for other programs (transformers, if it knows the model).
+    """Export a run's best checkpoint, or the one given, for other programs (transformers,
+    if it knows the model).
 
     Return the new folder, inside the run's folder. Raises UserError if there is no such checkpoint.
     """
@@ -182,11 +211,13 @@ def export(run: Trained, *, quiet: bool = True, **settings: Any) -> Path:
 
 
 def load(run: Trained, **settings: Any) -> TrainedModel:
-    """Load the model of a run's best checkpoint, or of the checkpoint given, with its tokenizer and the run's settings.
+    """Load the model of a run's best checkpoint, or of the checkpoint given, with its tokenizer
+    and the run's settings.
 
     Args:
         run: as in `evaluate`.
-        settings: settings that differ from the run's, such as attention="sdpa", a longer context, or hardware="cpu".
+        settings: settings that differ from the run's, such as attention="sdpa", a longer
+            context, or hardware="cpu".
 
     Returns:
         The model in evaluation mode, on the machine's device.
@@ -200,14 +231,18 @@ def load(run: Trained, **settings: Any) -> TrainedModel:
 
 
 def plan(recipe: str, **settings: Any) -> str:
-    """Return a text on what `train` would do: parameters, memory and time. Nothing is started. Raises UserError."""
-    line = CommandLine(plain_words([f"recipe={recipe}", "mode=plan", *words_of({"logger": "none", **settings})]))
+    """Return a text on what `train` would do: parameters, memory and time. Nothing is
+    started. Raises UserError."""
+    line = CommandLine(
+        plain_words([f"recipe={recipe}", "mode=plan", *words_of({"logger": "none", **settings})])
+    )
     with preserve_process_state(quiet=True):
         return modes.plan(settings_of(line), line)
 
 
 def words_of(settings: Mapping[str, Any]) -> list[str]:
-    """Return the command-line words (key=value) of settings given in Python. Raises UserError for other types."""
+    """Return the command-line words (key=value) of settings given in Python. Raises
+    UserError for other types."""
     words: list[str] = []
     for key, value in settings.items():
         if isinstance(value, Mapping) and not key.endswith(("options", "mixture")):
@@ -215,8 +250,11 @@ def words_of(settings: Mapping[str, Any]) -> list[str]:
             if own in inner and (conf_folder() / key).is_dir():
                 words.append(f"{key}={_value(f'{key}.{own}', inner.pop(own))}")
             words += words_of({f"{key}.{name}": one for name, one in inner.items()})
-        elif isinstance(value, Mapping):  # of a component or of sources, whose names are not known beforehand
-            words += [f"++{key}.{name}={_value(f'{key}.{name}', one)}" for name, one in value.items()]
+        elif isinstance(value, Mapping):
+            # Of a component or of sources, whose names are not known beforehand.
+            words += [
+                f"++{key}.{name}={_value(f'{key}.{name}', one)}" for name, one in value.items()
+            ]
         else:
             plus = "++" if ".options." in key else ""
             words.append(f"{plus}{key}={_value(key, value)}")
@@ -233,9 +271,14 @@ def _value(key: str, value: Any) -> str:
         return as_value(os.fspath(value))
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         return f"[{','.join(_value(key, one) for one in value)}]"
-    if isinstance(value, Mapping) and all(isinstance(name, str) and name.isidentifier() for name in value):
+    if isinstance(value, Mapping) and all(
+        isinstance(name, str) and name.isidentifier() for name in value
+    ):
         return f"{{{','.join(f'{name}:{_value(key, one)}' for name, one in value.items())}}}"
-    raise UserError(f"{key} is a {type(value).__name__}. Expected None, bool, int, float, str, a path, or a list.")
+    raise UserError(
+        f"{key} is a {type(value).__name__}. "
+        "Expected None, bool, int, float, str, a path, or a list."
+    )
 
 
 def _of(run: Trained, settings: Mapping[str, Any], mode: str = "evaluate") -> Settings:
@@ -245,7 +288,9 @@ def _of(run: Trained, settings: Mapping[str, Any], mode: str = "evaluate") -> Se
     if Path(given, "config.json").is_file() and not Path(given, CONFIG_FILE).is_file():
         where = "model.path"
     words = [f"mode={settings.get('mode', mode)}", f"{where}={_value(where, given)}"]
-    return settings_of(plain_words([*words, *words_of({k: v for k, v in settings.items() if k != "mode"})]))
+    return settings_of(
+        plain_words([*words, *words_of({k: v for k, v in settings.items() if k != "mode"})])
+    )
 
 
 def _refuse_other_work(settings: Settings) -> None:
@@ -256,8 +301,9 @@ def _refuse_other_work(settings: Settings) -> None:
         raise UserError(f"mode={settings.mode} does not train. Call flashtrain.{function}.")
     if mode is not None and mode.study:
         raise UserError(
-            f"mode={settings.mode} starts a command for each of several trainings. Run it as a command, "
-            f"python -m flashtrain recipe={settings.recipe}, or train one context with mode='train'."
+            f"mode={settings.mode} starts a command for each of several trainings. Run it "
+            f"as a command, python -m flashtrain recipe={settings.recipe}, or train one "
+            "context with mode='train'."
         )
 
 
@@ -268,7 +314,9 @@ def _continued(loaded: TrainedModel, prompt: str, options: Mapping[str, Any]) ->
     for name in options:
         one_of("option of generate for a loaded model", name, (*_OF_WRITING, "seed"))
     if loaded.tokenizer is None or not getattr(loaded.model, "generates", False):
-        raise UserError(f"{type(loaded.model).__name__} cannot generate text: only language models can.")
+        raise UserError(
+            f"{type(loaded.model).__name__} cannot generate text: only language models can."
+        )
     seed = options.get("seed", loaded.settings.seed)
     own = {name: value for name, value in options.items() if name != "seed"}
     how = replace(loaded.settings.generate, **own)

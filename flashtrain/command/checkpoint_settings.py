@@ -1,7 +1,8 @@
 """The settings of a mode that works on a trained model: mode=evaluate, generate, export ...
 
-They are the run's own (its config.yaml) with the command line's on top, so no recipe is named; so are resume=RUN's.
-mode=evaluate and generate also take a model that no run has trained: of model.path, or of weights with a recipe.
+They are the run's own (its config.yaml) with the command line's on top, so no recipe is named; so
+are resume=RUN's. mode=evaluate and generate also take a model that no run has trained: of
+model.path, or of weights with a recipe.
 """
 
 from __future__ import annotations
@@ -23,22 +24,47 @@ from flashtrain.spec import task_of, tasks
 
 WITHOUT_A_RUN = ("evaluate", "generate")  # what also takes a language model that no run has trained
 
-# Groups of conf/ that the command line may name here too, and the setting that each name stands for. Hydra composes
-# nothing in these modes: the run's own settings are the ground.
-GROUPS = {group: CHOOSES.get(group, "name") for group in ("attention", "data", "hardware", "logger", "mask")}
-# Settings of one choice of a group: with another choice than the run's they start from their defaults.
+# Groups of conf/ that the command line may name here too, and the setting that each name stands
+# for. Hydra composes nothing in these modes: the run's own settings are the ground.
+GROUPS = {
+    group: CHOOSES.get(group, "name")
+    for group in ("attention", "data", "hardware", "logger", "mask")
+}
+# Settings of one choice of a group: with another choice than the run's they start
+# from their defaults.
 _OF_A_CHOICE = {
-    "data": ("path", "validation_path", "name", "config", "mixture", "split", "dtype", "end_of_text", "options"),
+    "data": (
+        "path",
+        "validation_path",
+        "name",
+        "config",
+        "mixture",
+        "split",
+        "dtype",
+        "end_of_text",
+        "options",
+    ),
     "mask": ("window", "chunk", "prefix", "options"),
 }
 # What names a text.
 _TEXT = {
-    f"data{name}" for name in ("", ".source", ".path", ".validation_path", ".name", ".config", ".split", ".mixture")
+    f"data{name}"
+    for name in (
+        "",
+        ".source",
+        ".path",
+        ".validation_path",
+        ".name",
+        ".config",
+        ".split",
+        ".mixture",
+    )
 }
 
 
 def settings_from_checkpoint(words: Sequence[str]) -> Settings:
-    """Return the checked settings of a trained model's run, with `words` (key=value) on top. Raises UserError."""
+    """Return the checked settings of a trained model's run, with `words` (key=value) on
+    top. Raises UserError."""
     line = CommandLine.of(words)
     given = line.by_name
     mode = str(given["mode"].value()) if "mode" in given else "train"
@@ -54,8 +80,8 @@ def settings_from_checkpoint(words: Sequence[str]) -> Settings:
         config.trainer.epochs = None if "trainer.steps" in given else own.trainer.epochs
     if "recipe" in given and str(given["recipe"].value()) != own.recipe:
         raise UserError(
-            f"recipe={given['recipe'].value()}: the run in {folder} is of recipe={own.recipe}, whose settings "
-            f"mode={mode} uses. Remove recipe=."
+            f"recipe={given['recipe'].value()}: the run in {folder} is of recipe={own.recipe}, "
+            f"whose settings mode={mode} uses. Remove recipe=."
         )
     check_names({name: one.value() for name, one in given.items()}, own.task)
     for key, override in given.items():
@@ -66,8 +92,8 @@ def settings_from_checkpoint(words: Sequence[str]) -> Settings:
         with readable_errors(own.task):
             if isinstance(value, str) and OmegaConf.is_dict(OmegaConf.select(config, key)):
                 raise UserError(
-                    f"{key}={value} replaces all {key} settings, and {named}=... uses those of its run. Remove it, "
-                    f"or change single ones ({key}.NAME=VALUE)."
+                    f"{key}={value} replaces all {key} settings, and {named}=... "
+                    f"uses those of its run. Remove it, or change single ones ({key}.NAME=VALUE)."
                 )
             OmegaConf.update(config, key, value)
     _begin_anew(own, config, given)
@@ -79,7 +105,9 @@ def _begin_anew(own: Settings, config: DictConfig, given: Collection[str]) -> No
     """Where another source or mask than the run's is named, reset what belongs to the run's own."""
     for group, names in _OF_A_CHOICE.items():
         key = GROUPS[group]
-        if {group, f"{group}.{key}"} & set(given) and config[group][key] != getattr(getattr(own, group), key):
+        if {group, f"{group}.{key}"} & set(given) and config[group][key] != getattr(
+            getattr(own, group), key
+        ):
             defaults = type(getattr(own, group))()
             for name in names:
                 if f"{group}.{name}" not in given:
@@ -96,7 +124,8 @@ def _score_all(config: Any, given: Collection[str], mode: str) -> None:
 
 
 def _settings_of_weights(line: CommandLine, mode: str) -> Settings:
-    """The settings where no run is given: a recipe's (recipe=hf with model.path), or those that weights name."""
+    """The settings where no run is given: a recipe's (recipe=hf with model.path), or
+    those that weights name."""
     given, alone = line.by_name, mode in WITHOUT_A_RUN
     if alone and ("model.path" in given or {"weights", "recipe"} <= given.keys()):
         settings = compose_settings(line if "recipe" in given else [*line, "recipe=hf"])
@@ -109,5 +138,7 @@ def _settings_of_weights(line: CommandLine, mode: str) -> Settings:
         for task in tasks().values():
             if (found := task.for_weights(line)) is not None:
                 return found
-    also = ", or model.path=..., a transformers folder; or recipe=... and weights=..." if alone else ""
+    also = (
+        ", or model.path=..., a transformers folder; or recipe=... and weights=..." if alone else ""
+    )
     raise UserError(f"mode={mode} needs checkpoint=..., a run folder or a checkpoint in one{also}.")

@@ -1,4 +1,5 @@
-"""The text of `python -m flashtrain --help`: all recipes, every mode with an example, and common settings."""
+"""The text of `python -m flashtrain --help`: all recipes, every mode with an
+example, and common settings."""
 
 from __future__ import annotations
 
@@ -51,12 +52,19 @@ Everything that can be set: python -m flashtrain recipe=NAME --cfg job, or docs/
 Your own recipes: a folder of YAML files named in the environment variable FLASHTRAIN_RECIPES.\
 """  # noqa: E501 - lines as the terminal shows them
 
-# An example of each mode that every task has, and what it does; the others have theirs as Mode.example.
+# An example of each mode that every task has, and what it does; the others have
+# theirs as Mode.example.
 _TASKS_OWN = {
-    "train": ("recipe=gpt2", "train; a folder below runs/ has the settings, the metrics, checkpoints and a summary"),
+    "train": (
+        "recipe=gpt2",
+        "train; a folder below runs/ has the settings, the metrics, checkpoints and a summary",
+    ),
     "plan": ("recipe=gpt2 mode=plan", "parameters, memory and time; nothing is started"),
     "evaluate": ("mode=evaluate checkpoint=RUN", "the held-out loss, or accuracy"),
-    "generate": ('mode=generate checkpoint=RUN prompt="def main"', "text, with generate.max_new_tokens=120"),
+    "generate": (
+        'mode=generate checkpoint=RUN prompt="def main"',
+        "text, with generate.max_new_tokens=120",
+    ),
     "export": ("mode=export checkpoint=RUN", "weights and tokenizer that transformers reads"),
 }
 
@@ -70,7 +78,10 @@ def help_text() -> str:
     """Return the text of --help, with the recipes and modes that are registered now."""
     files = recipe_files()
     width = max(len(name) for name in files) + 2 if files else 0
-    recipes = "\n".join(f"  recipe={name:<{width}}{recipe_description(path)}" for name, path in sorted(files.items()))
+    recipes = "\n".join(
+        f"  recipe={name:<{width}}{recipe_description(path)}"
+        for name, path in sorted(files.items())
+    )
     lines = []
     for name, (example, does) in examples().items():
         lines += [f"  {name:<10} python -m flashtrain {example or f'recipe=NAME mode={name}'}"]

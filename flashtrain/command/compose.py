@@ -1,8 +1,9 @@
-"""Composes a command line's words to checked settings with Hydra; a mistake in them becomes one readable line.
+"""Composes a command line's words to checked settings with Hydra; a mistake in them
+becomes one readable line.
 
-Hydra composes conf/config.yaml, its groups and a recipe. Recipes are not a folder on Hydra's search path: each file of
-recipes/ (and of a user's own folders) is put into Hydra's ConfigStore as the group `recipe`, placed at the top level,
-so that a recipe reads like a page of settings.
+Hydra composes conf/config.yaml, its groups and a recipe. Recipes are not a folder on Hydra's search
+path: each file of recipes/ (and of a user's own folders) is put into Hydra's ConfigStore as the
+group `recipe`, placed at the top level, so that a recipe reads like a page of settings.
 """
 
 from __future__ import annotations
@@ -38,13 +39,16 @@ from flashtrain.settings.settings import Settings
 
 CHOOSES = {"data": "source", "hardware": "accelerator"}  # group -> its choice, if not `name`
 
-_recipes: dict[str, tuple[Path, int, dict[str, Any]]] = {}  # of each the file, when that changed, and what it holds
+# Of each the file, when that changed, and what it holds.
+_recipes: dict[str, tuple[Path, int, dict[str, Any]]] = {}
 
 
 def register_configs(line: CommandLine) -> str:
-    """Register with Hydra every recipe, and conf/config.yaml with the config groups of the task that `line` chooses.
+    """Register with Hydra every recipe, and conf/config.yaml with the config groups of the
+    task that `line` chooses.
 
-    Return the name of the configuration to compose, which is the task's. UserError: the task has no such setting.
+    Return the name of the configuration to compose, which is the task's. UserError: the
+    task has no such setting.
     """
     store = ConfigStore.instance()
     for name, path in recipe_files().items():
@@ -58,7 +62,11 @@ def register_configs(line: CommandLine) -> str:
     check_names(given, task)
     # Of the groups that conf/config.yaml chooses a file of, the task's own.
     content = yaml.safe_load((conf_folder() / "config.yaml").read_text(encoding="utf-8"))
-    chosen = [one for one in content["defaults"] if isinstance(one, str) or own & one.keys() or " " in next(iter(one))]
+    chosen = [
+        one
+        for one in content["defaults"]
+        if isinstance(one, str) or own & one.keys() or " " in next(iter(one))
+    ]
     store.store(name=task, node={**content, "defaults": [{"schema": task}, *chosen]})
     store.store(group="schema", name=task, node=schema_of(task), package="_global_")
     return task
@@ -67,25 +75,33 @@ def register_configs(line: CommandLine) -> str:
 def _task_of(recipe: str) -> str:
     """The task that a recipe names, itself or through the recipes that it stands on."""
     content = _recipes[recipe][2] if recipe in _recipes else {}
-    bases = [_task_of(base) for base in content.get("defaults", ()) if isinstance(base, str) and base in _recipes]
+    bases = [
+        _task_of(base)
+        for base in content.get("defaults", ())
+        if isinstance(base, str) and base in _recipes
+    ]
     return str(content.get("task", [Settings.task, *bases][-1]))
 
 
 def compose_settings(words: Sequence[str]) -> Settings:
-    """Compose the settings of these command-line words (key=value) with Hydra, and check them. Raises UserError."""
+    """Compose the settings of these command-line words (key=value) with Hydra, and check
+    them. Raises UserError."""
     line = CommandLine.of(words)
     task = register_configs(line)
     with readable_errors(task), initialize_config_dir(str(conf_folder()), version_base="1.3"):
         config = compose(task, overrides=list(line))
     if "trainer.steps" in line.by_name and config.trainer.epochs is not None:
         if "trainer.epochs" in line.by_name:
-            raise UserError("trainer.steps and trainer.epochs are both given. Set one: epochs give the steps.")
+            raise UserError(
+                "trainer.steps and trainer.epochs are both given. Set one: epochs give the steps."
+            )
         config.trainer.epochs = None  # the recipe's
     return checked_settings(config)
 
 
 def checked_settings(config: DictConfig) -> Settings:
-    """Return the checked settings of a composed configuration, without Hydra's own section. Raises UserError."""
+    """Return the checked settings of a composed configuration, without Hydra's own
+    section. Raises UserError."""
     with readable_errors(str(config.get("task"))):
         plain = OmegaConf.to_container(config, resolve=True)
     own = {key: value for key, value in cast(dict[str, Any], plain).items() if key != "hydra"}
@@ -96,7 +112,8 @@ def checked_settings(config: DictConfig) -> Settings:
 
 @contextmanager
 def readable_errors(task: str = Settings.task) -> Iterator[None]:
-    """Within the context, turn exceptions of Hydra and OmegaConf about a task's settings into a one-line UserError."""
+    """Within the context, turn exceptions of Hydra and OmegaConf about a task's settings
+    into a one-line UserError."""
     try:
         yield
     except MissingConfigException as error:
@@ -115,7 +132,9 @@ def readable_errors(task: str = Settings.task) -> Iterator[None]:
 def _composition_error(error: ConfigCompositionException, task: str) -> UserError:
     text = str(error)
     if text.startswith("You must specify 'recipe'"):
-        return UserError(f"no recipe given. Set recipe=NAME, one of: {', '.join(sorted(recipe_files()))}.")
+        return UserError(
+            f"no recipe given. Set recipe=NAME, one of: {', '.join(sorted(recipe_files()))}."
+        )
     if text.startswith("Could not override '"):
         name = text.split("'")[1]
         cause = error.__cause__
@@ -124,7 +143,10 @@ def _composition_error(error: ConfigCompositionException, task: str) -> UserErro
         return wrong_value(cause, task, name)  # it exists, and something inside its value does not
     if text.startswith("Ambiguous value for argument"):
         given = text.splitlines()[0].split(" ", 4)[-1]
-        return UserError(f"{given} lists several values. Add -m to sweep, or use brackets for a list: [one,another].")
+        return UserError(
+            f"{given} lists several values. "
+            "Add -m to sweep, or use brackets for a list: [one,another]."
+        )
     chosen = re.search(r"Could not override '(\w+)'", text)  # in the defaults of a recipe
     if chosen and (line := renamed(chosen[1], "")):
         return UserError(line)

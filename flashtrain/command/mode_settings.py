@@ -1,4 +1,5 @@
-"""Check that a command names only settings that its mode uses; UserError for one that it does not use.
+"""Check that a command names only settings that its mode uses; UserError for
+one that it does not use.
 
 Only settings that a command line names are checked: a recipe holds the settings of all its modes.
 """
@@ -14,10 +15,17 @@ from flashtrain.settings.settings import Settings
 from flashtrain.spec import task_of
 
 ALWAYS = ("recipe", "mode", "task", "seed", "logger", "hardware")
-# Groups, and single settings of groups. A task adds its own (Task.modes); a registered mode has Mode.uses.
+# Groups, and single settings of groups. A task adds its own (Task.modes); a
+# registered mode has Mode.uses.
 _SCORING = ("micro_batch", "validation_micro_batch", "tokens_per_step", "compile")
 USED = {
-    "evaluate": ("checkpoint", "weights", "attention", "memory", *(f"trainer.{name}" for name in _SCORING)),
+    "evaluate": (
+        "checkpoint",
+        "weights",
+        "attention",
+        "memory",
+        *(f"trainer.{name}" for name in _SCORING),
+    ),
     "generate": ("checkpoint", "weights", "attention"),
     "export": ("checkpoint",),
 }
@@ -29,17 +37,32 @@ NOT_TRAINED["checkpoint"] = "a training takes weights= or resume="
 def check_used(settings: Settings, line: CommandLine) -> None:
     """Raise UserError for the first setting that this command line names and its mode does not use.
 
-    It is also raised if a benchmark's recipe is to be trained or evaluated. `settings`: what the line composes to.
+    It is also raised if a benchmark's recipe is to be trained or evaluated. `settings`:
+    what the line composes to.
     """
     work, task = work_of(settings), task_of(settings)
-    measuring = next((name for name, one in modes().items() if one.measures and one.is_requested(settings)), work)
+    measuring = next(
+        (name for name, one in modes().items() if one.measures and one.is_requested(settings)), work
+    )
     if work != measuring:
         raise UserError(
-            f"mode={work}: recipe={settings.recipe} is a benchmark and trains nothing. Use mode={measuring} or plan."
+            f"mode={work}: recipe={settings.recipe} is a benchmark and trains nothing. "
+            f"Use mode={measuring} or plan."
         )
     mode = modes().get(work)
-    used = (*USED[work], *task.modes[work]) if work in USED else None if mode is None else mode.uses(settings)
-    of_others = {own: f"it is of mode={name}" for name, one in modes().items() if name != work for own in one.own}
+    used = (
+        (*USED[work], *task.modes[work])
+        if work in USED
+        else None
+        if mode is None
+        else mode.uses(settings)
+    )
+    of_others = {
+        own: f"it is of mode={name}"
+        for name, one in modes().items()
+        if name != work
+        for own in one.own
+    }
     others = NOT_TRAINED | of_others
     for name in line.by_name:
         if name.startswith("hydra") or _is_of(name, ALWAYS):
@@ -50,10 +73,19 @@ def check_used(settings: Settings, line: CommandLine) -> None:
             why = None if _is_of(name, used) else f"it uses {', '.join(sorted(used))}"
         if why is not None:
             raise UserError(f"{name} is not used by mode={work}: {why}.")
-        start = "checkpoint" if settings.checkpoint is not None else "weights" if settings.weights is not None else None
-        if start is not None and _is_of(name, (*task.shape, *(task.trained if start == "checkpoint" else ()))):
+        start = (
+            "checkpoint"
+            if settings.checkpoint is not None
+            else "weights"
+            if settings.weights is not None
+            else None
+        )
+        if start is not None and _is_of(
+            name, (*task.shape, *(task.trained if start == "checkpoint" else ()))
+        ):
             raise UserError(
-                f"{name} is not used with {start}=...: the model has the shape that it was trained with. Remove it."
+                f"{name} is not used with {start}=...: "
+                "the model has the shape that it was trained with. Remove it."
             )
 
 

@@ -1,4 +1,5 @@
-"""Runs the modes that make no run folder: plan, and those that work on a trained model, such as evaluate."""
+"""Runs the modes that make no run folder: plan, and those that work on a trained
+model, such as evaluate."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from flashtrain.training.hardware import Hardware
 
 
 def plan(settings: Settings, line: CommandLine) -> str:
-    """Return the text of mode=plan: what the command would do on this machine. Nothing is started. Raises UserError."""
+    """Return the text of mode=plan: what the command would do on this machine. Nothing is
+    started. Raises UserError."""
     settings, hardware = adapt_to_machine(settings, line)
     planned = working_mode(settings)
     # A study whose command names one context plans the training of that one.
@@ -23,7 +25,8 @@ def plan(settings: Settings, line: CommandLine) -> str:
 
 
 def run_mode(settings: Settings) -> int:
-    """Run a mode that uses a checkpoint, print generated text, and return the command's exit status."""
+    """Run a mode that uses a checkpoint, print generated text, and return the
+    command's exit status."""
     found = of_checkpoint(settings)
     if "text" in found:
         print(found["text"])
@@ -37,6 +40,7 @@ def of_checkpoint(settings: Settings) -> dict[str, Any]:
 
 
 def on_this_machine(settings: Settings) -> tuple[Settings, Hardware]:
-    """Adapt the settings of a mode that uses a trained model to this machine; return them and its hardware."""
+    """Adapt the settings of a mode that uses a trained model to this machine; return
+    them and its hardware."""
     settings.hardware.demo = "never"  # the model is the one that was given, on whatever machine
     return adapt_to_machine(settings, CommandLine())

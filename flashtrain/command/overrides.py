@@ -1,4 +1,5 @@
-"""Translate what users write on the command line for Hydra: names in any case, 1e6 as 1000000, paths in quotes.
+"""Translate what users write on the command line for Hydra: names in any case, 1e6 as
+1000000, paths in quotes.
 
 Mistakes in the form of a word are found here, mistakes in the settings that it names in compose.py.
 """
@@ -20,33 +21,67 @@ from flashtrain.settings.schema import all_settings, meant
 from flashtrain.settings.settings import mode_names
 
 # Of Hydra's flags those that are used; a sweep's is -m, and --cfg job prints the settings.
-FLAGS = ("-h", "--help", "--version", "-m", "--multirun", "-c", "--cfg", "-p", "--package", "--resolve")
+FLAGS = (
+    "-h",
+    "--help",
+    "--version",
+    "-m",
+    "--multirun",
+    "-c",
+    "--cfg",
+    "-p",
+    "--package",
+    "--resolve",
+)
 # What names a folder or a dataset, which the group itself does not.
-PLACES = {"model": "model.path={0} with recipe=hf or sft", "data": "data=files data.path={0} or data=hub data.name={0}"}
+PLACES = {
+    "model": "model.path={0} with recipe=hf or sft",
+    "data": "data=files data.path={0} or data=hub data.name={0}",
+}
 # group of conf/ -> what a program registers, a choice of the group
-_REGISTERED = {"model": "model", "data": "source", "mask": "mask", "optimizer": "optimizer", "schedule": "schedule"}
+_REGISTERED = {
+    "model": "model",
+    "data": "source",
+    "mask": "mask",
+    "optimizer": "optimizer",
+    "schedule": "schedule",
+}
 _FORM = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[^=]*)=(?P<value>.*)", re.DOTALL)
 _POWER_OF_TEN = re.compile(r"\d+(\.\d+)?[eE]\+?\d{1,2}")
 _BETWEEN_COMMAS = re.compile(r"""'(\\.|[^'\\])*'(?=,|$)|"(\\.|[^"\\])*"(?=,|$)|[^,]+""")
-_SWEEP = re.compile(r"(choice|range|interval|glob|shuffle|sort|tag)\(")  # Hydra's own words for several values
+# Hydra's own words for several values.
+_SWEEP = re.compile(r"(choice|range|interval|glob|shuffle|sort|tag)\(")
 _GPUS = re.compile(r"^(hardware\.plan_for=)([1-9]\d*)x(?=\w)", re.IGNORECASE)  # of 8xh100
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
-_NO_NAME = re.compile(r"null|true|false|nan|inf|[-+.\d\[].*|", re.IGNORECASE)  # what YAML takes for no text
+# What YAML takes for no text.
+_NO_NAME = re.compile(r"null|true|false|nan|inf|[-+.\d\[].*|", re.IGNORECASE)
 
 
 def plain_words(words: Sequence[str]) -> list[str]:
-    """Translate command-line arguments for Hydra: recipe=GPT2 to recipe=gpt2, 1e6 to 1000000, paths into quotes.
+    """Translate command-line arguments for Hydra: recipe=GPT2 to recipe=gpt2, 1e6 to
+    1000000, paths into quotes.
 
-    Raises UserError if a word is neither a flag of Hydra's nor a setting, or a group's value is no name.
+    Raises UserError if a word is neither a flag of Hydra's nor a setting, or a
+    group's value is no name.
     """
     for flag in (word.split("=", 1)[0] for word in words if word.startswith("-")):
         if flag not in FLAGS:
-            hint = meant(flag.lstrip("-").replace("-", "_"), dict.fromkeys(name for name, _, _ in all_settings()))
+            hint = meant(
+                flag.lstrip("-").replace("-", "_"),
+                dict.fromkeys(name for name, _, _ in all_settings()),
+            )
             hint = hint or "The flags are --help, --version, --multirun and --cfg job."
             raise UserError(f"unknown flag {flag}: settings are name=value, without dashes. {hint}")
     devices = [f"trainer.devices={gpus[2]}" for word in words if (gpus := _GPUS.match(word))]
-    words = [*(_GPUS.sub(r"\1", word) for word in words), *(word for word in devices if word not in words)]
-    models = [word.partition("=")[2].lower() for word in words if word.startswith(("model=", "model.name="))]
+    words = [
+        *(_GPUS.sub(r"\1", word) for word in words),
+        *(word for word in devices if word not in words),
+    ]
+    models = [
+        word.partition("=")[2].lower()
+        for word in words
+        if word.startswith(("model=", "model.name="))
+    ]
     own = set(models) - {*get_args(DecoderName)}
     kept = ("-", "model.size=") if own else ("-",)  # a model of one's own has sizes of its own
     sweep = "-m" in words or "--multirun" in words
@@ -59,15 +94,25 @@ def _plain(word: str, sweep: bool) -> str:
         return word
     sign, key, value = form["sign"] or "", form["key"].strip(), form["value"]
     if not key:
-        raise UserError(f"unexpected argument '{word}'. Settings are name=value, for example recipe=gpt2 mode=train.")
+        raise UserError(
+            f"unexpected argument '{word}'. "
+            "Settings are name=value, for example recipe=gpt2 mode=train."
+        )
     if key != "prompt" and ("\n" in value or "\r" in value):
         raise UserError(f"{key}= has a line break in its value. Expected one line.")
     if key in ("logger", "logger.name") and re.fullmatch(r"\[[\w, ]+\]", value):
-        several = ",".join(_as_written(one, get_args(Logger)).strip() for one in value[1:-1].split(","))
+        several = ",".join(
+            _as_written(one, get_args(Logger)).strip() for one in value[1:-1].split(",")
+        )
         return f"{sign}logger.name='{several}'"
     choices = _choices(key)
-    if key in _REGISTERED and value not in (choices or ()) and value in registered(_REGISTERED[key]):
-        return f"{sign}{key}.{CHOOSES.get(key, 'name')}={value}"  # of the user's own program: it has no file in conf/
+    if (
+        key in _REGISTERED
+        and value not in (choices or ())
+        and value in registered(_REGISTERED[key])
+    ):
+        # Of the user's own program: it has no file in conf/
+        return f"{sign}{key}.{CHOOSES.get(key, 'name')}={value}"
     if key in PLACES and "/" in value:
         raise UserError(f"unknown {key} '{value}'. Use {PLACES[key].format(value)}.")
     if choices is not None and sign != "~" and ("," not in value or value.startswith("[")):
@@ -92,7 +137,8 @@ def _plain(word: str, sweep: bool) -> str:
 
 def _as_typed(key: str, text: str) -> str:
     """A text as Hydra reads it back: `=`, commas and brackets have no meaning in it."""
-    # What is written in Hydra's own form stays (in quotes, with backslashes, ${...}, null): a prompt only in quotes.
+    # What is written in Hydra's own form stays (in quotes, with backslashes, ${...}, null): a
+    # prompt only in quotes.
     text = text if key == "prompt" else text.strip()
     of_hydra = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
     if key != "prompt":
@@ -101,7 +147,8 @@ def _as_typed(key: str, text: str) -> str:
 
 
 def _as_written(value: str, choices: Sequence[str]) -> str:
-    """The name among the choices that differs in capitals alone; the value itself where there is none."""
+    """The name among the choices that differs in capitals alone; the value
+    itself where there is none."""
     return next((name for name in choices if name.lower() == value.strip().lower()), value)
 
 
@@ -121,13 +168,18 @@ def _choices(key: str) -> list[str] | None:
 @cache
 def _options() -> dict[str, Sequence[str]]:
     """The settings that have one of some names, which may be given in capitals."""
-    return {name: one.metadata["options"] for name, one, _ in all_settings() if "options" in one.metadata}
+    return {
+        name: one.metadata["options"]
+        for name, one, _ in all_settings()
+        if "options" in one.metadata
+    }
 
 
 @cache
 def _of_type(kind: Any) -> frozenset[str]:
     """The settings of a type, or of one of several types."""
     own = {
-        name: (hint, *(() if get_origin(hint) in (list, dict) else get_args(hint))) for name, _, hint in all_settings()
+        name: (hint, *(() if get_origin(hint) in (list, dict) else get_args(hint)))
+        for name, _, hint in all_settings()
     }
     return frozenset(name for name, kinds in own.items() if kind in kinds)

@@ -1,4 +1,5 @@
-"""The state of somebody's program around a call of the command: what is printed, and Hydra's and torch's state."""
+"""The state of somebody's program around a call of the command: what is printed, and
+Hydra's and torch's state."""
 
 from __future__ import annotations
 
@@ -15,12 +16,17 @@ from flashtrain import announce
 
 @contextmanager
 def preserve_process_state(*, quiet: bool) -> Iterator[None]:
-    """Run the command inside another program; then restore Hydra, logger and torch's determinism, and end new groups.
+    """Run the command inside another program; then restore Hydra, logger and torch's
+    determinism, and end new groups.
 
     Args:
         quiet: print warnings only, and draw no progress bars.
     """
-    log, propagates, had_ranks = announce.log, announce.log.propagate, torch.distributed.is_initialized()
+    log, propagates, had_ranks = (
+        announce.log,
+        announce.log.propagate,
+        torch.distributed.is_initialized(),
+    )
     of_caller = GlobalHydra.instance().hydra
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -35,13 +41,15 @@ def preserve_process_state(*, quiet: bool) -> Iterator[None]:
         with announce.quietly(quiet):
             yield
     except SystemExit as end:
-        if isinstance(end.__context__, KeyboardInterrupt):  # Lightning's Trainer makes the one of the other
+        # Lightning's Trainer makes the one of the other.
+        if isinstance(end.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
         raise
     finally:
         log.removeHandler(handler)
         log.propagate = propagates
         GlobalHydra.instance().hydra = of_caller
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)  # trainer.deterministic changes it
+        # trainer.deterministic changes it.
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         if torch.distributed.is_initialized() and not had_ranks:
             torch.distributed.destroy_process_group()

@@ -1,4 +1,5 @@
-"""Turns command-line words into checked settings, for the command, its sweeps and the Python API."""
+"""Turns command-line words into checked settings, for the command, its sweeps
+and the Python API."""
 
 from __future__ import annotations
 
@@ -14,9 +15,11 @@ from flashtrain.settings.settings import Settings, mode_names
 
 
 def settings_of(words: Sequence[str]) -> Settings:
-    """Return the checked settings of command-line words: the recipe's, or a trained run's, with the words on top.
+    """Return the checked settings of command-line words: the recipe's, or a trained run's,
+    with the words on top.
 
-    Raises UserError if a word names no setting, its value cannot be used, or the mode does not use the setting.
+    Raises UserError if a word names no setting, its value cannot be used, or the mode
+    does not use the setting.
     """
     line = CommandLine.of(words)
     line.check_given_once()
@@ -25,9 +28,11 @@ def settings_of(words: Sequence[str]) -> Settings:
     if present := renamed("mode", mode):
         raise UserError(present)
     one_of("mode", mode, mode_names())
-    alone = "recipe" not in given and given.get("resume") not in (None, "auto")  # resume=RUN is enough to go on
+    # resume=RUN is enough to go on.
+    alone = "recipe" not in given and given.get("resume") not in (None, "auto")
     if is_of_checkpoint(mode) or alone:
-        from flashtrain.command.checkpoint_settings import settings_from_checkpoint  # it imports torch
+        # It imports torch.
+        from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 
         settings = settings_from_checkpoint(line)
     else:

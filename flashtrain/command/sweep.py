@@ -1,12 +1,14 @@
-"""`python -m flashtrain -m recipe=gpt2 context=512,1024`: every combination as a job, then one table and one figure.
+"""`python -m flashtrain -m recipe=gpt2 context=512,1024`: every combination as a job, then
+one table and one figure.
 
-Each job runs in a fresh process: under Hydra 1.3's own multirun Lightning's DDP would start the whole sweep again in
-every rank, memory that one job leaves behind would spoil the next one's measurement, and the same command after a kill
-runs all jobs again, into the same folders, without a table. A job that fails is a row that says so; the others go on.
+Each job runs in a fresh process: under Hydra 1.3's own multirun Lightning's DDP would start the
+whole sweep again in every rank, memory that one job leaves behind would spoil the next one's
+measurement, and the same command after a kill runs all jobs again, into the same folders, without a
+table. A job that fails is a row that says so; the others go on.
 
 runs/gpt2-sweep/2026-11-21_10-15-02/
-  sweep.json                       the jobs' settings: the same command with resume=auto continues this sweep
-  00/, 01/, ...                    the jobs, each a run folder like any other
+  sweep.json              the jobs' settings: the same command with resume=auto continues this sweep
+  00/, 01/, ...           the jobs, each a run folder like any other
   sweep.md, sweep.png   the table and the figure
 """
 
@@ -53,7 +55,8 @@ Jobs = list[CommandLine]
 
 
 def expand(line: CommandLine) -> Jobs:
-    """Return the command line of every job of a sweep: the product of all listed values, in the order given.
+    """Return the command line of every job of a sweep: the product of all listed
+    values, in the order given.
 
     Raises UserError for a sweep over an interval or a glob, which name no finite list here.
     """
@@ -65,16 +68,21 @@ def expand(line: CommandLine) -> Jobs:
         elif override.is_choice_sweep() or override.is_range_sweep():
             choices[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
         else:
-            raise UserError(f"{override.input_line}: list the values, context=512,1024, or use range(start,stop,step).")
+            raise UserError(
+                f"{override.input_line}: "
+                "list the values, context=512,1024, or use range(start,stop,step)."
+            )
     return [CommandLine(job) for job in itertools.product(*choices.values())]
 
 
 def run_sweep(line: CommandLine) -> int:
-    """Run every job of a sweep, write its table and figure, and return the exit status. Raises UserError.
+    """Run every job of a sweep, write its table and figure, and return the exit
+    status. Raises UserError.
 
-    The status is 0, 1 if a job crashed, or 128 + the number of the signal that ended the sweep (the table then holds
-    the jobs so far). resume=auto, or resume=FOLDER of a sweep, continues a sweep of the same words: finished jobs are
-    not run again. Every job's settings are checked before the first job starts.
+    The status is 0, 1 if a job crashed, or 128 + the number of the signal that ended the sweep
+    (the table then holds the jobs so far). resume=auto, or resume=FOLDER of a sweep, continues a
+    sweep of the same words: finished jobs are not run again. Every job's settings are checked
+    before the first job starts.
     """
     line.check_given_once()
     line, resume = _without_resume(line)
@@ -93,7 +101,9 @@ def run_sweep(line: CommandLine) -> int:
 
 def _plan_each(composed: Sequence[Settings], jobs: Jobs) -> int:
     """mode=plan of a sweep: of each job what it would do, and nothing started."""
-    for number, (settings, job, label) in enumerate(zip(composed, jobs, _labels(jobs), strict=True), 1):
+    for number, (settings, job, label) in enumerate(
+        zip(composed, jobs, _labels(jobs), strict=True), 1
+    ):
         print(f"\n=== job {number} of {len(jobs)}: {label}", flush=True)
         print(plan(settings, job))
     return 0
@@ -109,23 +119,35 @@ def _run_locked(folder: Path, jobs: Jobs, first: Settings) -> int:
     group = first.logger.group or f"{first.recipe}-{folder.name}"
     folders = [folder / f"{number:02d}" for number in range(len(jobs))]
     with JobProcesses() as processes:
-        for number, (job, job_folder, label) in enumerate(zip(jobs, folders, _labels(jobs), strict=True), 1):
+        for number, (job, job_folder, label) in enumerate(
+            zip(jobs, folders, _labels(jobs), strict=True), 1
+        ):
             done = read_summary(job_folder).get("status") in DONE
-            print(f"\n=== job {number} of {len(jobs)}: {label}{', already done' if done else ''}", flush=True)
+            print(
+                f"\n=== job {number} of {len(jobs)}: {label}{', already done' if done else ''}",
+                flush=True,
+            )
             if done:
                 continue
             _wait_for_orphan(job_folder)
             status = processes.run(_job_words(job, job_folder, group))
             stopped_by = processes.stopped_by
-            note_failure(job_folder, job, status, stopped_by=None if stopped_by is None else stopped_by.name)
+            note_failure(
+                job_folder, job, status, stopped_by=None if stopped_by is None else stopped_by.name
+            )
             if stopped_by is not None:
                 print(f"Stopped by {stopped_by.name}. The table has the jobs so far.", flush=True)
-                print(f"Continue with the same command plus resume=auto or resume={folder}", flush=True)
+                print(
+                    f"Continue with the same command plus resume=auto or resume={folder}",
+                    flush=True,
+                )
                 break
 
         report_sweep(folder)
         write_report(folder)
-        names = [name for name in ("sweep.md", "sweep.png", "report.html") if (folder / name).exists()]
+        names = [
+            name for name in ("sweep.md", "sweep.png", "report.html") if (folder / name).exists()
+        ]
         print(f"the sweep's folder is {folder} ({', '.join(names)})", flush=True)
         if processes.stopped_by is not None:
             return 128 + processes.stopped_by
@@ -133,27 +155,37 @@ def _run_locked(folder: Path, jobs: Jobs, first: Settings) -> int:
 
 
 def _without_resume(line: CommandLine) -> tuple[CommandLine, str | None]:
-    """The line without a resume= that means the sweep, and its value; a run to continue in every job stays."""
+    """The line without a resume= that means the sweep, and its value; a run to
+    continue in every job stays."""
     given = line.by_name.get("resume")
     resume = None if given is None or given.is_sweep_override() else given.value()
-    if resume != "auto" and not (resume and (Path(str(resume)).expanduser() / SWEEP_FILE).is_file()):
+    if resume != "auto" and not (
+        resume and (Path(str(resume)).expanduser() / SWEEP_FILE).is_file()
+    ):
         return line, None
     others = (word for word, one in zip(line, line.overrides, strict=True) if one is not given)
     return CommandLine(others), str(resume)
 
 
 def _sweep_folder(settings: Settings, jobs: Jobs, resume: str | None) -> Path:
-    """The folder of the sweep to go on with (the newest of these jobs, if free), or a new one; locked. UserError."""
+    """The folder of the sweep to go on with (the newest of these jobs, if free), or a new
+    one; locked. UserError."""
     parent = Path(settings.output) / f"{settings.recipe}-sweep"
     if resume not in (None, "auto"):
         folder = Path(str(resume)).expanduser()
         if not _is_of(jobs, folder):
-            raise UserError(f"resume={resume} is a sweep of other settings. Repeat the command that started it.")
+            raise UserError(
+                f"resume={resume} is a sweep of other settings. Repeat the command that started it."
+            )
         hold(folder)
         return folder
     if resume == "auto":
         for folder in newest_first(parent):
-            more = (folder / SWEEP_FILE).is_file() and _is_of(jobs, folder) and _has_more(folder, len(jobs))
+            more = (
+                (folder / SWEEP_FILE).is_file()
+                and _is_of(jobs, folder)
+                and _has_more(folder, len(jobs))
+            )
             if more and try_hold(folder):
                 say(f"continuing {folder}: finished jobs are not run again.")
                 return folder
@@ -165,13 +197,16 @@ def _sweep_folder(settings: Settings, jobs: Jobs, resume: str | None) -> Path:
 
 
 def _is_of(jobs: Jobs, folder: Path) -> bool:
-    """Whether the folder's sweep is of these jobs. What sweep.json says of them is compared, and never run."""
+    """Whether the folder's sweep is of these jobs. What sweep.json says of them is
+    compared, and never run."""
     there = json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8"))["jobs"]
     return [sorted(job) for job in jobs] == [sorted(job) for job in there]
 
 
 def _has_more(folder: Path, count: int) -> bool:
-    return any(read_summary(folder / f"{number:02d}").get("status") not in DONE for number in range(count))
+    return any(
+        read_summary(folder / f"{number:02d}").get("status") not in DONE for number in range(count)
+    )
 
 
 def _job_words(job: CommandLine, folder: Path, group: str) -> list[str]:
@@ -183,21 +218,29 @@ def _job_words(job: CommandLine, folder: Path, group: str) -> list[str]:
 
 
 def _wait_for_orphan(folder: Path) -> None:
-    """A job whose sweep was killed may still be writing its checkpoint. Makes the folder where it is new."""
+    """A job whose sweep was killed may still be writing its checkpoint. Makes the
+    folder where it is new."""
     try:
         hold(folder)
     except Busy as error:
-        say(f"{error} Waiting up to {_STOPPING_SECONDS} s for that job; if it still runs then, the sweep ends.")
+        say(
+            f"{error} Waiting up to {_STOPPING_SECONDS} s for that job; "
+            "if it still runs then, the sweep ends."
+        )
         hold(folder, wait=_STOPPING_SECONDS)
     let_go(folder)
 
 
-def note_failure(folder: Path, job: Sequence[str], status: int, *, stopped_by: str | None = None) -> None:
-    """Write the summary row of a job that could not write its own, because it was killed or ended before it began.
+def note_failure(
+    folder: Path, job: Sequence[str], status: int, *, stopped_by: str | None = None
+) -> None:
+    """Write the summary row of a job that could not write its own, because it was killed or
+    ended before it began.
 
     Args:
         status: the job's exit status; negative: the number of the signal that killed it.
-        stopped_by: the name of the signal that ended the whole sweep, such as SIGINT; None if only this job ended.
+        stopped_by: the name of the signal that ended the whole sweep, such as SIGINT; None
+            if only this job ended.
     """
     row = read_summary(folder)
     if row.get("status", RUNNING) != RUNNING:

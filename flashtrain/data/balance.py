@@ -1,7 +1,8 @@
 """Balance the sequences of a step over micro-batches and devices, by tokens and by compute.
 
-Sources: Zeng et al. 2022, "Boosting Distributed Training Performance of the Unpadded BERT Model", arXiv 2208.08124, who
-exchange samples between devices; here rows are planned from lengths. Chen et al. 2025, "Zeppelin", arXiv 2509.21841.
+Sources: Zeng et al. 2022, "Boosting Distributed Training Performance of the Unpadded BERT Model",
+arXiv 2208.08124, who exchange samples between devices; here rows are planned from lengths. Chen et
+al. 2025, "Zeppelin", arXiv 2509.21841.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ COST_OF = attrgetter("cost")
 
 
 class Cost(NamedTuple):
-    """The cost of a sequence, per_token * length + per_pair * length^2, in any unit (BertConfig uses FLOPs).
+    """The cost of a sequence, per_token * length + per_pair * length^2, in any unit
+    (BertConfig uses FLOPs).
 
-    Attention costs the square of a sequence's length and all else costs its length, so equal tokens are not equal work.
+    Attention costs the square of a sequence's length and all else costs its length, so equal
+    tokens are not equal work.
     """
 
     per_token: float = 1.0
@@ -37,7 +40,8 @@ BY_TOKENS = Cost()
 
 @dataclass(eq=False)
 class Bin:
-    """A row while it is filled: its sequences, their tokens and their cost. A row is one device's micro-batch."""
+    """A row while it is filled: its sequences, their tokens and their cost. A row is
+    one device's micro-batch."""
 
     members: list[int] = field(default_factory=list)  # indices in the list of waiting sequences
     tokens: int = 0
@@ -60,15 +64,15 @@ def share_out(
 ) -> list[Bin]:
     """Assign waiting sequences to rows so that all rows cost about the same, and return the rows.
 
-    First the oldest sequences, about as many as fit, are put one by one into the cheapest row that has room, the
-    costliest sequence first (Graham 1969). Then the cheapest row takes the longest later sequence that fits (best fit),
-    as long as its cost stays within `tolerance` of the mean. The oldest sequence is always used, so none waits for
-    ever. No sequence is cut: a sequence that costs more than the mean row makes rows uneven. The result is
-    deterministic.
+    First the oldest sequences, about as many as fit, are put one by one into the cheapest row that
+    has room, the costliest sequence first (Graham 1969). Then the cheapest row takes the longest
+    later sequence that fits (best fit), as long as its cost stays within `tolerance` of the mean.
+    The oldest sequence is always used, so none waits for ever. No sequence is cut: a sequence that
+    costs more than the mean row makes rows uneven. The result is deterministic.
 
     Args:
-        lengths: (n,) tokens of each waiting sequence, at most `budget`, oldest first. Give more sequences than fit,
-            or rows stay partly empty.
+        lengths: (n,) tokens of each waiting sequence, at most `budget`, oldest first. Give more
+            sequences than fit, or rows stay partly empty.
         cost: Cost of a sequence as a function of its length.
         bins: Number of rows.
         budget: Tokens of a row.
@@ -81,7 +85,9 @@ def share_out(
     max_sequences = len(sizes) if max_sequences is None else max_sequences
     rows = [Bin() for _ in range(bins)]
     body = _body(sizes, bins, budget)
-    first = np.argsort(-costs[1:body], kind="stable") + 1 if body > 1 else np.empty(0, dtype=np.int64)
+    first = (
+        np.argsort(-costs[1:body], kind="stable") + 1 if body > 1 else np.empty(0, dtype=np.int64)
+    )
     order = [0, *first.tolist()] if body else []
     size_list, cost_list = sizes.tolist(), costs.tolist()
     left = []
@@ -92,12 +98,21 @@ def share_out(
             min(open_rows, key=COST_OF).put(member, size_list[member], cost_list[member])
         else:
             left.append(member)
-    _fill([*left, *range(body, len(sizes))], size_list, cost_list, rows, budget, max_sequences, tolerance)
+    _fill(
+        [*left, *range(body, len(sizes))],
+        size_list,
+        cost_list,
+        rows,
+        budget,
+        max_sequences,
+        tolerance,
+    )
     return rows
 
 
 def _body(sizes: np.ndarray, bins: int, budget: int) -> int:
-    """How many of the oldest to put in first: as many as fit, less about one a row, which is then chosen to fit."""
+    """How many of the oldest to put in first: as many as fit, less about one a row, which
+    is then chosen to fit."""
     if not len(sizes):
         return 0
     room = bins * max(0.0, budget - float(sizes.mean()))

@@ -22,7 +22,12 @@ from flashtrain.errors import UserError
 log = logging.getLogger(__name__)
 
 END_OF_TEXT = "<|endoftext|>"
-ADDED = {**TAKEN_AS_IT_IS, "bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT}
+ADDED = {
+    **TAKEN_AS_IT_IS,
+    "bos_token": END_OF_TEXT,
+    "eos_token": END_OF_TEXT,
+    "unk_token": END_OF_TEXT,
+}
 
 # The library's working memory is some hundred bytes a token.
 MAX_PIECE_CHARACTERS = 1_000_000
@@ -32,7 +37,8 @@ HUB_REPOSITORY = "openai-community/gpt2"
 
 
 class BPETokenizer(LibraryTokenizer):
-    """A byte-level BPE with one special token, the end of text. Made by `train`, `load` or `gpt2_tokenizer`."""
+    """A byte-level BPE with one special token, the end of text. Made by `train`,
+    `load` or `gpt2_tokenizer`."""
 
     kind, name = "bpe", "byte-level BPE"
     config = ADDED
@@ -42,7 +48,8 @@ class BPETokenizer(LibraryTokenizer):
 
     @classmethod
     def train(cls, documents: Iterable[str], vocab_size: int) -> BPETokenizer:
-        """Train a tokenizer: learn merges until it has vocab_size tokens (257 or more), or no more can be learnt."""
+        """Train a tokenizer: learn merges until it has vocab_size tokens (257 or more), or
+        no more can be learnt."""
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
             special_tokens=[END_OF_TEXT],
@@ -51,7 +58,9 @@ class BPETokenizer(LibraryTokenizer):
         )
         library = _byte_level(models.BPE())
         log.info("training a BPE tokenizer of %s tokens on the text", f"{vocab_size:,}")
-        library.train_from_iterator((piece for document in documents for piece in split_long(document)), trainer)
+        library.train_from_iterator(
+            (piece for document in documents for piece in split_long(document)), trainer
+        )
         return cls(library)
 
     @classmethod
@@ -83,19 +92,24 @@ def gpt2_tokenizer(
     """Read GPT-2's own tokenizer (50,257 tokens, end of text 50256).
 
     Args:
-        vocab: Path of its vocabulary: encoder.json as published, or vocab.json of the hub. If `vocab` or `merges` is
-            None, both files are downloaded from the hub.
+        vocab: Path of its vocabulary: encoder.json as published, or vocab.json of the hub. If
+            `vocab` or `merges` is None, both files are downloaded from the hub.
         merges: Path of its merges: vocab.bpe as published, or merges.txt of the hub.
 
     Raises:
         UserError: The files are not a byte-level BPE.
     """
     if vocab is None or merges is None:
-        from huggingface_hub import hf_hub_download  # a dependency of tokenizers; imported here since it is slow
+        # A dependency of tokenizers; imported here since it is slow.
+        from huggingface_hub import hf_hub_download
 
-        vocab, merges = (hf_hub_download(HUB_REPOSITORY, name) for name in ("vocab.json", "merges.txt"))
+        vocab, merges = (
+            hf_hub_download(HUB_REPOSITORY, name) for name in ("vocab.json", "merges.txt")
+        )
     paths = [str(Path(path).expanduser()) for path in (vocab, merges)]
-    return BPETokenizer(read_tokenizer(Path(paths[0]), lambda _: byte_level(*models.BPE.read_file(*paths))))
+    return BPETokenizer(
+        read_tokenizer(Path(paths[0]), lambda _: byte_level(*models.BPE.read_file(*paths)))
+    )
 
 
 def gpt2_files_version(vocab: str | os.PathLike[str], merges: str | os.PathLike[str]) -> str:
@@ -105,10 +119,12 @@ def gpt2_files_version(vocab: str | os.PathLike[str], merges: str | os.PathLike[
 
 
 def split_long(text: str, max_characters: int = MAX_PIECE_CHARACTERS) -> Iterator[str]:
-    """Yield a long text in parts, cut where no token can span the cut, so that they have the same tokens as the text.
+    """Yield a long text in parts, cut where no token can span the cut, so that they have the
+    same tokens as the text.
 
-    GPT-2's pattern never matches across a change from other characters to white space. The cut is made at the last such
-    change before `max_characters`; text without one, which is not ordinary text, is cut at `max_characters`.
+    GPT-2's pattern never matches across a change from other characters to white space. The cut is
+    made at the last such change before `max_characters`; text without one, which is not ordinary
+    text, is cut at `max_characters`.
     """
     begin = 0
     while len(text) - begin > max_characters:
@@ -124,11 +140,15 @@ def split_long(text: str, max_characters: int = MAX_PIECE_CHARACTERS) -> Iterato
 
 
 def byte_level(vocabulary: dict[str, int], merges: Any) -> Tokenizer:
-    """Make a byte-level BPE from token -> id and its merges. Raises UserError if one of the 256 bytes has no token."""
+    """Make a byte-level BPE from token -> id and its merges. Raises UserError if one of the
+    256 bytes has no token."""
     # The library would silently drop the bytes that the vocabulary does not have.
     missing = [symbol for symbol in pre_tokenizers.ByteLevel.alphabet() if symbol not in vocabulary]
     if missing:
-        raise UserError(f"expected a byte-level vocabulary (GPT-2's): {len(missing)} of 256 byte symbols are missing.")
+        raise UserError(
+            "expected a byte-level vocabulary (GPT-2's): "
+            f"{len(missing)} of 256 byte symbols are missing."
+        )
     return _with_end(models.BPE(vocab=vocabulary, merges=merges))
 
 

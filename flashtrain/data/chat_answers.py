@@ -1,4 +1,5 @@
-"""Find the characters of a rendered conversation that get labels: the answers, as the model would write them."""
+"""Find the characters of a rendered conversation that get labels: the answers, as the
+model would write them."""
 
 from __future__ import annotations
 
@@ -14,22 +15,32 @@ from flashtrain.data.chat_rendering import ChatRendering, Tools
 from flashtrain.errors import UserError
 
 # A conversation that shows where a template ends answers.
-ASK, ANSWER, MORE = {"role": "user", "content": "ask"}, {"role": "assistant", "content": "an answer"}, "more"
+ASK, ANSWER, MORE = (
+    {"role": "user", "content": "ask"},
+    {"role": "assistant", "content": "an answer"},
+    "more",
+)
 FOLLOWING = ("user", "tool", "system")  # roles whose marker may end an answer
 
 
 class Piece(NamedTuple):
-    """A text that is tokenized as one document: a whole conversation, or one answer after its prompt."""
+    """A text that is tokenized as one document: a whole conversation, or one
+    answer after its prompt."""
 
     text: str
-    learnt: tuple[tuple[int, int], ...]  # the (begin, end) ranges of the characters that get labels, in order
-    plain: bool = False  # made without a template: begin and end of text are added, and the end gets a label
-    goes_on: bool = False  # whether the piece belongs to the same conversation as the piece before it
+    # The (begin, end) ranges of the characters that get labels, in order.
+    learnt: tuple[tuple[int, int], ...]
+    # Made without a template: begin and end of text are added, and the end gets a label.
+    plain: bool = False
+    # Whether the piece belongs to the same conversation as the piece before it.
+    goes_on: bool = False
 
     @property
     def places(self) -> list[int]:
         """The character positions inside the text at which labels begin or end, ascending."""
-        return sorted({place for span in self.learnt for place in span if 0 < place < len(self.text)})
+        return sorted(
+            {place for span in self.learnt for place in span if 0 < place < len(self.text)}
+        )
 
     @property
     def ends(self) -> list[int]:
@@ -47,19 +58,21 @@ class Answer(NamedTuple):
 
     text: str
     begin: int  # where in the text the answer begins
-    within: int | None  # where it ends in the text of the whole conversation; None: the text there is different
+    # Where it ends in the text of the whole conversation; None: the text there is different.
+    within: int | None
 
 
 @dataclass
 class ChatAnswers:
     """Finds the answers of conversations in the text that a chat template renders.
 
-    If the template marks what the assistant says ({% generation %}), these marks are used. Otherwise the conversation
-    is rendered twice, up to the answer with a generation prompt, and including the answer: the answer begins where the
-    two texts differ. The second text must be a prefix of the whole conversation. If the template rewrites earlier turns
-    (for example, strips their thinking), it is not; each answer then becomes a document of its own, with the prompt
-    that the model sees for that answer. If the template does not write an end of an answer (GLM), the marker of the
-    next role gets a label.
+    If the template marks what the assistant says ({% generation %}), these marks are used.
+    Otherwise the conversation is rendered twice, up to the answer with a generation prompt, and
+    including the answer: the answer begins where the two texts differ. The second text must be a
+    prefix of the whole conversation. If the template rewrites earlier turns (for example, strips
+    their thinking), it is not; each answer then becomes a document of its own, with the prompt that
+    the model sees for that answer. If the template does not write an end of an answer (GLM), the
+    marker of the next role gets a label.
     """
 
     rendering: ChatRendering
@@ -81,7 +94,8 @@ class ChatAnswers:
             answers: Indices of the messages that get labels.
             whole: The conversation as the template renders it.
             first: Index of the first message that may get labels.
-            close: Whether the next role's marker gets a label if the template writes no end of an answer.
+            close: Whether the next role's marker gets a label if the template
+                writes no end of an answer.
 
         Raises:
             UserError: An answer cannot be separated from the text before it.
@@ -109,7 +123,8 @@ class ChatAnswers:
 
     @cached_property
     def _end(self) -> str:
-        """The last added token with a label after an answer's own text; "" if the template writes none."""
+        """The last added token with a label after an answer's own text; "" if
+        the template writes none."""
         try:
             talk, _ = self.rendering.accepted([ASK, ANSWER, ASK], None)
             found = self.pieces(talk, None, [1], self.rendering.text(talk, None), close=False)
@@ -120,13 +135,16 @@ class ChatAnswers:
 
     @cached_property
     def _markers(self) -> dict[str, str]:
-        """For each role the text between an answer and a message of that role, up to its first added token."""
+        """For each role the text between an answer and a message of that role, up to
+        its first added token."""
         found = {}
         for role in FOLLOWING:
             try:
                 if self.rendering.marks(None):  # the marks decide what gets labels
                     break
-                talk, _ = self.rendering.accepted([ASK, ANSWER, {"role": role, "content": MORE}], None)
+                talk, _ = self.rendering.accepted(
+                    [ASK, ANSWER, {"role": role, "content": MORE}], None
+                )
                 text = self.rendering.text(talk, None)
             except UserError:
                 continue
@@ -136,26 +154,45 @@ class ChatAnswers:
         return found
 
     def _close(self, messages: Messages, at: int) -> str:
-        """The text after message `at` that gets labels if the template writes no end of an answer."""
+        """The text after message `at` that gets labels if the template writes
+        no end of an answer."""
         if self._end:
             return ""
         last = "tool" if messages[at].get("tool_calls") else "user"
         return self._markers.get(messages[at + 1]["role"] if at + 1 < len(messages) else last, "")
 
     def _together(
-        self, messages: Messages, tools: Tools, own: Sequence[Answer], closes: Sequence[str], whole: str, first: int
+        self,
+        messages: Messages,
+        tools: Tools,
+        own: Sequence[Answer],
+        closes: Sequence[str],
+        whole: str,
+        first: int,
     ) -> Piece:
         if self.rendering.marks(tools):
             marked = self.rendering.marked(messages, tools)
-            begin = self.rendering.shared_text(self.rendering.text(messages[:first], tools), whole) if first else 0
+            begin = (
+                self.rendering.shared_text(self.rendering.text(messages[:first], tools), whole)
+                if first
+                else 0
+            )
             marked = [span for span in marked if begin <= span[0] < span[1]]
-            if len(own) < sum(one["role"] == "assistant" for one in messages[first:]):  # others are not learned
-                marked = [(a, b) for a, b in marked if any(a < int(one.within or 0) and one.begin < b for one in own)]
+            # Others are not learned.
+            if len(own) < sum(one["role"] == "assistant" for one in messages[first:]):
+                marked = [
+                    (a, b)
+                    for a, b in marked
+                    if any(a < int(one.within or 0) and one.begin < b for one in own)
+                ]
             return Piece(whole, tuple(marked))
         if own[-1].within == len(whole):
             whole += closes[-1]
         ends = [int(one.within or 0) for one in own]
-        ends = [end + len(close) * whole.startswith(close, end) for end, close in zip(ends, closes, strict=True)]
+        ends = [
+            end + len(close) * whole.startswith(close, end)
+            for end, close in zip(ends, closes, strict=True)
+        ]
         spans = [(one.begin, end) for one, end in zip(own, ends, strict=True)]
         return Piece(whole, tuple(span for span in spans if span[0] < span[1]))
 
@@ -165,13 +202,17 @@ class ChatAnswers:
         spans = [(answer.begin, len(text))]
         if self.rendering.marks(tools):
             shift = len(text) - len(self.rendering.text(messages, tools))
-            marked = [(begin + shift, end + shift) for begin, end in self.rendering.marked(messages, tools)]
+            marked = [
+                (begin + shift, end + shift)
+                for begin, end in self.rendering.marked(messages, tools)
+            ]
             spans = [(max(begin, answer.begin), end) for begin, end in marked]
         return Piece(text, tuple(span for span in spans if span[0] < span[1]))
 
     def _answer(self, messages: Messages, tools: Tools, at: int, whole: str) -> Answer:
         """The answer that message `at` is, found in the text that ends with it."""
-        # If the assistant speaks first, its header gets labels too: templates refuse to render an empty conversation.
+        # If the assistant speaks first, its header gets labels too: templates refuse to render
+        # an empty conversation.
         before = self.rendering.text(messages[:at], tools, prompt=True) if at else ""
         own = whole if at == len(messages) - 1 else self.rendering.text(messages[: at + 1], tools)
         begin = self.rendering.shared_text(before, own)
@@ -184,23 +225,31 @@ class ChatAnswers:
             return Answer(before + answer, len(before), None)
         if whole.startswith(own):
             return Answer(own, begin, len(own))
-        # A template may close any text that has no generation prompt, whoever speaks last. Every other difference from
-        # the whole conversation belongs to the answer.
+        # A template may close any text that has no generation prompt, whoever speaks last. Every
+        # other difference from the whole conversation belongs to the answer.
         further = self.rendering.text(messages[: at + 1], tools, prompt=True)
         end = further.removesuffix(before[cut:])
-        closed = own == end + plain[cut:] and further == end + before[cut:] and whole.startswith(end)
+        closed = (
+            own == end + plain[cut:] and further == end + before[cut:] and whole.startswith(end)
+        )
         return Answer(own, begin, len(end) if closed else None)
 
     def _after(self, messages: Messages, tools: Tools, at: int, before: str, own: str) -> str:
-        """What follows the content of the message before in `own`, without the generation prompt."""
+        """What follows the content of the message before in `own`, without
+        the generation prompt."""
         last = messages[at - 1]
         other = {**last, "content": "y" if str(last.get("content")).rstrip().endswith("x") else "x"}
-        prompt = _shared_end(before, self.rendering.text([*messages[: at - 1], other], tools, prompt=True))
-        answered = _shared_end(own, self.rendering.text([*messages[: at - 1], other, messages[at]], tools))
+        prompt = _shared_end(
+            before, self.rendering.text([*messages[: at - 1], other], tools, prompt=True)
+        )
+        answered = _shared_end(
+            own, self.rendering.text([*messages[: at - 1], other, messages[at]], tools)
+        )
         if not answered.startswith(prompt):
             raise UserError(
-                f"message {at + 1} cannot be separated from the messages before it: the chat template writes them "
-                "differently in a prompt. Set data.chat_template=FILE, a template that writes the same text in both."
+                f"message {at + 1} cannot be separated from the messages before it: the chat "
+                "template writes them differently in a prompt. Set data.chat_template=FILE, a "
+                "template that writes the same text in both."
             )
         return answered[len(prompt) :]
 

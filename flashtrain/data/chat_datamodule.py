@@ -1,4 +1,5 @@
-"""The LightningDataModule of supervised fine-tuning: packed batches of conversations, with labels on the answers.
+"""The LightningDataModule of supervised fine-tuning: packed batches of conversations, with
+labels on the answers.
 
 data = ChatDataModule("chats.jsonl", "MODEL_FOLDER", context=8192, batch_size=2, total_steps=1000)
 """
@@ -26,35 +27,44 @@ from flashtrain.errors import UserError, one_of
 from flashtrain.settings import options
 
 TOO_LONG = get_args(options.TooLong)
-# Conversations to choose from when a step's rows are filled: a few long ones leave much of the rows empty.
+# Conversations to choose from when a step's rows are filled: a few long ones leave
+# much of the rows empty.
 LOOK_AHEAD = 128
 
 
 class ChatDataModule(TextDataModule):
-    """The LightningDataModule of conversations, to train on what the assistant says; its batches are ChatBatches.
+    """The LightningDataModule of conversations, to train on what the assistant says; its
+    batches are ChatBatches.
 
-    Validation reads `validation`, or the files that are named for validation, or else conversations held out at random.
+    Validation reads `validation`, or the files that are named for validation, or else
+    conversations held out at random.
 
     Args:
-        source: Path of a .jsonl or .parquet file or of a folder of them, or ChatRows (such as chat_source.ChatDataset).
+        source: Path of a .jsonl or .parquet file or of a folder of them, or ChatRows (such as
+            chat_source.ChatDataset).
         tokenizer: A Hugging Face folder, or the tokenizer from one.
         template: Jinja that replaces the tokenizer's own chat template.
         train_on: Which tokens get labels, "assistant" or "all".
-        too_long: What happens to a document longer than the context: "cut" (its first tokens are read), "drop" or
-            "refuse". A document without a label within the context is always left out.
+        too_long: What happens to a document longer than the context: "cut" (its first
+            tokens are read), "drop" or "refuse". A document without a label within the
+            context is always left out.
         skip_broken: Maximum share (0 to 1) of rows that may be malformed; they are skipped.
         text_column: Column of the text, for rows of plain text.
-        check_answers: Whether rows of which the template writes no answer are malformed, and answers of weight 0 are
-            not learned.
+        check_answers: Whether rows of which the template writes no answer are malformed, and
+            answers of weight 0 are not learned.
         validation: Source of the conversations to validate on (None: see above).
-        **options: See TextDataModule, also for context, batch_size and document_mask. validation_samples counts rows.
+        **options: See TextDataModule, also for context, batch_size and document_mask.
+            validation_samples counts rows.
 
     Raises:
-        UserError: Arguments out of range, no chat template where one is needed, broken rows, nothing to learn.
+        UserError: Arguments out of range, no chat template where one is needed, broken
+            rows, nothing to learn.
     """
 
-    documents: tuple[ChatDocuments, ChatDocuments]  # for training and for validation; setup() makes them
-    short_rows = False  # whether validation rows are as long as the longest conversation, not as the context
+    # For training and for validation; setup() makes them.
+    documents: tuple[ChatDocuments, ChatDocuments]
+    # Whether validation rows are as long as the longest conversation, not as the context.
+    short_rows = False
 
     def __init__(
         self,
@@ -78,20 +88,25 @@ class ChatDataModule(TextDataModule):
         if isinstance(tokenizer, str | os.PathLike):
             tokenizer = TokenizerSpec(str(tokenizer))
         made = make_tokenizer(tokenizer) if isinstance(tokenizer, TokenizerSpec) else tokenizer
-        self.template = ChatTemplate(tokenizer_for(rows, made), template, train_on, text_column, check_answers)
+        self.template = ChatTemplate(
+            tokenizer_for(rows, made), template, train_on, text_column, check_answers
+        )
         self.too_long = too_long
         super().__init__(
             ChatSource(rows, self.template, skip_broken=skip_broken),
             made,
             context,
             batch_size,
-            validation=None if validation is None else ChatSource(validation, self.template, skip_broken=skip_broken),
+            validation=None
+            if validation is None
+            else ChatSource(validation, self.template, skip_broken=skip_broken),
             document_mask=document_mask,
             **options,
         )
 
     def setup(self, stage: str | None = None) -> None:
-        """Open the token file, hold out conversations and cut documents. Call it again after a change of `context`."""
+        """Open the token file, hold out conversations and cut documents. Call it again after
+        a change of `context`."""
         cache, fraction = self.cache, self.validation_fraction
         offsets, marks = cache.offsets, cache.marks[:]
         # Of which conversation each document is.
@@ -105,30 +120,38 @@ class ChatDataModule(TextDataModule):
         else:
             first = int(self._conversation[cache.held_out][0])
             held_out = conversations - first if fraction else 0
-        # Each conversation's place in a random order that depends on no setting. RandomState's stream is frozen: the
-        # split stays the same under every version of numpy.
+        # Each conversation's place in a random order that depends on no setting. RandomState's
+        # stream is frozen: the split stays the same under every version of numpy.
         places = np.argsort(np.random.RandomState(0).permutation(conversations - first))
         place = np.concatenate((np.full(first, conversations), places))[self._conversation]
-        found = self._cut(ChatDocuments(offsets[:-1], np.diff(offsets), np.empty(0, dtype=np.int64)), marks)
+        found = self._cut(
+            ChatDocuments(offsets[:-1], np.diff(offsets), np.empty(0, dtype=np.int64)), marks
+        )
         useful = found.label_counts > 0
         # A validation reads the first held-out documents: they are in random order already.
         drawn = np.argsort(place, kind="stable")
-        training = found.chosen(useful & ~(place < held_out if cache.held_out is None else cache.held_out))
+        training = found.chosen(
+            useful & ~(place < held_out if cache.held_out is None else cache.held_out)
+        )
         self.documents = training, found.chosen(drawn[useful[drawn] & (place[drawn] < held_out)])
         if not len(training.begins) and fraction != 1:
             raise UserError(
-                f"{self.source.describe()}: no conversation has a label within context={self.context}. "
-                "Use a longer context."
+                f"{self.source.describe()}: "
+                f"no conversation has a label within context={self.context}. Use a longer context."
             )
 
     @property
     def split(self) -> Split:
-        """Not available: conversations cannot be cut into windows of text (as for mode=lengths). Raises UserError."""
-        raise UserError("data=chat cannot be cut into windows of text. Use data=files, data=hub or data=stdlib.")
+        """Not available: conversations cannot be cut into windows of text (as for
+        mode=lengths). Raises UserError."""
+        raise UserError(
+            "data=chat cannot be cut into windows of text. Use data=files, data=hub or data=stdlib."
+        )
 
     @property
     def train_tokens(self) -> int:
-        """The number of tokens of the training documents within the context, with and without labels."""
+        """The number of tokens of the training documents within the context,
+        with and without labels."""
         return int(self.documents[0].lengths.sum())
 
     @property
@@ -146,7 +169,9 @@ class ChatDataModule(TextDataModule):
         read = self._validated()
         if self._cut_note:  # a training says so with `describe`
             say(f"{self.source.describe()}: {self._cut_note.removeprefix('; ')}")
-        conversations = np.unique(self._conversation[np.searchsorted(self.cache.offsets, read.begins)])
+        conversations = np.unique(
+            self._conversation[np.searchsorted(self.cache.offsets, read.begins)]
+        )
         tokens, labels = int(read.lengths.sum()), int(read.label_counts.sum())
         return {"conversations": len(conversations), "tokens": tokens, "labels": labels}
 
@@ -156,9 +181,10 @@ class ChatDataModule(TextDataModule):
         conversations, count = int(self._conversation[-1]) + 1, self.cache.documents
         documents = f" in {count:,} documents" if count != conversations else ""
         return (
-            f"{self.source.describe()} | {self.tokenizer.describe()} | {conversations:,} conversations"
-            f"{documents}, {self.train_tokens:,} tokens to train on, {int(training.label_counts.sum()):,} of them to "
-            f"learn, {self.validation_tokens:,} tokens held out{self._cut_note} | {self.cache.folder}"
+            f"{self.source.describe()} | {self.tokenizer.describe()} | {conversations:,} "
+            f"conversations{documents}, {self.train_tokens:,} tokens to train on, "
+            f"{int(training.label_counts.sum()):,} of them to learn, {self.validation_tokens:,} "
+            f"tokens held out{self._cut_note} | {self.cache.folder}"
         )
 
     def train_dataloader(self) -> ResumableLoader:
@@ -173,7 +199,8 @@ class ChatDataModule(TextDataModule):
         return self._training(samples, plan)
 
     def val_dataloader(self) -> DataLoader[ChatBatch] | list[DataLoader[ChatBatch]]:  # type: ignore[override]
-        """Return this device's part of the validation rows; an empty list if nothing is held out."""
+        """Return this device's part of the validation rows; an empty list if
+        nothing is held out."""
         self._check()
         held_out = self._validated()
         if not len(held_out.begins):
@@ -183,9 +210,13 @@ class ChatDataModule(TextDataModule):
             tokens, samples.context = size * self.context, int(held_out.lengths.max())
             size = max(1, min(tokens, samples.tokens) // samples.context)
         world_size, rank = self._place()
-        steps = rows_once(samples.lengths, budget=samples.context, ranks=size * world_size, cost=COST)
+        steps = rows_once(
+            samples.lengths, budget=samples.context, ranks=size * world_size, cost=COST
+        )
         place = {"rank": rank, "world_size": world_size}
-        mine = [one for rows in steps for one in samples.micro_batches(rows, batch_size=size, **place)]
+        mine = [
+            one for rows in steps for one in samples.micro_batches(rows, batch_size=size, **place)
+        ]
         return self._evaluation(samples, mine)
 
     def _chats(self, documents: ChatDocuments) -> ChatSamples:
@@ -200,17 +231,24 @@ class ChatDataModule(TextDataModule):
         return held_out.chosen(np.arange(min(len(held_out.begins), max(1, int(room)))))
 
     def _cut(self, documents: ChatDocuments, marks: np.ndarray) -> ChatDocuments:
-        """The documents cut to the context, with their label counts; those that are left out have 0."""
+        """The documents cut to the context, with their label counts; those
+        that are left out have 0."""
         longer = documents.lengths > self.context
         count, longest = int(longer.sum()), int(documents.lengths.max())
-        words = f"{count:,} documents are longer than context={self.context} (up to {longest:,} tokens)"
+        words = (
+            f"{count:,} documents are longer than context={self.context} (up to {longest:,} tokens)"
+        )
         if count and self.too_long == "refuse":
-            raise UserError(f"{words}. Use a longer context, or data.too_long=cut or drop, not refuse.")
+            raise UserError(
+                f"{words}. Use a longer context, or data.too_long=cut or drop, not refuse."
+            )
         lengths = np.minimum(documents.lengths, self.context)
         labels = label_counts(marks, documents.begins, lengths)
         dropped = longer if self.too_long == "drop" else np.zeros_like(longer)
         without = int((labels[~dropped] == 0).sum())
         labels[dropped] = 0
         self._cut_note = f"; {words} and {'left out' if dropped.any() else 'cut'}" if count else ""
-        self._cut_note += f"; {without:,} have nothing to learn within it and are left out" if without else ""
+        self._cut_note += (
+            f"; {without:,} have nothing to learn within it and are left out" if without else ""
+        )
         return ChatDocuments(documents.begins, lengths, labels)

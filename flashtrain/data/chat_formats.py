@@ -9,22 +9,31 @@ from flashtrain.data.chat_messages import Messages, messages_of
 from flashtrain.errors import UserError
 from flashtrain.files.json_files import parse_json
 
-# Who speaks, by ShareGPT's `from`, as LLaMA-Factory reads it (whose `observation` is a tool's), and roles as they are.
+# Who speaks, by ShareGPT's `from`, as LLaMA-Factory reads it (whose `observation` is a tool's),
+# and roles as they are.
 ROLES = {
-    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system",
+    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
+    "system": "system",
     "observation": "tool", "tool": "tool",
 }  # fmt: skip
 SPEAKERS = ("user", "assistant")
 SHAREGPT = "conversations (ShareGPT's format): human is read as user and gpt as assistant"
-ALPACA = "instruction and output (Alpaca's format): read as user and assistant, input as a further line of the user's"
+ALPACA = (
+    "instruction and output (Alpaca's format): "
+    "read as user and assistant, input as a further line of the user's"
+)
 
 
 def with_messages(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
-    """Return a row of either format with `messages`, and a line on how it is read; any other row unchanged, and None.
+    """Return a row of either format with `messages`, and a line on how it is read; any other
+    row unchanged, and None.
 
-    A column `system` becomes the system's message. Raises UserError if a ShareGPT message is from somebody unknown.
+    A column `system` becomes the system's message. Raises UserError if a ShareGPT message is
+    from somebody unknown.
     """
-    if row.get("messages") is not None or (row.get("prompt") is not None and row.get("completion") is not None):
+    if row.get("messages") is not None or (
+        row.get("prompt") is not None and row.get("completion") is not None
+    ):
         return row, None
     if row.get("conversations") is not None:
         found, line = _sharegpt(row["conversations"]), SHAREGPT
@@ -44,7 +53,10 @@ def _sharegpt(given: Any) -> Messages:
         if isinstance(message, dict) and "from" in message:
             role = ROLES.get(message["from"])
             if role is None:
-                raise UserError(f"message {number} is from {message['from']!r}: expected one of {', '.join(ROLES)}.")
+                raise UserError(
+                    f"message {number} is from {message['from']!r}: "
+                    f"expected one of {', '.join(ROLES)}."
+                )
             others = {key: value for key, value in message.items() if key not in ("from", "value")}
             message = {**others, "role": role, "content": message.get("value")}
         renamed.append(message)
@@ -52,7 +64,12 @@ def _sharegpt(given: Any) -> Messages:
 
 
 def _alpaca(row: Mapping[str, Any]) -> Messages:
-    """Read a row as LLaMA-Factory does: instruction and input on a line each, after the pairs of `history`."""
+    """Read a row as LLaMA-Factory does: instruction and input on a line each, after
+    the pairs of `history`."""
     question = "\n".join(text for text in (row["instruction"], row.get("input")) if text)
     pairs = [*(row.get("history") or ()), (question, row["output"])]
-    return [{"role": role, "content": text} for pair in pairs for role, text in zip(SPEAKERS, pair, strict=True)]
+    return [
+        {"role": role, "content": text}
+        for pair in pairs
+        for role, text in zip(SPEAKERS, pair, strict=True)
+    ]

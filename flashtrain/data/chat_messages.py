@@ -12,8 +12,8 @@ from flashtrain.errors import UserError
 from flashtrain.files.json_files import parse_json
 
 EXPECTED = (
-    "messages (a list of objects with role and content), prompt and completion, conversations (from and value), "
-    "instruction and output, or text"
+    "messages (a list of objects with role and content), prompt and completion, "
+    "conversations (from and value), instruction and output, or text"
 )
 
 Messages = list[dict[str, Any]]
@@ -30,41 +30,59 @@ def messages_of(given: object, column: str) -> Messages:
         raise UserError(f"column {column} is not a list of messages: expected {EXPECTED}.")
     for number, message in enumerate(given, start=1):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise UserError(f"message {number} in column {column} has no role: expected {{role: ..., content: ...}}.")
+            raise UserError(
+                f"message {number} in column {column} has no role: expected {{role: ..., content: "
+                f"...}}."
+            )
     # Templates test whether a key exists, and write "None" if its value is null.
-    return [{key: value for key, value in message.items() if value is not None} for message in given]
+    return [
+        {key: value for key, value in message.items() if value is not None} for message in given
+    ]
 
 
 def tools_of(row: Mapping[str, Any]) -> list[Any] | None:
-    """Return the tools of a row, which may be JSON text. Raises UserError if they are not a list of objects."""
+    """Return the tools of a row, which may be JSON text. Raises UserError if they are
+    not a list of objects."""
     given = row.get("tools")
     given = parse_json(given, "column tools") if isinstance(given, str) and given else given
-    if given is not None and (not isinstance(given, list) or not all(isinstance(one, dict) for one in given)):
-        raise UserError("column tools is not a list of objects: expected a JSON schema for each tool.")
+    if given is not None and (
+        not isinstance(given, list) or not all(isinstance(one, dict) for one in given)
+    ):
+        raise UserError(
+            "column tools is not a list of objects: expected a JSON schema for each tool."
+        )
     return given or None
 
 
 def joined(messages: Messages) -> Messages:
-    """Join each content that is a list of texts to one text. Raises UserError if a part is not a text."""
+    """Join each content that is a list of texts to one text. Raises UserError
+    if a part is not a text."""
     found = list(messages)
     for at, message in enumerate(messages):
         content = message.get("content")
         if not isinstance(content, list):
             continue
         for part in content:
-            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            if (
+                not isinstance(part, dict)
+                or part.get("type") != "text"
+                or not isinstance(part.get("text"), str)
+            ):
                 kind = part.get("type") if isinstance(part, dict) else type(part).__name__
                 raise UserError(
-                    f"message {at + 1}: its content has a part of type {kind}, expected parts of type text."
+                    f"message {at + 1}: "
+                    f"its content has a part of type {kind}, expected parts of type text."
                 )
         found[at] = {**message, "content": "".join(part["text"] for part in content)}
     return found
 
 
 def forms(messages: Messages) -> Iterator[Messages]:
-    """Yield the messages in every form in which a template may expect tool calls, the usual form first.
+    """Yield the messages in every form in which a template may expect tool
+    calls, the usual form first.
 
-    Arguments of a call are an object or JSON text; a missing content stays missing, or becomes "" or null.
+    Arguments of a call are an object or JSON text; a missing content stays missing,
+    or becomes "" or null.
     """
     if not any(_calls(messages)):
         yield messages
@@ -90,8 +108,11 @@ def as_lists(messages: Messages) -> Messages:
     return found
 
 
-def with_placeholders(messages: Messages, *, contents: bool = True) -> tuple[Messages, dict[str, Place]]:
-    """Replace the name and arguments of each tool call, and contents, to find out whether a template writes them.
+def with_placeholders(
+    messages: Messages, *, contents: bool = True
+) -> tuple[Messages, dict[str, Place]]:
+    """Replace the name and arguments of each tool call, and contents, to find out whether
+    a template writes them.
 
     Returns:
         The changed messages, and the place that each placeholder has in them.
@@ -101,14 +122,18 @@ def with_placeholders(messages: Messages, *, contents: bool = True) -> tuple[Mes
         content = message.get("content")
         if contents and content and isinstance(content, str | list):
             word = f"content_{at}_word"
-            message["content"] = word if isinstance(content, str) else [{"type": "text", "text": word}]
+            message["content"] = (
+                word if isinstance(content, str) else [{"type": "text", "text": word}]
+            )
             places[word] = at, "content"
     for number, (at, called) in enumerate(_calls(found)):
         word = f"call_{number}_word"
         arguments = {word: word}
         called |= {
             "name": word,
-            "arguments": json.dumps(arguments) if isinstance(called.get("arguments"), str) else arguments,
+            "arguments": json.dumps(arguments)
+            if isinstance(called.get("arguments"), str)
+            else arguments,
         }
         places[word] = at, "tool_calls"
     return found, places

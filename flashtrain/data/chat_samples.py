@@ -18,7 +18,8 @@ from flashtrain.data.packing import ChatBatch, packed_batch
 from flashtrain.data.token_cache import LABELLED, OpenTokens
 from flashtrain_kernels.loss_head import IGNORED
 
-# All tokens of a row are computed, padding too: rows differ only in the pairs that attention computes.
+# All tokens of a row are computed, padding too: rows differ only in the pairs
+# that attention computes.
 COST = Cost(per_token=0.0, per_pair=1.0)
 
 
@@ -44,7 +45,8 @@ class ChatDocuments(NamedTuple):
 
 @dataclass(eq=False)
 class ChatSamples(Dataset[ChatBatch]):
-    """A Dataset of conversations' documents with labels: indexed by a MicroBatch, it returns a ChatBatch.
+    """A Dataset of conversations' documents with labels: indexed by a MicroBatch,
+    it returns a ChatBatch.
 
     In a MicroBatch, the number e * len(self) + i stands for document i in epoch e.
     """
@@ -53,8 +55,8 @@ class ChatSamples(Dataset[ChatBatch]):
     documents: ChatDocuments  # of one split
     context: int  # S
     document_mask: bool = True  # see packing.PackedSamples
-    # Whether devices share each sequence (context parallelism), so that their loss is the mean over all labels of all
-    # devices.
+    # Whether devices share each sequence (context parallelism), so that their loss is the mean over
+    # all labels of all devices.
     shared: bool = False
 
     def __post_init__(self, cache: OpenTokens) -> None:
@@ -72,20 +74,24 @@ class ChatSamples(Dataset[ChatBatch]):
 
     @property
     def lengths(self) -> np.ndarray:
-        """(n,) int64: tokens of each document (a conversation, or a part of one), after cutting it to the context."""
+        """(n,) int64: tokens of each document (a conversation, or a part of one), after
+        cutting it to the context."""
         return self.documents.lengths
 
     def micro_batches(
         self, rows: Sequence[tuple[int, ...]], *, rank: int, world_size: int, batch_size: int
     ) -> list[MicroBatch]:
-        """Assign the rows of a step to devices and micro-batches, and return this device's micro-batches.
+        """Assign the rows of a step to devices and micro-batches, and return this
+        device's micro-batches.
 
-        Rows are sorted by cost and assigned to devices in zigzag order, so that within a micro-batch all devices have
-        about as much to compute, and no device has the most in every one.
+        Rows are sorted by cost and assigned to devices in zigzag order, so that
+        within a micro-batch all devices have about as much to compute, and no device
+        has the most in every one.
 
         Args:
             rows: For each row of the step the numbers of its documents.
-            rank, world_size: This device's number among the data-parallel devices, and their number.
+            rank, world_size: This device's number among the data-parallel
+                devices, and their number.
             batch_size: Rows of a micro-batch on each device.
         """
         numbers = [np.asarray(row, dtype=np.int64) % len(self) for row in rows]
@@ -97,7 +103,8 @@ class ChatSamples(Dataset[ChatBatch]):
         for begin in range(0, len(rounds), batch_size):
             of_all = rounds[begin : begin + batch_size]
             mine = of_all[:, rank]
-            # The micro-batch's loss is the mean over these labels: this device's, or all devices' (see `shared`).
+            # The micro-batch's loss is the mean over these labels: this device's, or all
+            # devices' (see `shared`).
             count = int(labels[of_all].sum() if self.shared else labels[mine].sum())
             means = len(rounds) // batch_size * (1 if self.shared else world_size)
             chosen = tuple(rows[place] for place in mine)
@@ -121,10 +128,13 @@ class ChatSamples(Dataset[ChatBatch]):
                 ends[row].append(end)
                 begin = end
         # What fills a row up is a document of its own.
-        batch = packed_batch(window, [np.array(of_row, dtype=np.int64) for of_row in ends], self.document_mask)
+        batch = packed_batch(
+            window, [np.array(of_row, dtype=np.int64) for of_row in ends], self.document_mask
+        )
         batch["labels"][torch.from_numpy(~learnt)] = IGNORED
         if micro_batch.label_count == 0:
-            batch["labels"][0, 0] = self.filler  # a mean over no labels is NaN; this label's loss has weight 0
+            # A mean over no labels is NaN; this label's loss has weight 0.
+            batch["labels"][0, 0] = self.filler
         return ChatBatch(**batch, weight=micro_batch.weight, label_count=micro_batch.label_count)
 
     def _document(self, number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -144,6 +154,7 @@ def label_counts(marks: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> 
     Returns:
         (n,) int64, the number of each document's labels.
     """
-    edges = np.stack((begins + 1, begins + lengths), axis=1).ravel()  # of what is counted, and of what lies between
+    # Of what is counted, and of what lies between.
+    edges = np.stack((begins + 1, begins + lengths), axis=1).ravel()
     counts = np.add.reduceat(np.append(marks & LABELLED, np.uint8(0)), edges, dtype=np.int64)[::2]
     return np.where(lengths > 1, counts, 0)

@@ -1,7 +1,9 @@
-"""Sources of conversations: rows of files and datasets, and the tokens that a chat template makes of them.
+"""Sources of conversations: rows of files and datasets, and the tokens that a chat
+template makes of them.
 
-A row is {"messages": [{"role": ..., "content": ...}, ...]}, with "tools" if the assistant has any, or {"prompt": ...,
-"completion": ...}, or {"text": ...} (see chat_template.ChatTemplate), or of ShareGPT's or Alpaca's format.
+A row is {"messages": [{"role": ..., "content": ...}, ...]}, with "tools" if the assistant has any,
+or {"prompt": ..., "completion": ...}, or {"text": ...} (see chat_template.ChatTemplate), or of
+ShareGPT's or Alpaca's format.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class ChatFiles(FilesSource):
     expected = "conversations in .jsonl (also compressed) or .parquet files"
 
     def rows(self, broken: Broken) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield rows as ChatRows does. Raises UserError if there is no such file, or one cannot be read."""
+        """Yield rows as ChatRows does. Raises UserError if there is no such file,
+        or one cannot be read."""
         for file in self.files():
             for where, row in self.reader.rows(file, broken=broken):
                 yield where, _without_nulls(row) if file.suffix == ".parquet" else row
@@ -69,12 +72,16 @@ class ChatSource:
 
     rows: ChatRows  # where the conversations come from
     template: ChatTemplate  # turns rows into tokens
-    skip_broken: float = 0.0  # maximum share (0 to 1) of malformed rows, which are skipped and counted in a logged line
+    # Maximum share (0 to 1) of malformed rows, which are skipped and counted in a logged line.
+    skip_broken: float = 0.0
 
     def held_out(self) -> ChatSource | None:
-        """Return the conversations of the files that are named for validation; None if there are none."""
+        """Return the conversations of the files that are named for validation;
+        None if there are none."""
         rows = held_out(self.rows)
-        return None if rows is None else ChatSource(rows, self.template, skip_broken=self.skip_broken)
+        return (
+            None if rows is None else ChatSource(rows, self.template, skip_broken=self.skip_broken)
+        )
 
     def describe(self) -> str:
         return self.rows.describe()
@@ -87,14 +94,20 @@ class ChatSource:
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def documents(self) -> Iterator[str]:
-        raise UserError("data=chat has no plain text to read: it holds conversations. Use data=files or data=hub.")
+        raise UserError(
+            "data=chat has no plain text to read: it holds conversations. "
+            "Use data=files or data=hub."
+        )
 
     def encoded(self, tokenizer: Tokenizer) -> Iterator[Encoded]:
         """Yield the encoded documents in groups. `tokenizer` is not used: the template has its own.
 
-        Raises UserError, which names the first, if more rows are malformed than `skip_broken` allows.
+        Raises UserError, which names the first, if more rows are malformed
+        than `skip_broken` allows.
         """
-        pieces = counted(self._pieces(), self.template.tokenizer, lambda piece: piece.text if piece.plain else "")
+        pieces = counted(
+            self._pieces(), self.template.tokenizer, lambda piece: piece.text if piece.plain else ""
+        )
         for group in grouped(pieces, lambda piece: 2 * len(piece.text)):
             tokens, marks = zip(*self.template.encode(group), strict=True)
             yield Encoded(tokens, marks, sum(len(piece.text.encode()) for piece in group))
@@ -123,31 +136,39 @@ class ChatSource:
         rows = whole + len(broken)
         if len(broken) > self.skip_broken * rows:
             raise UserError(
-                f"{len(broken):,} of {rows:,} rows are broken, more than data.skip_broken={self.skip_broken:g} allows. "
-                f"The first: {broken[0]}"
+                f"{len(broken):,} of {rows:,} rows are broken, more than "
+                f"data.skip_broken={self.skip_broken:g} allows. The first: {broken[0]}"
             )
         if broken:
-            log.warning("skipped %s of %s rows, which are broken. The first: %s", f"{len(broken):,}", rows, broken[0])
+            log.warning(
+                "skipped %s of %s rows, which are broken. The first: %s",
+                f"{len(broken):,}",
+                rows,
+                broken[0],
+            )
         for line, number in template.formats.items():
             log.info("%s rows have %s", f"{number:,}", line)
-        if lost := ", ".join(f"{name} ({count:,})" for name, count in template.left_out.most_common()):
+        if lost := ", ".join(
+            f"{name} ({count:,})" for name, count in template.left_out.most_common()
+        ):
             log.warning("the chat template leaves out, of so many conversations: %s", lost)
         if template.rewritten:
             log.warning(
-                "the chat template rewrites earlier turns, so %s conversations are split into one document per answer, "
-                "with the prompt that the model sees for that answer",
+                "the chat template rewrites earlier turns, so %s conversations are split into one "
+                "document per answer, with the prompt that the model sees for that answer",
                 f"{template.rewritten:,}",
             )
         if template.endless:
             log.warning(
-                "the model will not learn to stop: the chat template writes no special token after an answer (%s "
-                "conversations)",
+                "the model will not learn to stop: "
+                "the chat template writes no special token after an answer (%s conversations)",
                 f"{template.endless:,}",
             )
 
 
 def _without_nulls(value: Any) -> Any:
-    """The value without nulls, which tables add for keys of other rows: templates test whether a key exists."""
+    """The value without nulls, which tables add for keys of other rows: templates
+    test whether a key exists."""
     if isinstance(value, dict):
         return {key: _without_nulls(one) for key, one in value.items() if one is not None}
     return [_without_nulls(one) for one in value] if isinstance(value, list) else value

@@ -1,4 +1,5 @@
-"""Tokenize conversations with the tokenizer's own chat template, and mark the tokens that get labels."""
+"""Tokenize conversations with the tokenizer's own chat template, and mark the
+tokens that get labels."""
 
 from __future__ import annotations
 
@@ -21,48 +22,60 @@ from flashtrain.errors import UserError, one_of
 from flashtrain.settings import options
 
 TRAIN_ON = get_args(options.TrainOn)
-READ = ("role", "content", "tool_calls", "weight")  # fields of messages that are looked after elsewhere
+# Fields of messages that are looked after elsewhere.
+READ = ("role", "content", "tool_calls", "weight")
 
 
 @dataclass(eq=False)
 class ChatTemplate:
-    """A Hugging Face tokenizer with its chat template: turns rows into documents, and these into tokens and labels.
+    """A Hugging Face tokenizer with its chat template: turns rows into documents, and these
+    into tokens and labels.
 
-    Without a template, only rows of plain text and of prompt and completion can be read. Raises UserError if the
-    tokenizer is of another kind, or the template is not valid Jinja.
+    Without a template, only rows of plain text and of prompt and completion can be read. Raises
+    UserError if the tokenizer is of another kind, or the template is not valid Jinja.
     """
 
     tokenizer: Any  # a HuggingFaceTokenizer
     template: str | None = None  # Jinja that replaces the tokenizer's own template
     train_on: str = "assistant"  # which tokens get labels, "assistant" or "all"
     text_column: str = "text"  # of rows of plain text
-    check_answers: bool = True  # False: learn whatever the template writes, as runs begun before this check
+    # False: learn whatever the template writes, as runs begun before this check.
+    check_answers: bool = True
 
     def __post_init__(self) -> None:
         one_of("data.train_on", self.train_on, TRAIN_ON)
         if not isinstance(self.tokenizer, HuggingFaceTokenizer):
             raise UserError(
                 "conversations need the tokenizer of the model that is trained, and this is "
-                f"{self.tokenizer.describe()}. Set data.tokenizer=FOLDER, the Hugging Face folder of that model."
+                f"{self.tokenizer.describe()}. Set data.tokenizer=FOLDER, the Hugging Face "
+                "folder of that model."
             )
         self.endless = 0  # conversations without a label that teaches the model to stop
         self.rewritten = 0  # conversations that are split into one document per answer
-        self.left_out: Counter[str] = Counter()  # conversations, by what the template does not write
-        self.formats: Counter[str] = Counter()  # rows of other formats, by the line that says how they are read
+        # Conversations, by what the template does not write.
+        self.left_out: Counter[str] = Counter()
+        # Rows of other formats, by the line that says how they are read.
+        self.formats: Counter[str] = Counter()
         if self.template is not None:
             self.tokenizer.config["chat_template"] = self.template  # it is saved with the tokenizer
         self._rendering = ChatRendering(self.tokenizer, contents=self.check_answers)
         self._answers = ChatAnswers(self._rendering)
 
     def key(self) -> str:
-        """Return a hash of everything that decides tokens and labels, except the tokenizer's vocabulary."""
+        """Return a hash of everything that decides tokens and labels, except the
+        tokenizer's vocabulary."""
         version = 4 if self.check_answers else 3
         parts: tuple[Any, ...] = (version, self._rendering.templates, self._rendering.special)
-        parts += (self.train_on, self.text_column, *(("letters",) if self.tokenizer.letters else ()))
+        parts += (
+            self.train_on,
+            self.text_column,
+            *(("letters",) if self.tokenizer.letters else ()),
+        )
         return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
     def pieces(self, row: Mapping[str, Any]) -> list[Piece]:
-        """Make the documents of a row. Raises UserError if the row is malformed, or has nothing to learn."""
+        """Make the documents of a row. Raises UserError if the row is malformed,
+        or has nothing to learn."""
         row, format_line = with_messages(row)
         if format_line is not None:
             self.formats[format_line] += 1
@@ -74,44 +87,63 @@ class ChatTemplate:
             text = row[self.text_column]
             found = [Piece(text, ((0, len(text)),), plain=True)]
         else:
-            raise UserError(f"the row has columns {', '.join(map(str, row)) or 'none'}: expected {EXPECTED}.")
+            raise UserError(
+                f"the row has columns {', '.join(map(str, row)) or 'none'}: expected {EXPECTED}."
+            )
         if self.train_on == "all":
             return [piece._replace(learnt=((0, len(piece.text)),)) for piece in found]
         return found
 
     def encode(self, pieces: Sequence[Piece]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Encode pieces, each a document: one call of the tokenizer for plain texts, one for what a template rendered.
+        """Encode pieces, each a document: one call of the tokenizer for plain texts, one for
+        what a template rendered.
 
         Returns:
-            For each piece its token ids, int64, and a mark for each, uint8: whether it is a label, and whether its
-            document goes on (token_cache).
+            For each piece its token ids, int64, and a mark for each, uint8: whether it is a label,
+            and whether its document goes on (token_cache).
         """
-        parts = {plain: [part for one in pieces if one.plain == plain for part in one.parts] for plain in (False, True)}
+        parts = {
+            plain: [part for one in pieces if one.plain == plain for part in one.parts]
+            for plain in (False, True)
+        }
         ids = {plain: iter(self._ids(texts, plain)) for plain, texts in parts.items()}
-        return [self._marked(piece, [next(ids[piece.plain]) for _ in piece.ends]) for piece in pieces]
+        return [
+            self._marked(piece, [next(ids[piece.plain]) for _ in piece.ends]) for piece in pieces
+        ]
 
     def _ids(self, texts: list[str], plain: bool) -> list[np.ndarray]:
         return self.tokenizer.encode_batch(texts) if plain else self._rendering.ids(texts)
 
     def prompt(self, row: Mapping[str, Any]) -> list[int]:
-        """Return the token ids of a row's messages and the generation prompt. Raises UserError for a malformed row."""
+        """Return the token ids of a row's messages and the generation prompt. Raises
+        UserError for a malformed row."""
         messages, tools = messages_of(row.get("messages"), "messages"), tools_of(row)
         messages, _ = self._rendering.accepted(messages, tools)
         return self._rendering.ids([self._rendering.text(messages, tools, prompt=True)])[0].tolist()
 
     def _conversation(self, messages: Messages, tools: Tools, first: int) -> list[Piece]:
-        """The documents of a conversation. first: index of the first message that may get labels."""
+        """The documents of a conversation. first: index of the first message
+        that may get labels."""
         messages, unwritten = self._rendering.accepted(messages, tools)
         whole = self._rendering.text(messages, tools)
         answers, found = [], [Piece(whole, ())]
         if self.train_on != "all":
-            answers = [at for at, one in enumerate(messages) if one["role"] == "assistant" and at >= first]
-            answers = [at for at in answers if not self.check_answers or messages[at].get("weight", 1)]
+            answers = [
+                at for at, one in enumerate(messages) if one["role"] == "assistant" and at >= first
+            ]
+            answers = [
+                at for at in answers if not self.check_answers or messages[at].get("weight", 1)
+            ]
             if not answers:
-                raise UserError("no message to learn has the role assistant. Add one, or set data.train_on=all.")
+                raise UserError(
+                    "no message to learn has the role assistant. Add one, or set data.train_on=all."
+                )
             found = self._answers.pieces(messages, tools, answers, whole, first)
             if not any(piece.learnt for piece in found):
-                raise UserError("the chat template leaves out all answers. Set another one, data.chat_template=FILE.")
+                raise UserError(
+                    "the chat template leaves out all answers. "
+                    "Set another one, data.chat_template=FILE."
+                )
         if self.check_answers:
             self._check(messages, tools, answers, found, unwritten)
         self.endless += self.train_on != "all" and self._answers.endless
@@ -119,29 +151,52 @@ class ChatTemplate:
         return found
 
     def _check(
-        self, messages: Messages, tools: Tools, answers: Sequence[int], pieces: Sequence[Piece], unwritten: set[Place]
+        self,
+        messages: Messages,
+        tools: Tools,
+        answers: Sequence[int],
+        pieces: Sequence[Piece],
+        unwritten: set[Place],
     ) -> None:
         """Count what the template leaves out. Raises UserError if that is what an answer says."""
-        learnt = _bare("".join(piece.text[begin:end] for piece in pieces for begin, end in piece.learnt))
+        learnt = _bare(
+            "".join(piece.text[begin:end] for piece in pieces for begin, end in piece.learnt)
+        )
         lost = {f"content of {messages[at]['role']}" for at, _ in unwritten if at not in answers}
         for at in answers:
             if (at, "content") in unwritten and _bare(messages[at].get("content")) not in learnt:
-                line = f"message {at + 1}: the chat template does not write its content where it is learned"
-                raise UserError(f"{line}. Set data.chat_template=FILE, one that does, or take the content out.")
-        fields = {(name, one["role"]) for one in messages for name in one if one[name] and name not in READ}
-        lost |= {f"{name} of {role}" for name, role in fields if self._rendering.ignores(name, role, messages, tools)}
+                line = (
+                    f"message {at + 1}: "
+                    "the chat template does not write its content where it is learned"
+                )
+                raise UserError(
+                    f"{line}. Set data.chat_template=FILE, one that does, or take the content out."
+                )
+        fields = {
+            (name, one["role"])
+            for one in messages
+            for name in one
+            if one[name] and name not in READ
+        }
+        lost |= {
+            f"{name} of {role}"
+            for name, role in fields
+            if self._rendering.ignores(name, role, messages, tools)
+        }
         self.left_out.update(lost)
 
     @property
     def end_ids(self) -> list[int]:
-        """The ids of the tokens that end an answer and get labels; an empty list without a template."""
+        """The ids of the tokens that end an answer and get labels; an empty
+        list without a template."""
         return self._answers.end_ids
 
     def _marked(self, piece: Piece, parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """The tokens and marks of a piece. parts: the tokens of each of its parts."""
-        # The parts are tokenized one by one, as a model receives the tokens of a prompt before its answer. If together
-        # they decode to another text than the whole does, because the tokenizer begins every text with a space, the
-        # tokens of the whole text are used: those before a bound are a prefix of them, and one across it gets a label.
+        # The parts are tokenized one by one, as a model receives the tokens of a prompt before its
+        # answer. If together they decode to another text than the whole does, because the tokenizer
+        # begins every text with a space, the tokens of the whole text are used: those before a
+        # bound are a prefix of them, and one across it gets a label.
         tokens = np.concatenate(parts)
         ends = np.cumsum([len(part) for part in parts]).tolist()
         counts = {end: (count, count) for end, count in zip(piece.ends, ends, strict=True)}
@@ -154,13 +209,16 @@ class ChatTemplate:
             marks[counts[begin][0] if begin else 0 : counts[end][1]] = LABELLED
         if piece.plain:
             tokens = as_document(self.tokenizer, tokens)
-            marks = np.concatenate((np.zeros(len(tokens) - len(marks) - 1), marks, [LABELLED])).astype(np.uint8)
+            marks = np.concatenate(
+                (np.zeros(len(tokens) - len(marks) - 1), marks, [LABELLED])
+            ).astype(np.uint8)
         if piece.goes_on:
             marks[:1] |= GOES_ON
         return tokens, marks
 
     def _counted(self, piece: Piece, whole: np.ndarray) -> dict[int, tuple[int, int]]:
-        """For each place the number of tokens before it, without and with a token that lies across it."""
+        """For each place the number of tokens before it, without and with a
+        token that lies across it."""
         counts = {len(piece.text): (len(whole), len(whole))}
         before = self._ids([piece.text[:place] for place in piece.places], piece.plain)
         for place, ids in zip(piece.places, before, strict=True):
@@ -175,10 +233,16 @@ class ChatTemplate:
             text = prompt + completion
             return [Piece(text, ((len(prompt), len(text)),), plain=True)]
         before = messages_of(prompt, "prompt")
-        return self._conversation(before + messages_of(completion, "completion"), tools, len(before))
+        return self._conversation(
+            before + messages_of(completion, "completion"), tools, len(before)
+        )
 
 
 def _bare(content: Any) -> str:
     """A content's text without white space, which templates change."""
-    text = "".join(part["text"] for part in content) if isinstance(content, list) else str(content or "")
+    text = (
+        "".join(part["text"] for part in content)
+        if isinstance(content, list)
+        else str(content or "")
+    )
     return "".join(text.split())

@@ -36,22 +36,30 @@ from flashtrain.errors import UserError, at_least, between
 class ResumableDataModule(pl.LightningDataModule):
     """Base class of the data modules. A subclass provides the samples.
 
-    A run is one Lightning epoch of total_steps * accumulate micro-batches: use Trainer(max_epochs=1), or max_steps. A
-    checkpoint resumes with exactly the next sample, on any number of devices.
+    A run is one Lightning epoch of total_steps * accumulate micro-batches: use
+    Trainer(max_epochs=1), or max_steps. A checkpoint resumes with exactly the next sample, on
+    any number of devices.
 
     Args:
         batch_size: Samples of a micro-batch on each device.
         total_steps: Optimizer steps of the run.
         accumulate: Micro-batches of a step, as Trainer(accumulate_grad_batches=).
         seed: Seed of the order of samples.
-        num_workers: Processes that build batches, on each device; 0: the training process builds them.
+        num_workers: Processes that build batches, on each device; 0: the
+            training process builds them.
 
     Raises:
         UserError: Arguments out of range.
     """
 
     def __init__(
-        self, batch_size: int, *, total_steps: int = 100, accumulate: int = 1, seed: int = 0, num_workers: int = 0
+        self,
+        batch_size: int,
+        *,
+        total_steps: int = 100,
+        accumulate: int = 1,
+        seed: int = 0,
+        num_workers: int = 0,
     ) -> None:
         super().__init__()
         self.batch_size = batch_size
@@ -68,7 +76,8 @@ class ResumableDataModule(pl.LightningDataModule):
         return 0.0 if self._train_loader is None else self._train_loader.epochs
 
     def steps_of(self, epochs: float, samples: int) -> int:
-        """Return the number of optimizer steps that read the training samples `epochs` times. Needs setup().
+        """Return the number of optimizer steps that read the training samples
+        `epochs` times. Needs setup().
 
         Args:
             samples: Samples of a step over all devices; where rows hold several samples, its rows.
@@ -78,7 +87,8 @@ class ResumableDataModule(pl.LightningDataModule):
         return whole.train_dataloader().steps.steps_of(epochs)
 
     def _training(self, samples: Any, plan: dict[str, Any] | None = None) -> ResumableLoader:
-        """The loader of the run on this device. plan: arguments of TokenBudgetPlan, for samples of unequal lengths."""
+        """The loader of the run on this device. plan: arguments of TokenBudgetPlan, for
+        samples of unequal lengths."""
         from flashtrain.data.token_budget_sampler import TokenBudgetSampler
 
         world_size, rank = self._place()
@@ -94,7 +104,11 @@ class ResumableDataModule(pl.LightningDataModule):
             seed=self.seed,
         )
         self._train_loader = ResumableLoader(
-            samples, sampler, trainer=self.trainer, num_workers=self.num_workers, pin_memory=self._pin_memory()
+            samples,
+            sampler,
+            trainer=self.trainer,
+            num_workers=self.num_workers,
+            pin_memory=self._pin_memory(),
         )
         self._train_loader.text = getattr(getattr(self, "cache", None), "key", None)
         return self._train_loader
@@ -103,12 +117,16 @@ class ResumableDataModule(pl.LightningDataModule):
         """This device's share of the first `count` samples (None: all), each at most once."""
         world_size, rank = self._place()
         count = len(samples) if count is None else min(count, len(samples))
-        return self._evaluation(samples, even_batches(count, batch_size=batch_size, world_size=world_size, rank=rank))
+        return self._evaluation(
+            samples, even_batches(count, batch_size=batch_size, world_size=world_size, rank=rank)
+        )
 
     def _evaluation(self, samples: Any, batches: Sequence[Any]) -> DataLoader[Any]:
         world_size, rank = self._place()
         sampler = EvaluationSampler(batches, world_size=world_size, rank=rank)
-        return DataLoader(samples, sampler=sampler, **loader_options(self.num_workers, self._pin_memory()))
+        return DataLoader(
+            samples, sampler=sampler, **loader_options(self.num_workers, self._pin_memory())
+        )
 
     def _place(self) -> tuple[int, int]:
         """The number of data-parallel devices, and this device's rank among them."""
@@ -130,23 +148,27 @@ class ResumableDataModule(pl.LightningDataModule):
 
 
 class TextDataModule(ResumableDataModule):
-    """The LightningDataModule of a corpus for next-token training; its batches are flashtrain.data.packing.Batch.
+    """The LightningDataModule of a corpus for next-token training; its batches are
+    flashtrain.data.packing.Batch.
 
-    train_dataloader() also works without a Trainer. batch_size, accumulate and total_steps may be changed until it is
-    called.
+    train_dataloader() also works without a Trainer. batch_size, accumulate and total_steps may be
+    changed until it is called.
 
     Args:
-        source: Path of a file or folder of text, "stdlib" (the Python standard library's source), or a TextSource or
-            TokenSource.
-        tokenizer: "bytes", "bpe" (trained on the corpus), "gpt2", path of a Hugging Face folder, a TokenizerSpec, or a
-            Tokenizer.
+        source: Path of a file or folder of text, "stdlib" (the Python standard library's source),
+            or a TextSource or TokenSource.
+        tokenizer: "bytes", "bpe" (trained on the corpus), "gpt2", path of a Hugging Face folder, a
+            TokenizerSpec, or a Tokenizer.
         context: S, tokens of a row.
         batch_size: B, rows of a micro-batch on each device.
-        validation: Source of the held-out text (None: files named for validation, else validation_fraction applies).
+        validation: Source of the held-out text (None: files named for validation, else
+            validation_fraction applies).
         document_mask: Whether positions and labels respect document boundaries (see PackedSamples).
-        validation_fraction: Share (0 to 1) of the documents to hold out, drawn independently of `seed`; 0: none.
-        split_context: Tokens of a sample for which the split is made (None: `context`). The split depends a little on
-            the context: to compare runs of several contexts, set the longest of them in every run.
+        validation_fraction: Share (0 to 1) of the documents to hold out, drawn
+            independently of `seed`; 0: none.
+        split_context: Tokens of a sample for which the split is made (None: `context`). The
+            split depends a little on the context: to compare runs of several contexts, set the
+            longest of them in every run.
         validation_samples: Maximum number of rows to read at each validation, over all devices.
         validation_batch: Rows of a micro-batch in validation (None: batch_size).
         cache_dir: Folder of token files (None: files.caches.default_cache_dir()).
@@ -188,7 +210,8 @@ class TextDataModule(ResumableDataModule):
         super().__init__(batch_size, **run)
 
     def prepare_data(self) -> None:
-        """Build the token file if it is missing. Lightning calls this in one process per machine."""
+        """Build the token file if it is missing. Lightning calls this in one
+        process per machine."""
         _ = self.cache
 
     def setup(self, stage: str | None = None) -> None:
@@ -201,18 +224,22 @@ class TextDataModule(ResumableDataModule):
         found = open_split(self.source, self.tokenizer_spec, self.cache_dir, self.validation)
         if self.document_mask and not found.has_documents:
             raise UserError(
-                "data.document_mask=true keeps attention within documents, but it is not known where the documents of "
-                "these tokens end. Set data.end_of_text=ID, or data.document_mask=false."
+                "data.document_mask=true keeps attention within documents, but it is not known "
+                "where the documents of these tokens end. Set data.end_of_text=ID, or "
+                "data.document_mask=false."
             )
         return found
 
     @property
     def split(self) -> Split:
-        """The documents for training and for validation at the current context and validation_fraction."""
+        """The documents for training and for validation at the current context
+        and validation_fraction."""
         context = max(self.context, self.split_context or 0)
         wanted = (self.validation_fraction, context)
         if wanted not in self._splits:  # only once: splitting may log a line
-            self._splits[wanted] = self.cache.split(fraction=self.validation_fraction, context=context)
+            self._splits[wanted] = self.cache.split(
+                fraction=self.validation_fraction, context=context
+            )
         return self._splits[wanted]
 
     @property
@@ -237,18 +264,21 @@ class TextDataModule(ResumableDataModule):
         return 0 if held_out is None else min(self.validation_samples, len(self._samples(held_out)))
 
     def scored(self) -> dict[str, int]:
-        """Count the tokens that a validation reads, and the documents if it reads every document whole."""
+        """Count the tokens that a validation reads, and the documents if it
+        reads every document whole."""
         held_out = self.split.validation if self.validation_fraction == 1 else None
         if isinstance(held_out, Spans):
             return {"documents": len(held_out.begins), "tokens": held_out.tokens}
         return {"tokens": self.held_out_samples * self.context}
 
     def describe(self) -> str:
-        """Describe the corpus in one line: source, tokenizer, counts, and the folder of the token file."""
+        """Describe the corpus in one line: source, tokenizer, counts, and the
+        folder of the token file."""
         documents = f"{self.cache.documents:,} document{'s' * (self.cache.documents != 1)}"
         return (
             f"{self.source.describe()} | {self.tokenizer.describe()} | {documents}, "
-            f"{self.train_tokens:,} tokens to train on, {self.validation_tokens:,} held out | {self.cache.folder}"
+            f"{self.train_tokens:,} tokens to train on, {self.validation_tokens:,} held out | "
+            f"{self.cache.folder}"
         )
 
     def train_dataloader(self) -> ResumableLoader:
@@ -257,17 +287,21 @@ class TextDataModule(ResumableDataModule):
         return self._training(self._samples(self.split.training))
 
     def val_dataloader(self) -> DataLoader[Batch] | list[DataLoader[Batch]]:
-        """Return this device's part of the validation samples; an empty list if none are held out."""
+        """Return this device's part of the validation samples; an empty list
+        if none are held out."""
         self._check()
         held_out = self.split.validation
         if held_out is None:
             return []
         batch_size, (world_size, rank) = self.validation_batch or self.batch_size, self._place()
-        mine = equal_batches(self.held_out_samples, batch_size=batch_size, world_size=world_size, rank=rank)
+        mine = equal_batches(
+            self.held_out_samples, batch_size=batch_size, world_size=world_size, rank=rank
+        )
         return self._evaluation(FilledUp(self._samples(held_out)), mine)
 
     def epochs_of_parts(self, samples: int) -> str | None:
-        """Describe how many epochs of each source of a mixture `samples` samples make; None for a single source."""
+        """Describe how many epochs of each source of a mixture `samples` samples make;
+        None for a single source."""
         if getattr(self.cache, "samples", None) is None:
             return None
         mixed: Any = self._samples(self.split.training)
@@ -276,7 +310,12 @@ class TextDataModule(ResumableDataModule):
     def _samples(self, spans: Spans) -> PackedSamples:
         cache = self.cache
         if (mixed := getattr(cache, "samples", None)) is not None:
-            return mixed(spans, self.context, self.document_mask, in_proportion=spans is self.split.validation)
+            return mixed(
+                spans,
+                self.context,
+                self.document_mask,
+                in_proportion=spans is self.split.validation,
+            )
         whole = self.validation_fraction == 1
         return PackedSamples(cache.tokens, spans, self.context, self.document_mask, whole=whole)
 
@@ -294,7 +333,9 @@ class TextDataModule(ResumableDataModule):
                 f"TextDataModule(accumulate={self.accumulate}) and Trainer(accumulate_grad_batches="
                 f"{self.trainer.accumulate_grad_batches}) must be the same number."
             )
-        if getattr(self.trainer, "overfit_batches", 0):  # an attribute that Lightning sets without declaring it
+        # An attribute that Lightning sets without declaring it.
+        if getattr(self.trainer, "overfit_batches", 0):
             raise UserError(
-                "Trainer(overfit_batches=...) would replace the order of samples. Use limit_train_batches instead."
+                "Trainer(overfit_batches=...) would replace the order of samples. "
+                "Use limit_train_batches instead."
             )

@@ -29,16 +29,19 @@ class HubSource:
     """A TextSource: the text column of one split of a Hugging Face dataset.
 
     Raises:
-        UserError: `datasets` is not installed, there is no such split or column, or the column is not text. Whatever
-            `datasets` raises is passed on.
+        UserError: `datasets` is not installed, there is no such split or column, or the column is
+            not text. Whatever `datasets` raises is passed on.
     """
 
-    name: str  # on the hub ("roneneldan/TinyStories"), or a folder that `datasets` can load or `save_to_disk` wrote
+    # On the hub ("roneneldan/TinyStories"), or a folder that `datasets` can load or
+    # `save_to_disk` wrote.
+    name: str
     split: str = "train"
     text_column: str = "text"  # rows with null are left out
     config: str | None = None  # the dataset's configuration, if it has several
     streaming: bool = True  # read over the network while tokens are written, without a copy on disk
-    options: Mapping[str, Any] | None = None  # further arguments of datasets.load_dataset, such as revision
+    # Further arguments of datasets.load_dataset, such as revision.
+    options: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         self.saved = saved_folder(self.name, self.split)
@@ -51,10 +54,22 @@ class HubSource:
 
     def fingerprint(self) -> str:
         if self.saved is not None:
-            return hashlib.sha256(f"saved {self.text_column} {_folder_version(self.saved)}".encode()).hexdigest()
+            return hashlib.sha256(
+                f"saved {self.text_column} {_folder_version(self.saved)}".encode()
+            ).hexdigest()
         local = Path(self.name).is_dir()
-        name, version = ("", _folder_version(Path(self.name))) if local else (self.name, self._commit())
-        parts: tuple[Any, ...] = ("hub", name, self.config, self.split, self.text_column, None, version)
+        name, version = (
+            ("", _folder_version(Path(self.name))) if local else (self.name, self._commit())
+        )
+        parts: tuple[Any, ...] = (
+            "hub",
+            name,
+            self.config,
+            self.split,
+            self.text_column,
+            None,
+            version,
+        )
         if self.options:
             parts += (sorted(self.options.items()),)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
@@ -63,9 +78,13 @@ class HubSource:
         return self._texts(self.table)
 
     def shards(self) -> list[Callable[[], Iterator[str]]]:
-        """Return a function for each shard of the dataset; called, it yields the shard's documents."""
+        """Return a function for each shard of the dataset; called, it yields
+        the shard's documents."""
         count = getattr(self.table, "num_shards", 1)
-        return [partial(self._texts, self.table.shard(num_shards=count, index=number)) for number in range(count)]
+        return [
+            partial(self._texts, self.table.shard(num_shards=count, index=number))
+            for number in range(count)
+        ]
 
     def _texts(self, rows: Any) -> Iterator[str]:
         texts = (text_in(row, self.text_column, f"dataset {self.name}") for row in rows)
@@ -89,7 +108,8 @@ class HubSource:
 
     def _commit(self) -> str:
         """The commit of the revision: the hub's answer, or its last answer on this machine."""
-        # So a machine without network finds the token cache that was built earlier (for example, on a login node).
+        # So a machine without network finds the token cache that was built earlier (for
+        # example, on a login node).
         import huggingface_hub  # comes with tokenizers; imported here since it is slow
 
         revision = (self.options or {}).get("revision")
@@ -97,17 +117,22 @@ class HubSource:
         remembered = default_cache_dir() / "hub-commits" / key
         try:
             hub = huggingface_hub.HfApi()
-            commit = str(hub.dataset_info(self.name, revision=revision, timeout=HUB_TIMEOUT_SECONDS).sha)
+            commit = str(
+                hub.dataset_info(self.name, revision=revision, timeout=HUB_TIMEOUT_SECONDS).sha
+            )
         except Exception:
             log.debug("the hub does not answer", exc_info=True)
-            log.info("the hub does not answer about %s: using the version that was seen last", self.name)
+            log.info(
+                "the hub does not answer about %s: using the version that was seen last", self.name
+            )
             return remembered.read_text(encoding="utf-8") if remembered.is_file() else "unknown"
         write_atomically(remembered, commit)
         return commit
 
 
 def saved_folder(name: str | os.PathLike[str], split: str) -> Path | None:
-    """Return the folder of a split if `name` is a folder that `save_to_disk` of `datasets` wrote, else None.
+    """Return the folder of a split if `name` is a folder that `save_to_disk` of
+    `datasets` wrote, else None.
 
     Raises UserError if the dataset in it has no such split.
     """
@@ -117,7 +142,11 @@ def saved_folder(name: str | os.PathLike[str], split: str) -> Path | None:
         if split not in splits:
             raise unknown("data.split", split, splits)
         return folder / split
-    return folder if all((folder / file).is_file() for file in ("state.json", "dataset_info.json")) else None
+    return (
+        folder
+        if all((folder / file).is_file() for file in ("state.json", "dataset_info.json"))
+        else None
+    )
 
 
 def datasets_library() -> ModuleType:
@@ -128,6 +157,7 @@ def datasets_library() -> ModuleType:
 
 
 def _folder_version(folder: Path) -> str:
-    from flashtrain.files.content_hashes import hash_of_contents  # when text is read: not for a plan
+    # When text is read: not for a plan.
+    from flashtrain.files.content_hashes import hash_of_contents
 
     return hash_of_contents(folder, sorted(path for path in folder.rglob("*") if path.is_file()))

@@ -1,4 +1,5 @@
-"""Load the tokenizer of a Hugging Face folder, from tokenizer.json or by transformers, without running its code."""
+"""Load the tokenizer of a Hugging Face folder, from tokenizer.json or by transformers,
+without running its code."""
 
 from __future__ import annotations
 
@@ -21,7 +22,14 @@ from flashtrain.data.library_tokenizer import (
 from flashtrain.errors import UserError, first_line
 
 MAP, TEMPLATE = "special_tokens_map.json", "chat_template.jinja"
-OTHER_FILES = ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+OTHER_FILES = (
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
 DECIDING = (FILE, CONFIG, MAP, "added_tokens.json", "config.json", *OTHER_FILES)
 USUAL_ENDS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>")  # if no file of the folder names one
 
@@ -29,7 +37,8 @@ USUAL_ENDS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>")  # if no file of 
 class HuggingFaceTokenizer(LibraryTokenizer):
     """The tokenizer of a Hugging Face folder, made by `load`.
 
-    Its end_of_text is the folder's eos_token, else its sep_token, else the eos_token_id in config.json.
+    Its end_of_text is the folder's eos_token, else its sep_token, else the
+    eos_token_id in config.json.
     """
 
     kind, name = "huggingface", "a Hugging Face tokenizer"
@@ -43,7 +52,8 @@ class HuggingFaceTokenizer(LibraryTokenizer):
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> HuggingFaceTokenizer:
-        """Read a folder. Raises UserError if its tokenizer is missing, damaged, or without an end of text."""
+        """Read a folder. Raises UserError if its tokenizer is missing, damaged, or
+        without an end of text."""
         folder = Path(folder).expanduser()
         config = {**read_if_there(folder / MAP), **read_if_there(folder / CONFIG)}
         if (folder / TEMPLATE).is_file():
@@ -57,18 +67,22 @@ class HuggingFaceTokenizer(LibraryTokenizer):
         return cls(tokenizer, _end_of_text(folder, tokenizer, config), config)
 
     def without_begin(self) -> HuggingFaceTokenizer:
-        """Return a copy without tokens put before a text. If it is saved, AutoTokenizer puts none there either."""
+        """Return a copy without tokens put before a text. If it is saved, AutoTokenizer
+        puts none there either."""
         library = self.library_form()
         library.post_processor = None
         return HuggingFaceTokenizer(library, self.end_of_text, self.config)
 
     def fingerprint(self) -> str:
         begin = f"{self.begin_of_text} " if self.begin_of_text else ""
-        return hashlib.sha256(f"{begin}{self.end_of_text} {self._library.to_str()}".encode()).hexdigest()
+        return hashlib.sha256(
+            f"{begin}{self.end_of_text} {self._library.to_str()}".encode()
+        ).hexdigest()
 
 
 def folder_version(folder: str | os.PathLike[str]) -> str:
-    """Return a hash of the files in a folder that decide its tokenizer's ids, without loading the tokenizer."""
+    """Return a hash of the files in a folder that decide its tokenizer's ids, without
+    loading the tokenizer."""
     digest = hashlib.sha256()
     for name in DECIDING:
         path = Path(folder).expanduser() / name
@@ -81,10 +95,13 @@ def _made_by_transformers(folder: Path) -> Tokenizer:
     from transformers import AutoTokenizer
 
     try:
-        made = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        made = AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError) as error:  # most of which do not name the folder
         raise UserError(
-            f"no tokenizer.json in {folder}, and transformers cannot make one of its files: {first_line(error)}"
+            f"no tokenizer.json in {folder}, and transformers cannot make one of its files: "
+            f"{first_line(error)}"
         ) from error
     return Tokenizer.from_str(made.backend_tokenizer.to_str())
 
@@ -103,7 +120,10 @@ def _end_of_text(folder: Path, tokenizer: Tokenizer, config: dict[str, Any]) -> 
         if isinstance(token, str):
             number = tokenizer.token_to_id(token)
             if number is None:
-                raise UserError(f"the tokenizer in {folder} has no token {token}: correct {name} in its {CONFIG}.")
+                raise UserError(
+                    f"the tokenizer in {folder} has no token {token}: "
+                    f"correct {name} in its {CONFIG}."
+                )
             return number
     number = read_if_there(folder / "config.json").get("eos_token_id")
     number = number[0] if isinstance(number, list) and number else number
@@ -113,7 +133,8 @@ def _end_of_text(folder: Path, tokenizer: Tokenizer, config: dict[str, Any]) -> 
     found = next((number for number in usual if number is not None), None)
     if found is None:
         raise UserError(
-            f'the tokenizer in {folder} names no end-of-text token, which ends every document. Set "eos_token" in '
+            f"the tokenizer in {folder} names no end-of-text token, which ends every document. Set "
+            '"eos_token" in '
             f"{CONFIG}."
         )
     return found

@@ -1,4 +1,5 @@
-"""Counter-based random numbers: a number depends on its keys alone, on every machine and in any order.
+"""Counter-based random numbers: a number depends on its keys alone, on every
+machine and in any order.
 
 Source: SplitMix64 of Steele, Lea and Flood 2014, "Fast Splittable Pseudorandom Number Generators".
 """
@@ -12,7 +13,8 @@ _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def hashed(*keys: int | np.ndarray) -> np.ndarray:
-    """Draw uniform uint64 numbers from one or more keys: integers of 0 or more, or arrays of them, which broadcast."""
+    """Draw uniform uint64 numbers from one or more keys: integers of 0 or more, or arrays of
+    them, which broadcast."""
     state = np.zeros(np.broadcast_shapes(*(np.shape(key) for key in keys)), dtype=np.uint64)
     with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is intended
         for key in keys:

@@ -19,7 +19,8 @@ from flashtrain_kernels.loss_head import IGNORED
 
 
 class LabelledDocuments(Protocol):
-    """Labelled documents by number. Either a document has any number of the L labels, or its tokens have labels."""
+    """Labelled documents by number. Either a document has any number of the L labels, or
+    its tokens have labels."""
 
     label_names: tuple[str, ...]
 
@@ -34,7 +35,8 @@ class LabelledDocuments(Protocol):
         """Return the tokens and labels of a document.
 
         Returns:
-            (length,) integers, and (L,) bool, true for its labels, or (length,) label numbers of tokens, -100 for none.
+            (length,) integers, and (L,) bool, true for its labels, or (length,) label numbers of
+            tokens, -100 for none.
         """
 
 
@@ -60,11 +62,13 @@ class LabelledTexts:
 
 
 class ClassificationBatch(TypedDict):
-    """A batch of documents, [CLS] tokens [SEP], with labels: arguments of SequenceClassifier.loss, and counts."""
+    """A batch of documents, [CLS] tokens [SEP], with labels: arguments of
+    SequenceClassifier.loss, and counts."""
 
     tokens: Tensor  # (T,) int64, filled up with [PAD], which is not scored
     cu_seqlens: Tensor  # (B + 1,) int32: 0, then the end of each document
-    labels: Tensor  # (B, L) int64, 0 or 1; labels of words have the shape of `tokens`, -100 for none
+    # (B, L) int64, 0 or 1; labels of words have the shape of `tokens`, -100 for none.
+    labels: Tensor
     sequences: int  # B
     real_tokens: int  # without [PAD]
     pairs: int  # the sum of squared lengths
@@ -72,7 +76,8 @@ class ClassificationBatch(TypedDict):
 
 @dataclass(eq=False)
 class LabelledSamples(Dataset[ClassificationBatch]):
-    """A Dataset of LabelledDocuments: indexed by a sequence of document numbers, it returns a ClassificationBatch."""
+    """A Dataset of LabelledDocuments: indexed by a sequence of document numbers, it returns
+    a ClassificationBatch."""
 
     documents: LabelledDocuments  # of one split
     special: SpecialTokens
@@ -93,7 +98,11 @@ class LabelledSamples(Dataset[ClassificationBatch]):
             rows.append(self._between(tokens, self.special.classify, self.special.separate))
             labels.append(self._between(marks, IGNORED, IGNORED) if self.of_words else marks)
         lengths = np.array([len(row) for row in rows], dtype=np.int64)
-        learnt = self._packed(labels, IGNORED) if self.of_words else torch.from_numpy(np.array(labels)).long()
+        learnt = (
+            self._packed(labels, IGNORED)
+            if self.of_words
+            else torch.from_numpy(np.array(labels)).long()
+        )
         return ClassificationBatch(
             tokens=self._packed(rows, self.special.pad),
             cu_seqlens=torch.from_numpy(np.concatenate(([0], lengths.cumsum())).astype(np.int32)),
@@ -104,9 +113,14 @@ class LabelledSamples(Dataset[ClassificationBatch]):
         )
 
     def _between(self, values: np.ndarray, first: int, last: int) -> np.ndarray:
-        return np.concatenate(([first], values[: self.context - 2], [last]), dtype=np.int64, casting="unsafe")
+        return np.concatenate(
+            ([first], values[: self.context - 2], [last]), dtype=np.int64, casting="unsafe"
+        )
 
     def _packed(self, rows: Sequence[np.ndarray], filler: int) -> Tensor:
-        """Rows of integers end to end, padded to (B * context,), so that shapes stay the same; int64."""
+        """Rows of integers end to end, padded to (B * context,), so that
+        shapes stay the same; int64."""
         flat = np.concatenate(rows)
-        return torch.from_numpy(np.pad(flat, (0, len(rows) * self.context - len(flat)), constant_values=filler))
+        return torch.from_numpy(
+            np.pad(flat, (0, len(rows) * self.context - len(flat)), constant_values=filler)
+        )

@@ -19,14 +19,19 @@ from flashtrain.files.json_files import read_json
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 MARK = "flashtrain"  # key in CONFIG of {"kind": ...}, the kind of tokenizer that flashtrain saved
 # The class of transformers that reads FILE unchanged: others rebuild parts of it.
-TAKEN_AS_IT_IS = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+TAKEN_AS_IT_IS = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "clean_up_tokenization_spaces": False,
+}
 PARALLELISM = "TOKENIZERS_PARALLELISM"
 
 
-# Why not transformers' AutoTokenizer (5.23): it reads the spelling of a special token in a text as that token unless it
-# is called with split_special_tokens=True, rebuilds parts of tokenizer.json for some classes, and is not always there.
+# Why not transformers' AutoTokenizer (5.23): it reads the spelling of a special token in a text as
+# that token unless it is called with split_special_tokens=True, rebuilds parts of tokenizer.json
+# for some classes, and is not always there.
 class LibraryTokenizer:
-    """A Tokenizer that adds nothing to a text, never truncates or pads, and reads a special token's spelling as text.
+    """A Tokenizer that adds nothing to a text, never truncates or pads, and reads a special
+    token's spelling as text.
 
     A subclass sets `kind` and `name`, and defines `fingerprint`.
     """
@@ -46,16 +51,20 @@ class LibraryTokenizer:
 
     @property
     def letters(self) -> bool:
-        """Whether `encode` reads a special token's spelling in a text as ordinary letters, and not as that token."""
+        """Whether `encode` reads a special token's spelling in a text as ordinary letters,
+        and not as that token."""
         return self._library.encode_special_tokens
 
     @property
     def spellings(self) -> list[str]:
         """How the special tokens are spelled."""
-        return [one.content for one in self._library.get_added_tokens_decoder().values() if one.special]
+        return [
+            one.content for one in self._library.get_added_tokens_decoder().values() if one.special
+        ]
 
     def with_special_tokens(self) -> LibraryTokenizer:
-        """Return a copy that reads the spelling of a special token as that token. If it is saved, that is lost."""
+        """Return a copy that reads the spelling of a special token as that token. If it
+        is saved, that is lost."""
         other = copy(self)
         other._library = self.library_form()
         return other
@@ -75,17 +84,22 @@ class LibraryTokenizer:
         return f"{self.name} ({self.vocab_size:,} tokens)"
 
     def library_form(self) -> Tokenizer:
-        """Return a copy as a `tokenizers.Tokenizer` that reads the spelling of a special token as that token."""
+        """Return a copy as a `tokenizers.Tokenizer` that reads the spelling of a
+        special token as that token."""
         return Tokenizer.from_str(self._library.to_str())
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the tokenizer's files, which transformers.AutoTokenizer.from_pretrained(folder) reads too."""
+        """Write the tokenizer's files, which
+        transformers.AutoTokenizer.from_pretrained(folder) reads too."""
         write_atomically(Path(folder, FILE), self._library.to_str())
-        write_atomically(Path(folder, CONFIG), json.dumps({**self.config, MARK: {"kind": self.kind}}, indent=1))
+        write_atomically(
+            Path(folder, CONFIG), json.dumps({**self.config, MARK: {"kind": self.kind}}, indent=1)
+        )
 
 
 def read_tokenizer(path: Path, read: Callable[[str], Any] = Tokenizer.from_file) -> Any:
-    """Call `read` with a tokenizer file's path, and return its result. Raises UserError, which names the file."""
+    """Call `read` with a tokenizer file's path, and return its result. Raises
+    UserError, which names the file."""
     try:
         return read(str(path))
     except Exception as error:  # the library raises nothing more specific
@@ -97,10 +111,11 @@ def read_if_there(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
 
-# The library's threads do not survive a fork: once they have run, a forked process (such as a DataLoader's worker)
-# prints a warning unless the variable is set (tokenizers 0.22).
+# The library's threads do not survive a fork: once they have run, a forked process (such as a
+# DataLoader's worker) prints a warning unless the variable is set (tokenizers 0.22).
 def _before_fork() -> None:
-    os.environ.setdefault(PARALLELISM, "False")  # capitalized, to know it as ours: the library reads "false"
+    # Capitalized, to know it as ours: the library reads "false".
+    os.environ.setdefault(PARALLELISM, "False")
 
 
 def _after_fork() -> None:

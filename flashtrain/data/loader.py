@@ -1,4 +1,5 @@
-"""Load batches in an order that can be resumed: which samples a step reads is a function of the step alone."""
+"""Load batches in an order that can be resumed: which samples a step reads is a
+function of the step alone."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def epoch_order(samples: int, seed: int, epoch: int, *of: int) -> np.ndarray:
     Returns:
         (samples,) unsigned integers, a permutation that follows from the arguments alone.
     """
-    # RandomState's stream is frozen: a run resumed under another version of numpy reads the same samples.
+    # RandomState's stream is frozen: a run resumed under another version of numpy
+    # reads the same samples.
     random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((seed, epoch, *of))))
     order = np.arange(samples, dtype=np.uint32 if samples < 2**32 else np.uint64)
     random.shuffle(order)
@@ -57,10 +59,11 @@ def in_epoch_order(numbers: np.ndarray, samples: int, seed: int) -> np.ndarray:
 class StepSampler(DistributedSampler):
     """Yields, for each micro-batch of a run, the list of sample numbers that this device reads.
 
-    An optimizer step takes samples_per_step = batch_size * accumulate * world_size samples. Samples are numbered
-    through the whole run, and step s takes the numbers from s * samples_per_step on. So the samples of a step depend on
-    how many it takes, and not on how they are sharded over devices and micro-batches. Lightning keeps this sampler as
-    it is, since a DistributedSampler knows its rank.
+    An optimizer step takes samples_per_step = batch_size * accumulate * world_size samples.
+    Samples are numbered through the whole run, and step s takes the numbers from s *
+    samples_per_step on. So the samples of a step depend on how many it takes, and not on how they
+    are sharded over devices and micro-batches. Lightning keeps this sampler as it is, since a
+    DistributedSampler knows its rank.
 
     Args:
         samples: N, the samples of an epoch.
@@ -91,7 +94,8 @@ class StepSampler(DistributedSampler):
         self.samples_per_step = batch_size * accumulate * world_size
         self.seed = seed
         self.begin = 0  # first micro-batch of the next iteration, counted from the run's first
-        self.end: int | None = None  # where the next iteration stops; None: one run's length after `begin`
+        # Where the next iteration stops; None: one run's length after `begin`.
+        self.end: int | None = None
         self._anchor_step = 0
         self._anchor_sample = 0
 
@@ -112,22 +116,26 @@ class StepSampler(DistributedSampler):
         return max(1, math.ceil(round(epochs * self.samples / self.samples_per_step, 6)))
 
     def place(self, step: int) -> dict[str, Any]:
-        """Return the place in the stream of samples at which a step begins, as plain values for a checkpoint."""
+        """Return the place in the stream of samples at which a step begins, as plain
+        values for a checkpoint."""
         return {"samples_read": self.first_number(step)}
 
     def continue_from(self, step: int, place: dict[str, Any]) -> None:
-        """Continue the stream from step `step` at a saved place, also with another number of samples per step."""
+        """Continue the stream from step `step` at a saved place, also with another
+        number of samples per step."""
         # The place is not step * samples_per_step: the run may have changed its batch size before.
         self._anchor_step, self._anchor_sample = step, place["samples_read"]
 
     def sample_numbers(self, micro_batch: int) -> np.ndarray:
-        """Return the samples, (batch_size,) int64, that this device reads in a micro-batch of the run."""
+        """Return the samples, (batch_size,) int64, that this device reads in a
+        micro-batch of the run."""
         step, within = divmod(micro_batch, self.accumulate)
         first = self.first_number(step) + (within * self.num_replicas + self.rank) * self.batch_size
         return self.chosen(first + np.arange(self.batch_size))
 
     def chosen(self, numbers: np.ndarray) -> np.ndarray:
-        """Map positions in the run's stream of samples to sample numbers, as `in_epoch_order` does."""
+        """Map positions in the run's stream of samples to sample numbers, as
+        `in_epoch_order` does."""
         return in_epoch_order(numbers, self.samples, self.seed)
 
 
@@ -145,17 +153,22 @@ class EvaluationSampler(DistributedSampler):
         return iter(self._batches)
 
 
-def equal_batches(samples: int, *, batch_size: int, world_size: int = 1, rank: int = 0) -> list[list[int]]:
-    """Divide the first `samples` samples among devices, and list this device's micro-batches, all of one size.
+def equal_batches(
+    samples: int, *, batch_size: int, world_size: int = 1, rank: int = 0
+) -> list[list[int]]:
+    """Divide the first `samples` samples among devices, and list this device's
+    micro-batches, all of one size.
 
-    Each sample is read once, however many devices there are. Where the numbers do not divide, -1 fills up.
+    Each sample is read once, however many devices there are. Where the numbers do
+    not divide, -1 fills up.
 
     Args:
         samples: Number of samples, over all devices.
         batch_size: Maximum number of samples in a micro-batch.
     """
     share = -(-samples // world_size)
-    count = -(-share // batch_size)  # all have one size: a smaller last batch would be one more shape to compile for
+    # All have one size: a smaller last batch would be one more shape to compile for.
+    count = -(-share // batch_size)
     size = -(-share // count)
     mine = np.full(count * size, -1)
     own = np.array_split(np.arange(samples), world_size)[rank]
@@ -163,8 +176,11 @@ def equal_batches(samples: int, *, batch_size: int, world_size: int = 1, rank: i
     return mine.reshape(count, size).tolist()
 
 
-def even_batches(samples: int, *, batch_size: int, world_size: int = 1, rank: int = 0) -> list[list[int]]:
-    """List this device's micro-batches of one size, as equal_batches, but without anything that fills up.
+def even_batches(
+    samples: int, *, batch_size: int, world_size: int = 1, rank: int = 0
+) -> list[list[int]]:
+    """List this device's micro-batches of one size, as equal_batches, but without
+    anything that fills up.
 
     For labels a sample, not a token. The remainder of the division among devices is left out.
     """
@@ -192,7 +208,8 @@ class FilledUp(Dataset[Any]):
 
 
 class Samples(Protocol):
-    """Data that a loader reads, such as PackedSamples: indexed by a list of sample numbers, it returns a batch."""
+    """Data that a loader reads, such as PackedSamples: indexed by a list of sample
+    numbers, it returns a batch."""
 
     context: int  # maximum tokens of a sample
     tokens: int  # of all samples
@@ -202,21 +219,22 @@ class Samples(Protocol):
     def __getitem__(self, samples: list[int]) -> Any: ...
 
 
-# Why not StatefulDataLoader of torchdata 0.11: after a checkpoint on an epoch's last batch the losses are different,
-# and all ranks resume at rank 0's place. Here the place follows from the optimizer steps, not from what workers read
-# ahead.
+# Why not StatefulDataLoader of torchdata 0.11: after a checkpoint on an epoch's last batch the
+# losses are different, and all ranks resume at rank 0's place. Here the place follows from the
+# optimizer steps, not from what workers read ahead.
 class ResumableLoader(DataLoader[Any]):
     """A DataLoader of training batches from the run's current step to its end.
 
-    `len()` is always that of the whole run; after a resume the iterator yields what is left of it. Lightning saves the
-    loader's state in its checkpoints by state_dict and load_state_dict. A checkpoint between the micro-batches of a
-    step holds no gradients, so that step is read again from its first micro-batch.
+    `len()` is always that of the whole run; after a resume the iterator yields what is left of it.
+    Lightning saves the loader's state in its checkpoints by state_dict and load_state_dict. A
+    checkpoint between the micro-batches of a step holds no gradients, so that step is read again
+    from its first micro-batch.
 
     Args:
         samples: Makes the batches.
         sampler: Chooses the samples of each micro-batch.
-        trainer: Its global_step is the current step. None: for a loop without Lightning, steps are counted by the
-            micro-batches that the loop has taken from the iterator.
+        trainer: Its global_step is the current step. None: for a loop without Lightning, steps are
+            counted by the micro-batches that the loop has taken from the iterator.
         num_workers: Processes that build batches; 0: the training process builds them.
         pin_memory: Whether batches are copied to page-locked memory, as in torch's DataLoader.
     """
@@ -249,7 +267,8 @@ class ResumableLoader(DataLoader[Any]):
         self.steps.begin = self._begin
         self.steps.end = self._begin + length - self._begin % length
         if self.trainer is not None and self.trainer.limit_train_batches != 1.0:
-            self.steps.end = self._begin + length  # Lightning's epochs are shorter, and stop by themselves
+            # Lightning's epochs are shorter, and stop by themselves.
+            self.steps.end = self._begin + length
         for batch in super().__iter__():
             self._taken += 1
             yield batch
@@ -272,7 +291,8 @@ class ResumableLoader(DataLoader[Any]):
         return self.samples_read / len(self.packed)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in the stream of samples and what identifies the stream, equal on all ranks."""
+        """Return the place in the stream of samples and what identifies the
+        stream, equal on all ranks."""
         return {
             "step": self.step,
             "accumulate": self.steps.accumulate,
@@ -285,17 +305,19 @@ class ResumableLoader(DataLoader[Any]):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue after the state's steps with exactly the next sample, also at another batch size.
+        """Continue after the state's steps with exactly the next sample, also
+        at another batch size.
 
-        If the data, context or seed has changed, samples may repeat, and a warning is logged. Raises UserError if the
-        state is that of another kind of data.
+        If the data, context or seed has changed, samples may repeat, and a warning is logged.
+        Raises UserError if the state is that of another kind of data.
         """
         now = self.state_dict()
         missing = self.steps.place(self.step).keys() - state_dict.keys()
         if missing:
             raise UserError(
-                f"the checkpoint was saved with another kind of data: its state has no {', '.join(sorted(missing))}. "
-                "Resume with the data settings of the run that saved it."
+                "the checkpoint was saved with another kind of data: its state has "
+                f"no {', '.join(sorted(missing))}. Resume with the data settings of "
+                "the run that saved it."
             )
         changed = [
             f"{name} {state_dict[name]} -> {now[name]}"
@@ -303,18 +325,25 @@ class ResumableLoader(DataLoader[Any]):
             if name in now and state_dict.get(name, now[name]) != now[name]
         ]
         if changed:
-            log.warning("resuming with data that has changed (%s): samples may repeat", ", ".join(changed))
+            log.warning(
+                "resuming with data that has changed (%s): samples may repeat", ", ".join(changed)
+            )
         self.steps.continue_from(state_dict["step"], state_dict)
         self._begin, self._taken = state_dict["step"] * self.steps.accumulate, 0
         if self.trainer is not None:
-            align_batch_counts(self.trainer, len(self), state_dict["accumulate"], self.steps.accumulate)
+            align_batch_counts(
+                self.trainer, len(self), state_dict["accumulate"], self.steps.accumulate
+            )
 
 
-def align_batch_counts(trainer: pl.Trainer, length: int, accumulate_then: int, accumulate_now: int) -> None:
+def align_batch_counts(
+    trainer: pl.Trainer, length: int, accumulate_then: int, accumulate_now: int
+) -> None:
     """Make Lightning's count of micro-batches agree with its count of optimizer steps.
 
-    The counts differ if a checkpoint was saved between the micro-batches of a step (time-based, or after an exception),
-    or if the run resumes with another accumulation. Later steps would then be made of the wrong micro-batches.
+    The counts differ if a checkpoint was saved between the micro-batches of a step (time-based, or
+    after an exception), or if the run resumes with another accumulation. Later steps would then be
+    made of the wrong micro-batches.
 
     Args:
         length: Micro-batches of the whole run.
@@ -325,14 +354,22 @@ def align_batch_counts(trainer: pl.Trainer, length: int, accumulate_then: int, a
     current, total = progress.current, progress.total
     before_epoch = total.completed - current.completed
     steps = trainer.global_step - before_epoch // accumulate_then
-    # A checkpoint written in on_train_batch_end has not counted its batch as completed yet; Lightning corrects that.
-    in_batch_end = current.ready == current.completed + 1 and getattr(current, "processed", None) == current.ready
+    # A checkpoint written in on_train_batch_end has not counted its batch as completed yet;
+    # Lightning corrects that.
+    in_batch_end = (
+        current.ready == current.completed + 1
+        and getattr(current, "processed", None) == current.ready
+    )
     done = current.ready if in_batch_end else current.completed
     if done != steps * accumulate_now:
-        for tracker, value in ((current, steps * accumulate_now), (total, before_epoch + steps * accumulate_now)):
+        for tracker, value in (
+            (current, steps * accumulate_now),
+            (total, before_epoch + steps * accumulate_now),
+        ):
             tracker.reset()
             tracker.increment_by(value)
-        # The step at which Lightning logs: Lightning counts the last step only if it finds the counts that it saved.
+        # The step at which Lightning logs: Lightning counts the last step only if it finds the
+        # counts that it saved.
         trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
     if steps * accumulate_now < length:
         progress.is_last_batch = False  # the last batch of a shorter run
@@ -346,7 +383,8 @@ def loader_options(num_workers: int, pin_memory: bool) -> dict[str, Any]:
         "num_workers": num_workers,
         "persistent_workers": num_workers > 0,
         "pin_memory": pin_memory,
-        # A separate generator: the loader draws a number from it, which must not change the run's random stream.
+        # A separate generator: the loader draws a number from it, which must not change the
+        # run's random stream.
         "generator": torch.Generator(),
     }
 

@@ -30,20 +30,25 @@ VALIDATION_SEED = 2**32  # no training run has this seed: theirs are smaller
 
 
 class MaskedTextDataModule(TextDataModule):
-    """The LightningDataModule of masked-language training; its batches are flashtrain.data.masking.MaskedBatch.
+    """The LightningDataModule of masked-language training; its batches are
+    flashtrain.data.masking.MaskedBatch.
 
     Args:
         source: As in TextDataModule, but not a TokenSource.
-        tokenizer: As in TextDataModule. Four special tokens are added to its own (see SpecialTokens.past).
+        tokenizer: As in TextDataModule. Four special tokens are added to its own
+            (see SpecialTokens.past).
         context: Tokens of the longest sample, with [CLS] and [SEP].
         token_budget: T, tokens of a micro-batch on each device, at least `context`.
-        unit: What a sample is: "sentence", "paragraph" or "document", cut if it is longer than the context.
+        unit: What a sample is: "sentence", "paragraph" or "document", cut if it is
+            longer than the context.
         share: Share (0 to 1) of the tokens that is masked.
         layout: "packed", or "padded": the same samples in padded rows.
-        cost: Cost of a sequence, by which the rows of a step are balanced (BertConfig's cost_per_token, cost_per_pair).
-        validation_samples: Maximum number of held-out samples to validate on, masked the same every time.
-        **options: total_steps, accumulate, seed, num_workers, validation, validation_fraction and cache_dir: see
-            TextDataModule.
+        cost: Cost of a sequence, by which the rows of a step are balanced (BertConfig's
+            cost_per_token, cost_per_pair).
+        validation_samples: Maximum number of held-out samples to validate on,
+            masked the same every time.
+        **options: total_steps, accumulate, seed, num_workers, validation, validation_fraction and
+            cache_dir: see TextDataModule.
 
     Raises:
         UserError: Arguments out of range, and as in TextDataModule.
@@ -71,14 +76,19 @@ class MaskedTextDataModule(TextDataModule):
         self.layout = layout
         self.cost = cost
         # A micro-batch is one row.
-        super().__init__(source, tokenizer, context, 1, validation_samples=validation_samples, **options)
+        super().__init__(
+            source, tokenizer, context, 1, validation_samples=validation_samples, **options
+        )
         # A sample has [CLS] already.
         if isinstance(self.tokenizer_spec, TokenizerSpec):
             self.tokenizer_spec = replace(self.tokenizer_spec, begin_of_text=False)
         else:
             self.tokenizer_spec = without_begin(self.tokenizer_spec)
         if isinstance(self.source, TokenSource):
-            raise UserError(f"masked training needs a source of text, not {self.source.describe()}. Use data=files.")
+            raise UserError(
+                f"masked training needs a source of text, not {self.source.describe()}. "
+                "Use data=files."
+            )
 
     @property
     def special(self) -> SpecialTokens:
@@ -91,10 +101,12 @@ class MaskedTextDataModule(TextDataModule):
         return self.special.vocab_size
 
     def padding(self) -> float:
-        """Estimate the ratio of the tokens that a micro-batch computes to its token budget. Needs setup().
+        """Estimate the ratio of the tokens that a micro-batch computes to its token
+        budget. Needs setup().
 
         Returns:
-            1 for packed rows; for padded ones about the longest sample of the first epoch over the mean one.
+            1 for packed rows; for padded ones about the longest sample of the first
+            epoch over the mean one.
         """
         if self.layout != "padded":
             return 1.0
@@ -102,7 +114,8 @@ class MaskedTextDataModule(TextDataModule):
         return float(lengths.max() / lengths.mean())
 
     def means(self) -> tuple[float, float, float]:
-        """Return query-key pairs, samples and labels, each per training token of the first epoch. Needs setup()."""
+        """Return query-key pairs, samples and labels, each per training token of the
+        first epoch. Needs setup()."""
         samples = self._masked(self.split.training, self.seed)
         lengths = samples.lengths
         tokens = float(lengths.sum())
@@ -117,7 +130,8 @@ class MaskedTextDataModule(TextDataModule):
         return self._training(samples, {**limits, "cost": self.cost})
 
     def val_dataloader(self) -> DataLoader[MaskedBatch] | list[DataLoader[MaskedBatch]]:  # type: ignore[override]
-        """Return this device's rows of the validation samples; an empty list if none are held out."""
+        """Return this device's rows of the validation samples; an empty list
+        if none are held out."""
         self._check()
         held_out = self.split.validation
         if held_out is None:
@@ -125,21 +139,28 @@ class MaskedTextDataModule(TextDataModule):
         samples = self._masked(held_out, VALIDATION_SEED)
         world_size, rank = self._place()
         lengths = samples.lengths[: self.validation_samples]
-        planned = rows_once(lengths, budget=self.token_budget, ranks=world_size, max_sequences=samples.max_sequences)
+        planned = rows_once(
+            lengths, budget=self.token_budget, ranks=world_size, max_sequences=samples.max_sequences
+        )
         return self._evaluation(samples, [samples.row(of_ranks[rank]) for of_ranks in planned])
 
     @property
     def held_out_samples(self) -> int:
         """The number of samples of each validation, over all devices. Needs setup()."""
         held_out = self.split.validation
-        return 0 if held_out is None else min(self.validation_samples, len(self._masked(held_out, VALIDATION_SEED)))
+        return (
+            0
+            if held_out is None
+            else min(self.validation_samples, len(self._masked(held_out, VALIDATION_SEED)))
+        )
 
     @cached_property
     def _breaks(self) -> TokenBreaks:
         return TokenBreaks.of(self.tokenizer)
 
     def pieces(self, spans: Spans) -> Spans:
-        """Cut the documents of a split into the texts of samples, as `unit` and `context` require."""
+        """Cut the documents of a split into the texts of samples, as `unit`
+        and `context` require."""
         longest = self.context - 2
         return split_pieces(
             self.cache.tokens,

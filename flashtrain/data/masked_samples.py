@@ -27,16 +27,18 @@ class Row(NamedTuple):
     """The index of one micro-batch in MaskedSamples."""
 
     numbers: tuple[int, ...]  # the samples in it: e * n + i is sample i of n in epoch e
-    label_count: float  # labels of the optimizer step over its micro-batches on all devices; it divides the loss
+    # Labels of the optimizer step over its micro-batches on all devices; it divides the loss.
+    label_count: float
 
 
 @dataclass(eq=False)
 class MaskedSamples(Dataset[MaskedBatch]):
-    """A Dataset of samples [CLS] piece [SEP], one for each piece of text: indexed by a Row, it returns a MaskedBatch.
+    """A Dataset of samples [CLS] piece [SEP], one for each piece of text: indexed by a Row, it
+    returns a MaskedBatch.
 
-    Number e * len(self) + i is sample i in epoch e. Which tokens are masked depends on the seed, the epoch and the
-    sample alone: every epoch masks other tokens, and a resumed run masks the same ones. Raises UserError if there is no
-    piece.
+    Number e * len(self) + i is sample i in epoch e. Which tokens are masked depends on the seed,
+    the epoch and the sample alone: every epoch masks other tokens, and a resumed run masks the same
+    ones. Raises UserError if there is no piece.
     """
 
     file: Any  # the token file, of which slices are read (token_cache.MappedTokens)
@@ -50,11 +52,16 @@ class MaskedSamples(Dataset[MaskedBatch]):
     def __post_init__(self) -> None:
         if not len(self.pieces.begins):
             raise UserError("the data contains no text to make masked samples of. Use more text.")
-        self.lengths = lengths = self.pieces.lengths + 2  # (n,) int64, tokens of each sample, with [CLS] and [SEP]
-        self.label_counts = masked_count(self.pieces.lengths, self.share)  # (n,) int64, masked tokens of each sample
-        fitting = min(math.ceil(2 * self.budget / float(lengths.mean())), self.budget // int(lengths.min()))
+        # (n,) int64, tokens of each sample, with [CLS] and [SEP].
+        self.lengths = lengths = self.pieces.lengths + 2
+        # (n,) int64, masked tokens of each sample.
+        self.label_counts = masked_count(self.pieces.lengths, self.share)
+        fitting = min(
+            math.ceil(2 * self.budget / float(lengths.mean())), self.budget // int(lengths.min())
+        )
         self.max_sequences = max(1, fitting)  # N
-        # M: the budget's share, and what rounding up to one label adds for each sample (of 3 tokens or more).
+        # M: the budget's share, and what rounding up to one label adds for each sample
+        # (of 3 tokens or more).
         rounding = self.max_sequences * max(0.0, 1 - 3 * self.share, 0.5 - 2 * self.share)
         self.max_labels = math.floor(self.share * self.budget + rounding) + 1
 
@@ -70,12 +77,16 @@ class MaskedSamples(Dataset[MaskedBatch]):
     def row(self, numbers: Sequence[int]) -> Row:
         """Return the Row of a step whose only micro-batch holds the samples `numbers`."""
         places = np.asarray(numbers, dtype=np.int64) % len(self)
-        return Row(tuple(int(number) for number in numbers), max(1.0, float(self.label_counts[places].sum())))
+        return Row(
+            tuple(int(number) for number in numbers),
+            max(1.0, float(self.label_counts[places].sum())),
+        )
 
     def micro_batches(
         self, rows: Sequence[tuple[int, ...]], *, rank: int, world_size: int, batch_size: int = 1
     ) -> list[Row]:
-        """List this device's micro-batches of a step. Micro-batch a is row a * world_size + rank of `rows`."""
+        """List this device's micro-batches of a step. Micro-batch a is row a *
+        world_size + rank of `rows`."""
         every = self.row([number for row in rows for number in row])
         return [Row(row, every.label_count / len(rows)) for row in rows[rank::world_size]]
 
@@ -93,7 +104,8 @@ class MaskedSamples(Dataset[MaskedBatch]):
         width = -(-int(lengths.max(initial=1)) // ROUNDED_TO) * ROUNDED_TO
         shape = (self.budget,) if packed else (len(lengths), width)
         index, begins = np.arange(len(of)), lengths.cumsum() - lengths
-        slots = index if packed else index - begins[of] + of * width  # where each token lies in the batch
+        # Where each token lies in the batch.
+        slots = index if packed else index - begins[of] + of * width
 
         def laid_out(values: np.ndarray, filler: int) -> torch.Tensor:
             out = np.full(math.prod(shape), filler, dtype=np.int64)

@@ -1,6 +1,8 @@
-"""Choose and mask the tokens that a masked language model predicts: 15% of each sample (Devlin et al. 2019).
+"""Choose and mask the tokens that a masked language model predicts: 15% of each
+sample (Devlin et al. 2019).
 
-T tokens of several samples end to end, M masked positions, N maximum sequences of a row, B padded rows of S tokens.
+T tokens of several samples end to end, M masked positions, N maximum sequences of a row, B
+padded rows of S tokens.
 """
 
 from __future__ import annotations
@@ -14,19 +16,23 @@ from flashtrain.data.keyed_random import hashed, uniform
 from flashtrain.data.wordpiece import SpecialTokens
 
 NUMBERS = ("sequences", "real_tokens", "pairs", "scored")  # of a batch: plain numbers
-MASK_SHARE, RANDOM_SHARE = 0.8, 0.1  # of the chosen tokens: become [MASK], become a random token; the rest stays
+# Of the chosen tokens: become [MASK], become a random token; the rest stays.
+MASK_SHARE, RANDOM_SHARE = 0.8, 0.1
 
 
 class MaskedBatch(TypedDict, total=False):
-    """A batch of samples with some tokens masked, packed or padded: arguments of models.Bert.loss, and counts.
+    """A batch of samples with some tokens masked, packed or padded: arguments of
+    models.Bert.loss, and counts.
 
     Packed batches all have the same shapes.
     """
 
     tokens: Tensor  # packed (T,) or padded (B, S) int64, filled up with [PAD], which is not scored
-    cu_seqlens: Tensor  # (N + 1,) int32, of packed samples: 0, then the end of each, the last one repeated
+    # (N + 1,) int32, of packed samples: 0, then the end of each, the last one repeated.
+    cu_seqlens: Tensor
     lengths: Tensor  # (B,) int64, of padded samples
-    masked: Tensor  # (M,) int64, indices of the masked tokens among all tokens; packed batches fill up with 0
+    # (M,) int64, indices of the masked tokens among all tokens; packed batches fill up with 0.
+    masked: Tensor
     labels: Tensor  # (M,) int64, the tokens that were masked; packed batches fill up with -100
     label_count: Tensor  # float32 scalar, the step's labels over its micro-batches on all devices
     sequences: int  # samples
@@ -54,10 +60,11 @@ class Masked(NamedTuple):
 
 
 def masked_count(ordinary: np.ndarray | int, share: float) -> np.ndarray:
-    """Count the tokens to mask in each sample: a share of them, rounded, and at least one if the sample has any.
+    """Count the tokens to mask in each sample: a share of them, rounded, and at least one
+    if the sample has any.
 
-    The count follows from the length alone, as in the published preprocessing, so that every device knows how many
-    labels a step has without communication.
+    The count follows from the length alone, as in the published preprocessing, so that every device
+    knows how many labels a step has without communication.
 
     Args:
         ordinary: (n,) integers, tokens of each sample that may be chosen.
@@ -78,19 +85,24 @@ def mask_tokens(
     keys: tuple[np.ndarray | int, ...],
     share: float = 0.15,
 ) -> Masked:
-    """Choose and replace tokens: of the chosen 80% become [MASK], 10% a random token, 10% stay (Devlin et al. 2019).
+    """Choose and replace tokens: of the chosen 80% become [MASK], 10% a random token, 10%
+    stay (Devlin et al. 2019).
 
     Args:
         tokens: (T,) integers.
         samples: (T,) integers, the number of each token's sample, not decreasing.
         special: The special tokens. [CLS], [SEP] and [PAD] are never chosen.
-        keys: Random keys, integers or (T,) arrays, such as a seed, each token's epoch and its sample's number. The
-            choice follows from them and a token's place in its sample.
+        keys: Random keys, integers or (T,) arrays, such as a seed, each token's epoch and its
+            sample's number. The choice follows from them and a token's place in its sample.
         share: Share (0 to 1) of a sample's tokens to choose.
     """
     tokens = tokens.astype(np.int64)
     index = np.arange(len(tokens))
-    first = np.concatenate(([True], samples[1:] != samples[:-1])) if len(tokens) else np.empty(0, dtype=bool)
+    first = (
+        np.concatenate(([True], samples[1:] != samples[:-1]))
+        if len(tokens)
+        else np.empty(0, dtype=bool)
+    )
     place = index - np.maximum.accumulate(np.where(first, index, 0)) if len(tokens) else index
     draws = hashed(*keys, place)
     ordinary = np.flatnonzero((tokens >= special.ordinary_begin) & (tokens < special.ordinary_end))
@@ -103,6 +115,8 @@ def mask_tokens(
     kind, draw = uniform(draws[positions], 1), hashed(draws[positions], 2)
     texts = special.ordinary_end - special.ordinary_begin
     other = special.ordinary_begin + (draw % np.uint64(texts)).astype(np.int64)
-    replaced = np.where(kind < MASK_SHARE, special.mask, np.where(kind < MASK_SHARE + RANDOM_SHARE, other, labels))
+    replaced = np.where(
+        kind < MASK_SHARE, special.mask, np.where(kind < MASK_SHARE + RANDOM_SHARE, other, labels)
+    )
     tokens[positions] = replaced
     return Masked(tokens, positions, labels)

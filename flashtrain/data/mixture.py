@@ -1,4 +1,5 @@
-"""Mix several corpora by weight: a corpus has its own token file and held-out part, and steps draw from all corpora."""
+"""Mix several corpora by weight: a corpus has its own token file and held-out part, and steps
+draw from all corpora."""
 
 from __future__ import annotations
 
@@ -19,23 +20,31 @@ from flashtrain.data.loader import StepSampler, epoch_order
 from flashtrain.data.packing import Batch, PackedSamples, Spans, Split
 from flashtrain.data.sources import TextSource, TokenSource
 from flashtrain.data.token_cache import OpenTokens, cache_root, open_split
-from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, first_bytes, load_tokenizer, make_tokenizer
+from flashtrain.data.tokenizers import (
+    Tokenizer,
+    TokenizerSpec,
+    first_bytes,
+    load_tokenizer,
+    make_tokenizer,
+)
 from flashtrain.errors import UserError
 from flashtrain.files.caches import only_writer
 
-# Of so many successive samples of a run, every part has exactly its share, in a random order. Why not
-# interleave_datasets of datasets 5.2: it mixes documents, and equal weights of texts of 1,000 and 100 characters gave
-# 91% and 9% of the text.
+# Of so many successive samples of a run, every part has exactly its share, in a random order. Why
+# not interleave_datasets of datasets 5.2: it mixes documents, and equal weights of texts of 1,000
+# and 100 characters gave 91% and 9% of the text.
 BLOCK = 10_000
 
 
 class MixtureSource:
     """A TokenSource that mixes named sources by weight, all encoded by one tokenizer.
 
-    A "bpe" tokenizer is trained on the beginnings of all sources, of each in proportion to its weight.
+    A "bpe" tokenizer is trained on the beginnings of all sources, of each in
+    proportion to its weight.
 
     Args:
-        parts: name -> (source, weight). A source's share of the samples is its weight over the sum of all weights.
+        parts: name -> (source, weight). A source's share of the samples is its weight over
+            the sum of all weights.
     """
 
     def __init__(self, parts: Mapping[str, tuple[TextSource | TokenSource, float]]) -> None:
@@ -52,20 +61,24 @@ class MixtureSource:
     def open_tokens(
         self, tokenizer: TokenizerSpec | Tokenizer, cache_dir: str | os.PathLike[str] | None
     ) -> OpenMixture:
-        """Open the tokens of every part, which are made if they are missing. Raises UserError as open_or_build does."""
+        """Open the tokens of every part, which are made if they are missing. Raises UserError
+        as open_or_build does."""
         if isinstance(tokenizer, TokenizerSpec) and tokenizer.kind == "bpe":
             tokenizer = self._trained(tokenizer, cache_dir)
         caches = [open_split(source, tokenizer, cache_dir) for source in self.sources.values()]
-        return OpenMixture(list(self.sources), caches, block_counts(self.shares), cache_root(cache_dir))
+        return OpenMixture(
+            list(self.sources), caches, block_counts(self.shares), cache_root(cache_dir)
+        )
 
     def _trained(self, spec: TokenizerSpec, cache_dir: str | os.PathLike[str] | None) -> Tokenizer:
-        """A BPE trained on the beginnings of all parts, of each in proportion to its share; the cache saves it."""
+        """A BPE trained on the beginnings of all parts, of each in proportion to its
+        share; the cache saves it."""
         texts = []
         for (name, source), share in zip(self.sources.items(), self.shares, strict=True):
             if isinstance(source, TokenSource):
                 raise UserError(
-                    f"data.mixture.{name} is tokens already, and data.tokenizer=bpe is trained on text. Set "
-                    "data.tokenizer to the tokenizer that made these tokens."
+                    f"data.mixture.{name} is tokens already, and data.tokenizer=bpe is trained on "
+                    "text. Set data.tokenizer to the tokenizer that made these tokens."
                 )
             texts.append((source, max(1, int(share * spec.sample_bytes))))
         key = (spec.key(), repr([(source.fingerprint(), size) for source, size in texts]))
@@ -115,7 +128,8 @@ class OpenMixture:
         return all(cache.has_documents for cache in self.caches)
 
     def split(self, *, fraction: float, context: int) -> Split:
-        """Hold out documents of each corpus (part) separately. Raises UserError, naming a corpus that is too short."""
+        """Hold out documents of each corpus (part) separately. Raises UserError, naming a
+        corpus that is too short."""
         splits = []
         for name, cache in zip(self.names, self.caches, strict=True):
             try:
@@ -127,7 +141,9 @@ class OpenMixture:
         none = all(spans is None for spans in held_out.parts)
         return Split(training, None if none else held_out)  # type: ignore[arg-type]
 
-    def samples(self, spans: MixedSpans, context: int, document_mask: bool, *, in_proportion: bool) -> MixedSamples:
+    def samples(
+        self, spans: MixedSpans, context: int, document_mask: bool, *, in_proportion: bool
+    ) -> MixedSamples:
         """Return the packed samples of all parts. For `in_proportion` see MixedSamples."""
         parts = [
             None if own is None else PackedSamples(cache.tokens, own, context, document_mask)
@@ -143,7 +159,8 @@ class MixedSamples:
     names: Sequence[str]  # of the parts
     parts: Sequence[Any]  # PackedSamples of each part; None for a part without any
     counts: np.ndarray  # (parts,) int64, samples of each part in a block
-    in_proportion: bool  # number the samples so that the first ones, however many, are mixed by weight
+    # Number the samples so that the first ones, however many, are mixed by weight.
+    in_proportion: bool
 
     def __post_init__(self) -> None:
         self.lengths = np.array([0 if part is None else len(part) for part in self.parts])
@@ -153,7 +170,10 @@ class MixedSamples:
         self.tokens = sum(part.tokens for part in present)
         self._order: np.ndarray | None = None
         if self.in_proportion:
-            places = [(np.arange(size) + 0.5) / count for size, count in zip(self.lengths, self.counts, strict=True)]
+            places = [
+                (np.arange(size) + 0.5) / count
+                for size, count in zip(self.lengths, self.counts, strict=True)
+            ]
             self._order = np.concatenate(places).argsort(kind="stable")
 
     def __len__(self) -> int:
@@ -165,7 +185,9 @@ class MixedSamples:
         of_part = np.searchsorted(self.begins, numbers, side="right") - 1
         places = numbers - self.begins[of_part]
         rows = [self.parts[part][[place]] for part, place in zip(of_part, places, strict=True)]
-        return cast(Batch, {name: torch.cat([cast(Any, row)[name] for row in rows]) for name in rows[0]})
+        return cast(
+            Batch, {name: torch.cat([cast(Any, row)[name] for row in rows]) for name in rows[0]}
+        )
 
     def sampler(self, **options: Any) -> MixtureSampler:
         """Make the sampler of a training run, from the arguments of StepSampler."""
@@ -182,7 +204,8 @@ class MixedSamples:
 
 
 class MixtureSampler(StepSampler):
-    """A StepSampler of several corpora (parts). A part is read in a new random order in each of its own epochs.
+    """A StepSampler of several corpora (parts). A part is read in a new random order in
+    each of its own epochs.
 
     Args:
         lengths: (parts,) int64, samples of each part.
@@ -211,11 +234,14 @@ class MixtureSampler(StepSampler):
             part = int(parts[place])
             drawn = block * int(self.counts[part]) + int(earlier[place])
             epoch, index = divmod(drawn, int(self.lengths[part]))
-            found[row] = self._begins[part] + int(self._order(int(self.lengths[part]), self.seed, epoch, part)[index])
+            found[row] = self._begins[part] + int(
+                self._order(int(self.lengths[part]), self.seed, epoch, part)[index]
+            )
         return found
 
     def _drawn(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """(BLOCK,) each: the part of each number of the block, and how many of that part come before it there."""
+        """(BLOCK,) each: the part of each number of the block, and how many of that
+        part come before it there."""
         order = epoch_order(BLOCK, self.seed, block, len(self.counts))
         parts = np.repeat(np.arange(len(self.counts)), self.counts)[order]
         earlier = np.empty(BLOCK, dtype=np.int64)
@@ -225,7 +251,8 @@ class MixtureSampler(StepSampler):
 
 
 def block_counts(shares: np.ndarray) -> np.ndarray:
-    """Divide BLOCK successive samples among parts by their shares, at least one sample each; (parts,) int64."""
+    """Divide BLOCK successive samples among parts by their shares, at least one
+    sample each; (parts,) int64."""
     counts = np.maximum(1, np.floor(shares * BLOCK)).astype(np.int64)
     missing = BLOCK - int(counts.sum())
     if missing < 0:  # many tiny shares were rounded up to one

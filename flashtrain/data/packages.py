@@ -20,8 +20,17 @@ from flashtrain.data.sources import TEST_FOLDERS, StandardLibrarySource
 
 log = logging.getLogger(__name__)
 
-# Copies of other packages: their texts would be read twice, and a copy of a held-out package would be trained on.
-VENDORED_FOLDERS = {"_vendor", "vendor", "_vendored", "vendored", "extern", "externals", "third_party"}
+# Copies of other packages: their texts would be read twice, and a copy of a held-out package
+# would be trained on.
+VENDORED_FOLDERS = {
+    "_vendor",
+    "vendor",
+    "_vendored",
+    "vendored",
+    "extern",
+    "externals",
+    "third_party",
+}
 MAX_BYTES = 140_000_000  # about 35M tokens of a BPE trained on them: recipe=gpt2 reads 33M
 MAX_FILE_BYTES = 200_000  # longer files are mostly tables, and code that was generated
 HELD_OUT_SHARE = 0.015  # of all bytes
@@ -40,11 +49,12 @@ class SourceFile(NamedTuple):
 
 @dataclass
 class PackagesSource:
-    """A TextSource: the Python files of all installed packages and of the standard library, a document each.
+    """A TextSource: the Python files of all installed packages and of the standard
+    library, a document each.
 
-    Their order is that of names. Vendored copies, long files and those that are not UTF-8 are left out, and of
-    identical files all but the first. Of more than MAX_BYTES, files are drawn by a hash of their names. Some small
-    packages, drawn likewise, are held out whole.
+    Their order is that of names. Vendored copies, long files and those that are not UTF-8 are left
+    out, and of identical files all but the first. Of more than MAX_BYTES, files are drawn by a hash
+    of their names. Some small packages, drawn likewise, are held out whole.
     """
 
     include_tests: bool = False  # whether the packages' own tests are part of the text
@@ -55,7 +65,9 @@ class PackagesSource:
 
     def fingerprint(self) -> str:
         found = (f"{file.package} {file.path} {file.size} {file.version}" for file in self._files)
-        return hashlib.sha256("\n".join((self.split, *sorted(self._held_out), *found)).encode()).hexdigest()
+        return hashlib.sha256(
+            "\n".join((self.split, *sorted(self._held_out), *found)).encode()
+        ).hexdigest()
 
     def documents(self) -> Iterator[str]:
         seen = set()
@@ -71,10 +83,13 @@ class PackagesSource:
         return sum(file.size for file in self._files if self._reads(file))
 
     def held_out(self) -> PackagesSource | None:
-        """Return the source of the packages that are held out; None if there are none, or it is this source."""
+        """Return the source of the packages that are held out; None if there are
+        none, or it is this source."""
         if self.split != "train" or not self._held_out:
             return None
-        log.info("held out: the packages whose names begin with %s", ", ".join(sorted(self._held_out)))
+        log.info(
+            "held out: the packages whose names begin with %s", ", ".join(sorted(self._held_out))
+        )
         other = copy(self)  # with what this source has found
         other.split = "validation"
         return other
@@ -86,7 +101,9 @@ class PackagesSource:
     def _files(self) -> list[SourceFile]:
         """The files of both splits, in order."""
         drawn, room = [], MAX_BYTES
-        for file in sorted(self._installed(), key=lambda file: _hash(f"{file.package} {file.path}")):
+        for file in sorted(
+            self._installed(), key=lambda file: _hash(f"{file.package} {file.path}")
+        ):
             if file.size <= min(MAX_FILE_BYTES, room):
                 room -= file.size
                 drawn.append(file)
@@ -116,9 +133,14 @@ class PackagesSource:
             package = re.split("[^a-z]", name)[0]
             for path in one.files or ():
                 if path.suffix == ".py" and not {"..", *skipped} & set(path.parts):
-                    place, version = Path(str(path.locate())), path.hash.value if path.hash else one.version
+                    place, version = (
+                        Path(str(path.locate())),
+                        path.hash.value if path.hash else one.version,
+                    )
                     if place.is_file():
-                        yield SourceFile(package, path.as_posix(), place, place.stat().st_size, version)
+                        yield SourceFile(
+                            package, path.as_posix(), place, place.stat().st_size, version
+                        )
 
 
 def _hash(text: str) -> bytes:

@@ -26,21 +26,25 @@ class Batch(TypedDict):
 
     tokens: Tensor  # int64
     labels: Tensor  # int64, the token that follows each position, -100 if there is none to learn
-    documents: Tensor  # int32, number of the document within its row, from 0, non-decreasing along S
-    positions: Tensor  # int32, 0 to S-1; with a document mask, they restart at each document's first token in the row
+    # int32, number of the document within its row, from 0, non-decreasing along S.
+    documents: Tensor
+    # int32, 0 to S-1; with a document mask, they restart at each document's first token in the row.
+    positions: Tensor
 
 
 class ChatBatch(Batch):
     """A Batch of conversations: labels are -100 except on the tokens to learn."""
 
-    # Factor for the micro-batch's mean loss, with which the mean over a step's micro-batches and devices is the mean
-    # over all labels of the step: a plain mean of means would give more weight to labels of a micro-batch that has few.
+    # Factor for the micro-batch's mean loss, with which the mean over a step's micro-batches and
+    # devices is the mean over all labels of the step: a plain mean of means would give more weight
+    # to labels of a micro-batch that has few.
     weight: float
     label_count: int  # labels in the micro-batch's mean
 
 
 class Spans(NamedTuple):
-    """Documents or parts of them as ranges of the token file. Both arrays are (documents,) int64, in file order."""
+    """Documents or parts of them as ranges of the token file. Both arrays are
+    (documents,) int64, in file order."""
 
     begins: np.ndarray
     ends: np.ndarray
@@ -57,7 +61,8 @@ class Spans(NamedTuple):
 
 
 class Split(NamedTuple):
-    """The documents for training and those held out; `validation` is None if no documents are held out."""
+    """The documents for training and those held out; `validation` is None if no
+    documents are held out."""
 
     training: Spans
     validation: Spans | None
@@ -66,11 +71,12 @@ class Split(NamedTuple):
 def split_documents(offsets: np.ndarray, *, fraction: float, context: int) -> Split:
     """Hold out about `fraction` of the documents, drawn at random; no document is on both sides.
 
-    Both sides get at least one sample (S + 1 tokens) if the corpus is long enough. At least one document is held out,
-    and more if they are short. A document of more than twice the share (which would turn 1% into half of a corpus of
-    few documents) is held out only if there is no other choice, the shortest sufficient one first. If no whole document
-    can be held out, as in a corpus of one document, the last tokens of the longest document are held out; if there are
-    too few, nothing is. In both cases a line is logged. The split follows from the arguments alone.
+    Both sides get at least one sample (S + 1 tokens) if the corpus is long enough. At least one
+    document is held out, and more if they are short. A document of more than twice the share (which
+    would turn 1% into half of a corpus of few documents) is held out only if there is no other
+    choice, the shortest sufficient one first. If no whole document can be held out, as in a corpus
+    of one document, the last tokens of the longest document are held out; if there are too few,
+    nothing is. In both cases a line is logged. The split follows from the arguments alone.
 
     Args:
         offsets: (documents + 1,) int64, as in a token cache.
@@ -85,8 +91,9 @@ def split_documents(offsets: np.ndarray, *, fraction: float, context: int) -> Sp
     total, sample = int(lengths.sum()), context + 1
     if total < sample and fraction != 1:
         raise UserError(
-            f"the corpus has {total:,} tokens, fewer than the {sample:,} of one sample with context={context}. "
-            f"Use {f'a context of at most {total - 1}, or ' if total > 16 else ''}more text."
+            f"the corpus has {total:,} tokens, fewer than the {sample:,} of one sample with "
+            f"context={context}. Use "
+            f"{f'a context of at most {total - 1}, or ' if total > 16 else ''}more text."
         )
     if fraction in (0, 1):
         whole, nothing = Spans(begins, ends), Spans(begins[:0], ends[:0])
@@ -100,15 +107,22 @@ def split_documents(offsets: np.ndarray, *, fraction: float, context: int) -> Sp
     tail = max(sample, round(fraction * total))
     if lengths[longest] > tail and total - tail >= sample:
         log.warning(
-            "no whole document can be held out: the last %s tokens of the longest one are used for validation",
+            (
+                "no whole document can be held out: "
+                "the last %s tokens of the longest one are used for validation"
+            ),
             f"{tail:,}",
         )
         cut = int(ends[longest]) - tail
         training_ends = ends.copy()
         training_ends[longest] = cut
-        return Split(Spans(begins, training_ends), Spans(np.array([cut]), ends[longest : longest + 1]))
+        return Split(
+            Spans(begins, training_ends), Spans(np.array([cut]), ends[longest : longest + 1])
+        )
     log.warning(
-        "the corpus of %s tokens is too small to hold out some for validation with context=%s", f"{total:,}", context
+        "the corpus of %s tokens is too small to hold out some for validation with context=%s",
+        f"{total:,}",
+        context,
     )
     return Split(Spans(begins, ends), None)
 
@@ -139,25 +153,30 @@ def _leaves_enough(total: int, taken: int, fraction: float, sample: int) -> bool
 
 @dataclass(eq=False)
 class PackedSamples(Dataset[Batch]):
-    """A Dataset of packed text: indexed by a sequence of sample numbers, it returns a Batch of as many rows.
+    """A Dataset of packed text: indexed by a sequence of sample numbers, it returns a
+    Batch of as many rows.
 
-    The documents of the split, in order, are one stream of tokens, which is never copied. Sample n reads
-    stream[n*S : n*S + S + 1]: its first S tokens are the input, its last S the labels, so that every token of the
-    stream is a label once an epoch. Raises UserError if the spans hold fewer than S + 1 tokens.
+    The documents of the split, in order, are one stream of tokens, which is never copied. Sample n
+    reads stream[n*S : n*S + S + 1]: its first S tokens are the input, its last S the labels, so
+    that every token of the stream is a label once an epoch. Raises UserError if the spans hold
+    fewer than S + 1 tokens.
     """
 
     file: Any  # the token file, of which slices are read (token_cache.MappedTokens)
     spans: InitVar[Spans]  # the split's documents in it
     context: int  # S
-    # Positions restart at each document, and the label that would be the next document's first token is -100. Without
-    # the mask, rows are plain text with end_of_text in between. Batches have `documents` either way.
+    # Positions restart at each document, and the label that would be the next document's first
+    # token is -100. Without the mask, rows are plain text with end_of_text in between. Batches have
+    # `documents` either way.
     document_mask: bool = False
-    whole: bool = False  # whether the tokens after the last full sample are a sample too, padded without labels
+    # Whether the tokens after the last full sample are a sample too, padded without labels.
+    whole: bool = False
 
     def __post_init__(self, spans: Spans) -> None:
         # Where each document ends in the stream.
         self._ends = spans.lengths.cumsum()
-        # Documents that are neighbors in the file form a run, which is read at once: there are few runs.
+        # Documents that are neighbors in the file form a run, which is read at
+        # once: there are few runs.
         first = np.concatenate([[True], spans.begins[1:] != spans.ends[:-1]])
         last = np.concatenate([first[1:], [True]])
         self._run_begins = spans.begins[first]
@@ -166,13 +185,17 @@ class PackedSamples(Dataset[Batch]):
         self.tokens = int(self._ends[-1]) if len(self._ends) else 0
         if self.tokens < (2 if self.whole else self.context + 1):
             raise UserError(
-                f"{self.tokens:,} tokens are fewer than the {self.context + 1:,} of one sample with "
-                f"context={self.context}. Use a shorter context, or more text."
+                f"{self.tokens:,} tokens are fewer than the {self.context + 1:,} of one sample "
+                f"with context={self.context}. Use a shorter context, or more text."
             )
 
     def __len__(self) -> int:
         """The number of samples in an epoch."""
-        return -(-(self.tokens - 1) // self.context) if self.whole else (self.tokens - 1) // self.context
+        return (
+            -(-(self.tokens - 1) // self.context)
+            if self.whole
+            else (self.tokens - 1) // self.context
+        )
 
     def __getitem__(self, samples: Sequence[int]) -> Batch:
         """Return the Batch of these samples, in this order."""
@@ -211,8 +234,8 @@ def packed_batch(window: np.ndarray, ends: Sequence[np.ndarray], document_mask: 
         document_mask: See PackedSamples.
     """
     size = window.shape[1] - 1
-    # Each document's first token is marked in its row: the running sum of the marks numbers the documents, and the
-    # running maximum of the marked columns is where each document began.
+    # Each document's first token is marked in its row: the running sum of the marks numbers the
+    # documents, and the running maximum of the marked columns is where each document began.
     begun = np.zeros((len(window), size), dtype=np.int32)
     for row, crossed in enumerate(ends):
         begun[row, crossed[crossed < size]] = 1

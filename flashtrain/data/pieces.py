@@ -20,7 +20,8 @@ CLOSING = "\"'\u201d\u2019\u00bb)]"  # quotes and brackets that may follow the e
 
 
 class TokenBreaks(NamedTuple):
-    """Properties of tokens that decide where a text may be cut; each field is an array indexed by token id."""
+    """Properties of tokens that decide where a text may be cut; each field is an
+    array indexed by token id."""
 
     blank: np.ndarray  # the token is white space only
     before: np.ndarray  # line feeds in the white space at its beginning
@@ -40,7 +41,9 @@ class TokenBreaks(NamedTuple):
             before=np.where(blank, 0, before),
             after=after,
             spaced=np.array([text[:1].isspace() for text in texts]),
-            ends=np.array([text.rstrip().rstrip(CLOSING).endswith(SENTENCE_ENDS) for text in texts]),
+            ends=np.array(
+                [text.rstrip().rstrip(CLOSING).endswith(SENTENCE_ENDS) for text in texts]
+            ),
         )
 
 
@@ -54,7 +57,8 @@ def split_pieces(
     shortest: int = 1,
     end_of_text: int,
 ) -> Spans:
-    """Cut documents into pieces. Every token except the end-of-text tokens lies in exactly one piece.
+    """Cut documents into pieces. Every token except the end-of-text tokens
+    lies in exactly one piece.
 
     White space stays with the text before it.
 
@@ -62,11 +66,12 @@ def split_pieces(
         tokens: (T,) integers, the token file.
         spans: The documents in it.
         breaks: Properties of the tokens of the vocabulary.
-        unit: "document"; "paragraph": cut at empty lines (two line feeds with only white space between them);
-            "sentence": cut there and where white space follows . ! or ? and closing quotes.
+        unit: "document"; "paragraph": cut at empty lines (two line feeds with only white
+            space between them); "sentence": cut there and where white space follows . !
+            or ? and closing quotes.
         longest: Tokens of the longest piece; a longer unit is cut.
-        shortest: A piece with fewer tokens, such as a heading, is joined to the next of its document (the last piece to
-            the one before), unless together they are too long.
+        shortest: A piece with fewer tokens, such as a heading, is joined to the next of its
+            document (the last piece to the one before), unless together they are too long.
         end_of_text: Id of the token that ends documents.
 
     Returns:
@@ -91,23 +96,36 @@ def _groups(spans: Spans) -> Iterator[tuple[int, int]]:
     first = 0
     for document in range(1, len(spans.begins) + 1):
         apart = document < len(spans.begins) and spans.begins[document] != spans.ends[document - 1]
-        if document == len(spans.begins) or apart or spans.ends[document] - spans.begins[first] > TOKENS_CHUNK:
+        if (
+            document == len(spans.begins)
+            or apart
+            or spans.ends[document] - spans.begins[first] > TOKENS_CHUNK
+        ):
             yield first, document
             first = document
 
 
 def _starts(tokens: np.ndarray, breaks: TokenBreaks, unit: str) -> np.ndarray:
-    """Sorted indices of the tokens (T,) that begin a paragraph or sentence; none of them is blank."""
+    """Sorted indices of the tokens (T,) that begin a paragraph or sentence;
+    none of them is blank."""
     solid = np.flatnonzero(~breaks.blank[tokens])
     if unit == "document":
         return solid[:0]
     before, after = solid[:-1], solid[1:]
-    # Line feeds between two solid tokens: those of blank tokens in between, and those at the ends of the two.
+    # Line feeds between two solid tokens: those of blank tokens in between, and those at
+    # the ends of the two.
     alone = np.concatenate(([0], np.where(breaks.blank[tokens], breaks.after[tokens], 0).cumsum()))
-    feeds = alone[after] - alone[before + 1] + breaks.after[tokens[before]] + breaks.before[tokens[after]]
+    feeds = (
+        alone[after]
+        - alone[before + 1]
+        + breaks.after[tokens[before]]
+        + breaks.before[tokens[after]]
+    )
     starting = feeds >= 2
     if unit == "sentence":
-        starting |= breaks.ends[tokens[before]] & (breaks.spaced[tokens[after]] | (after > before + 1))
+        starting |= breaks.ends[tokens[before]] & (
+            breaks.spaced[tokens[after]] | (after > before + 1)
+        )
     return after[starting]
 
 
@@ -126,7 +144,8 @@ def _joined(bounds: list[int], shortest: int, longest: int) -> list[tuple[int, i
 
 
 def _cut(ranges: list[tuple[int, int]], longest: int, shortest: int) -> Iterator[tuple[int, int]]:
-    """Ranges of at most `longest`; if the last part of a long one would be short, the last two are made equal."""
+    """Ranges of at most `longest`; if the last part of a long one would be short, the
+    last two are made equal."""
     for begin, end in ranges:
         while end - begin > longest:
             size = longest

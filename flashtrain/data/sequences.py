@@ -1,7 +1,8 @@
-"""Data of sequence classification: the interface of sources of labelled sequences, and their LightningDataModule.
+"""Data of sequence classification: the interface of sources of labelled sequences, and
+their LightningDataModule.
 
-W sequences of a sample (1, or 2 for pairs), B samples of a batch (the micro-batch on this device), S tokens of the
-longest sequence in it.
+W sequences of a sample (1, or 2 for pairs), B samples of a batch (the micro-batch on this device),
+S tokens of the longest sequence in it.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from flashtrain.data.loader import ResumableLoader, Samples
 class SequenceBatch(TypedDict, total=False):
     """A batch of labelled sequences."""
 
-    tokens: Tensor  # (B, S), or (B, 2, S) of pairs, uint8 gray levels or token numbers, 0 for padding
+    # (B, S), or (B, 2, S) of pairs, uint8 gray levels or token numbers, 0 for padding.
+    tokens: Tensor
     labels: Tensor  # (B,) int64
     lengths: Tensor  # (B,) or (B, 2) int64, tokens before the padding; absent if all have length S
 
 
 @dataclass(frozen=True)
 class SequenceShape:
-    """The properties of a task's samples that a model needs: classes, length, vocabulary, image side, sequences."""
+    """The properties of a task's samples that a model needs: classes, length, vocabulary,
+    image side, sequences."""
 
     classes: int
     length: int  # tokens of the longest sequence
@@ -38,8 +41,8 @@ class SequenceShape:
 class SequenceSource(Protocol):
     """Interface of the data of a sequence-classification task.
 
-    If its samples are not tokens yet, a source also has `finish`, a method that turns a loader's batch into a
-    SequenceBatch on the device.
+    If its samples are not tokens yet, a source also has `finish`, a method that turns a loader's
+    batch into a SequenceBatch on the device.
     """
 
     @property
@@ -60,7 +63,8 @@ class SequenceDataModule(ResumableDataModule):
     Args:
         source: The task's data.
         batch_size: B, samples of a micro-batch on each device.
-        validation_samples: Number of samples, the first of the validation split, that all devices read (None: all).
+        validation_samples: Number of samples, the first of the validation split, that all
+            devices read (None: all).
         evaluation_batch: Samples of a micro-batch in validation and test (None: batch_size).
         **run: total_steps, accumulate, seed and num_workers: see ResumableDataModule.
 
@@ -88,7 +92,8 @@ class SequenceDataModule(ResumableDataModule):
 
     @property
     def held_out_samples(self) -> int:
-        """The number of samples that each validation reads, over all devices. Needs prepare_data()."""
+        """The number of samples that each validation reads, over all devices.
+        Needs prepare_data()."""
         count, limit = len(self.source.split("validation")), self.validation_samples
         return count if limit is None else min(limit, count)
 
@@ -98,13 +103,16 @@ class SequenceDataModule(ResumableDataModule):
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Return this device's part of the validation samples."""
-        return self._once(self.source.split("validation"), self.validation_samples, self.evaluation_batch)
+        return self._once(
+            self.source.split("validation"), self.validation_samples, self.evaluation_batch
+        )
 
     def test_dataloader(self) -> DataLoader[Any]:
         """Return this device's part of the test samples."""
         return self._once(self.source.split("test"), None, self.evaluation_batch)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> SequenceBatch:
-        """Apply the source's `finish` to the batch on the device (for example, draw images), if it has that method."""
+        """Apply the source's `finish` to the batch on the device (for example, draw images),
+        if it has that method."""
         finish = getattr(self.source, "finish", None)
         return batch if finish is None else finish(batch)

@@ -1,4 +1,5 @@
-"""Interfaces of text and token sources, and the source that every machine has: the Python standard library's code."""
+"""Interfaces of text and token sources, and the source that every machine has: the Python
+standard library's code."""
 
 from __future__ import annotations
 
@@ -28,10 +29,12 @@ class TextSource(Protocol):
         """Return a short description, on one line."""
 
     def fingerprint(self) -> str:
-        """Return a text that changes whenever the documents change. Must be cheap: every start of a run calls this."""
+        """Return a text that changes whenever the documents change. Must be cheap: every
+        start of a run calls this."""
 
     def documents(self) -> Iterator[str]:
-        """Yield the documents, always in the same order. Empty documents are left out of the corpus."""
+        """Yield the documents, always in the same order. Empty documents are
+        left out of the corpus."""
 
     def approximate_bytes(self) -> int | None:
         """Estimate the bytes of UTF-8 text, for progress lines and plans; None if unknown."""
@@ -39,7 +42,8 @@ class TextSource(Protocol):
 
 @runtime_checkable
 class TokenSource(Protocol):
-    """A source of ready-made tokens: any class with these two methods. Nothing is tokenized or copied to the cache."""
+    """A source of ready-made tokens: any class with these two methods. Nothing is tokenized
+    or copied to the cache."""
 
     def describe(self) -> str:
         """Return a short description, on one line."""
@@ -58,11 +62,12 @@ class TokenSource(Protocol):
 
 @dataclass
 class StandardLibrarySource:
-    """A TextSource: the source code of this machine's Python standard library, one document per .py file.
+    """A TextSource: the source code of this machine's Python standard library, one
+    document per .py file.
 
-    It is real text with nothing to download: about 30 MB with its tests, 13 MB without. Installed packages are left
-    out, and so are files that are not UTF-8 (a few of the tests are broken on purpose). Raises UserError if the
-    library's source files are not installed.
+    It is real text with nothing to download: about 30 MB with its tests, 13 MB without. Installed
+    packages are left out, and so are files that are not UTF-8 (a few of the tests are broken on
+    purpose). Raises UserError if the library's source files are not installed.
     """
 
     include_tests: bool = True  # whether the library's own tests are part of the text
@@ -77,7 +82,9 @@ class StandardLibrarySource:
     def fingerprint(self) -> str:
         digest = hashlib.sha256(f"stdlib {platform.python_version()}".encode())
         for path in self.files():
-            digest.update(f"\n{path.relative_to(self.folder).as_posix()} {path.stat().st_size}".encode())
+            digest.update(
+                f"\n{path.relative_to(self.folder).as_posix()} {path.stat().st_size}".encode()
+            )
         return digest.hexdigest()
 
     def documents(self) -> Iterator[str]:
@@ -92,15 +99,17 @@ class StandardLibrarySource:
 
     def files(self) -> list[Path]:
         """List the source files in the order of their paths."""
-        skipped = NOT_STANDARD_LIBRARY if self.include_tests else NOT_STANDARD_LIBRARY | TEST_FOLDERS
+        skipped = (
+            NOT_STANDARD_LIBRARY if self.include_tests else NOT_STANDARD_LIBRARY | TEST_FOLDERS
+        )
         found = []
         for folder, subfolders, names in os.walk(self.folder):
             subfolders[:] = [name for name in subfolders if name not in skipped]
             found += [Path(folder, name) for name in names if name.endswith(".py")]
         if not found:
             raise UserError(
-                f"no source files of the Python standard library in {self.folder} (some distributions omit them). "
-                "Use your own text files (data=files data.path=...)."
+                f"no source files of the Python standard library in {self.folder} (some "
+                "distributions omit them). Use your own text files (data=files data.path=...)."
             )
         return sorted(found)
 
@@ -116,14 +125,20 @@ def text_in(row: Mapping[str, Any], column: str, where: str) -> str | None:
         UserError: There is no such column, or it holds no text.
     """
     if column not in row:
-        raise UserError(f"{where}: no column '{column}', expected one of {', '.join(row)} (data.text_column).")
+        raise UserError(
+            f"{where}: no column '{column}', expected one of {', '.join(row)} (data.text_column)."
+        )
     text = row[column]
     if text is not None and not isinstance(text, str):
-        raise UserError(f"{where}: column '{column}' holds a {type(text).__name__}, not text (data.text_column).")
+        raise UserError(
+            f"{where}: "
+            f"column '{column}' holds a {type(text).__name__}, not text (data.text_column)."
+        )
     return text
 
 
 def held_out(source: Any) -> Any:
-    """Return a source that reads the files of `source` named for validation; None if it has no such files."""
+    """Return a source that reads the files of `source` named for validation; None
+    if it has no such files."""
     own = getattr(source, "held_out", None)
     return own() if callable(own) else None

@@ -1,4 +1,5 @@
-"""Find a file's split by its name: train.jsonl, validation-00000-of-00002.parquet, books_test.txt.gz."""
+"""Find a file's split by its name: train.jsonl,
+validation-00000-of-00002.parquet, books_test.txt.gz."""
 
 from __future__ import annotations
 
@@ -14,7 +15,11 @@ from flashtrain.errors import UserError
 log = logging.getLogger(__name__)
 
 # Split -> its names in files and datasets.
-NAMES = {"train": ("train",), "validation": ("validation", "valid", "val", "dev", "eval"), "test": ("test",)}
+NAMES = {
+    "train": ("train",),
+    "validation": ("validation", "valid", "val", "dev", "eval"),
+    "test": ("test",),
+}
 _ANY = rf"({'|'.join(name for names in NAMES.values() for name in names)})(?:ing|set)?"
 # Of other files, such as a program's eval.py, only the whole name of a folder states a split.
 _DATA = {".txt", ".md", ".jsonl", ".parquet", ".json", ".csv", ".tsv", ".npy", ".bin"}
@@ -25,7 +30,8 @@ File = TypeVar("File")
 
 
 def split_named(path: PurePath) -> str | None:
-    """Return the split that a word in a file's or its folders' names states: train, validation, test or None."""
+    """Return the split that a word in a file's or its folders' names states: train,
+    validation, test or None."""
     parts = [part.lower() for part in reversed(path.parts)]
     if _DATA & {suffix.lower() for suffix in path.suffixes}:
         parts = [found[1] for found in map(_WORD.search, parts) if found]
@@ -35,16 +41,21 @@ def split_named(path: PurePath) -> str | None:
 def by_split(files: Mapping[PurePath, File], *, any_word: bool = False) -> dict[str, list[File]]:
     """Group a folder's files by the split that their names state, each group in the given order.
 
-    Files without a split's name are for training, and so are all files if none would be left for training.
+    Files without a split's name are for training, and so are all files if none
+    would be left for training.
 
     Args:
         files: The files by their paths within the folder.
-        any_word: It matters if no file is named train. True: any word of a path states the split. False: a file's name
-            must be the split's and at most a number (test-1.txt); how-to-test.md is then an ordinary text.
+        any_word: It matters if no file is named train. True: any word of a path states the split.
+            False: a file's name must be the split's and at most a number (test-1.txt);
+            how-to-test.md is then an ordinary text.
     """
     names = {path: split_named(path) for path in files}
     if not any_word and "train" not in names.values():
-        names = {path: name if _WHOLE.fullmatch(path.name.lower()) else None for path, name in names.items()}
+        names = {
+            path: name if _WHOLE.fullmatch(path.name.lower()) else None
+            for path, name in names.items()
+        }
     found: dict[str, list[File]] = {}
     for path, file in files.items():
         found.setdefault(names[path] or "train", []).append(file)
@@ -52,7 +63,8 @@ def by_split(files: Mapping[PurePath, File], *, any_word: bool = False) -> dict[
 
 
 class SplitFiles:
-    """Base class of sources that read the files of one split: those for training, or those held out."""
+    """Base class of sources that read the files of one split: those for
+    training, or those held out."""
 
     split = "train"
     path: Path
@@ -66,14 +78,22 @@ class SplitFiles:
         raise NotImplementedError
 
     def by_split(self) -> dict[str, list[Any]]:
-        """Group all files by split, as Paths, or RemoteFiles of an address. Raises UserError if there are no files."""
+        """Group all files by split, as Paths, or RemoteFiles of an address. Raises UserError
+        if there are no files."""
         from flashtrain.files.found_files import find_files  # a plan needs none of it
 
         place = self.address or self.path
         found = self.chosen(find_files(place))
         if not found:
-            json = ". A .json list: jq -c '.[]' NAME.json > NAME.jsonl" if str(place).endswith(".json") else ""
-            raise UserError(f"no readable file at data.path={place}: expected {self.expected}{self.left_out}{json}.")
+            json = (
+                ". A .json list: jq -c '.[]' NAME.json > NAME.jsonl"
+                if str(place).endswith(".json")
+                else ""
+            )
+            raise UserError(
+                f"no readable file at data.path={place}: "
+                f"expected {self.expected}{self.left_out}{json}."
+            )
         return by_split(found, any_word=self.any_word)
 
     def files(self) -> list[Any]:
@@ -85,7 +105,9 @@ class SplitFiles:
         found = self.by_split()
         for split, what in (("validation", "held out"), ("test", "left out")):
             if split in found:
-                log.info("%s: %s", what, ", ".join(PurePath(str(file)).name for file in found[split]))
+                log.info(
+                    "%s: %s", what, ", ".join(PurePath(str(file)).name for file in found[split])
+                )
         if self.split != "train" or "validation" not in found:
             return None
         other = copy(self)

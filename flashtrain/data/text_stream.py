@@ -41,20 +41,23 @@ class Place(NamedTuple):
 
     epoch: int = 0
     group: int = 0  # its group of documents in the epoch
-    state: dict[str, Any] | None = None  # of `datasets` before that group; None: the epoch's beginning
+    # Of `datasets` before that group; None: the epoch's beginning.
+    state: dict[str, Any] | None = None
     documents: int = 0  # before it in the group
     tokens: int = 0  # before it in the document
 
 
 def shards_of(source: TextSource) -> list[Shard]:
-    """Return functions that yield the documents of parts of a source: `source.shards()` if it exists, else one."""
+    """Return functions that yield the documents of parts of a source: `source.shards()`
+    if it exists, else one."""
     shards = getattr(source, "shards", None)
     return shards() if shards is not None else [source.documents]
 
 
 @dataclass
 class TextStream:
-    """An endless stream of documents for one device, in a random order that follows from the seed."""
+    """An endless stream of documents for one device, in a random order that
+    follows from the seed."""
 
     shards: list[Shard]  # of the source
     tokenizer: Tokenizer
@@ -64,9 +67,11 @@ class TextStream:
     held_out: Collection[str] = ()  # texts that are left out
 
     def documents(self, place: Place) -> Iterator[tuple[np.ndarray, Place]]:
-        """Yield the tokens of each document and the place of its first token, from the document at `place` on.
+        """Yield the tokens of each document and the place of its first token, from the
+        document at `place` on.
 
-        Raises UserError if an epoch has no document for this device, or `datasets` is not installed.
+        Raises UserError if an epoch has no document for this device, or
+        `datasets` is not installed.
         """
         while True:
             found = place.state is not None
@@ -77,11 +82,15 @@ class TextStream:
                 ids = self.tokenizer.encode_batch(texts)
                 for number in range(start.documents, len(texts)):
                     found = True
-                    yield as_document(self.tokenizer, ids[order[number]]), start._replace(documents=number, tokens=0)
+                    yield (
+                        as_document(self.tokenizer, ids[order[number]]),
+                        start._replace(documents=number, tokens=0),
+                    )
             if not found:
                 raise UserError(
-                    f"no document for device {self.rank + 1} of {self.world_size}: data.streaming=true shards the text "
-                    "by whole documents, after some are held out. Set data.streaming=false, or use more text."
+                    f"no document for device {self.rank + 1} of {self.world_size}: "
+                    "data.streaming=true shards the text by whole documents, after some are held "
+                    "out. Set data.streaming=false, or use more text."
                 )
             place = Place(place.epoch + 1)
 
@@ -99,9 +108,10 @@ class TextStream:
             yield texts, place
 
     def _epoch(self, epoch: int) -> IterableDataset:
-        """This device's documents of an epoch: those of its shards, or every world_size-th if there are too few."""
-        # The order of shards, and of documents in a group, is ours: the shuffle buffer of datasets 5.2 loses its
-        # documents when a run resumes.
+        """This device's documents of an epoch: those of its shards, or every
+        world_size-th if there are too few."""
+        # The order of shards, and of documents in a group, is ours: the shuffle buffer of datasets
+        # 5.2 loses its documents when a run resumes.
         library = datasets_library()
         from datasets.distributed import split_dataset_by_node
 
@@ -109,7 +119,9 @@ class TextStream:
         own = self.shards if few else self.shards[self.rank :: self.world_size]
         order = epoch_order(len(own), self.seed, epoch, 0 if few else self.rank)
         shards = {"shards": [own[number] for number in order]}
-        stream = library.IterableDataset(library.iterable_dataset.ExamplesIterable(self._texts, shards))
+        stream = library.IterableDataset(
+            library.iterable_dataset.ExamplesIterable(self._texts, shards)
+        )
         return split_dataset_by_node(stream, self.rank, self.world_size) if few else stream
 
     def _texts(self, shards: list[Shard]) -> Iterator[tuple[int, dict[str, str]]]:
@@ -122,7 +134,8 @@ class TextStream:
 def packed_batches(
     stream: TextStream, place: Place, context: int, batch_size: int, document_mask: bool
 ) -> Iterator[tuple[Batch, Place]]:
-    """Yield micro-batches of the stream from a place on, each with the place where the next micro-batch begins."""
+    """Yield micro-batches of the stream from a place on, each with the place where the
+    next micro-batch begins."""
     size, needed = context, batch_size * context + 1
     documents = stream.documents(place)
     first, begin = next(documents)
@@ -148,7 +161,8 @@ def packed_batches(
 
 @dataclass(eq=False)
 class StreamLoader:
-    """Loads a run's micro-batches for this device from a TextStream, from the run's current step on.
+    """Loads a run's micro-batches for this device from a TextStream, from the
+    run's current step on.
 
     A thread of this process reads, tokenizes and packs ahead.
     """
@@ -197,13 +211,19 @@ class StreamLoader:
             thread.shutdown(cancel_futures=True)
 
     def _batches(self, place: Place) -> Iterator[tuple[Batch, Place]]:
-        for batch, after in packed_batches(self.stream, place, self.context, self.batch_size, self.document_mask):
+        for batch, after in packed_batches(
+            self.stream, place, self.context, self.batch_size, self.document_mask
+        ):
             if self.pin_memory:
-                batch = cast(Batch, {name: cast(torch.Tensor, one).pin_memory() for name, one in batch.items()})
+                batch = cast(
+                    Batch,
+                    {name: cast(torch.Tensor, one).pin_memory() for name, one in batch.items()},
+                )
             yield batch, after
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the places of all devices in the text, as plain values. A collective: all devices must call this."""
+        """Return the places of all devices in the text, as plain values. A collective: all
+        devices must call this."""
         step = self.step
         own = (self.stream.rank, list(self._places[step * self.accumulate]))
         gathered: list[Any] = [own]
@@ -211,20 +231,28 @@ class StreamLoader:
             gathered = [None] * torch.distributed.get_world_size()
             torch.distributed.all_gather_object(gathered, own)
         places = [place for _, place in sorted(dict(gathered).items())]
-        return {"step": step, "accumulate": self.accumulate, "seed": self.stream.seed, "streams": places}
+        return {
+            "step": step,
+            "accumulate": self.accumulate,
+            "seed": self.stream.seed,
+            "streams": places,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue with exactly the next token, also with micro-batches of another size.
 
-        Raises UserError if the run has another number of devices, or the state is that of another kind of data.
+        Raises UserError if the run has another number of devices, or the state is that
+        of another kind of data.
         """
         if "streams" not in state_dict:
-            raise UserError("the checkpoint was saved without streaming. Resume with data.streaming=false.")
+            raise UserError(
+                "the checkpoint was saved without streaming. Resume with data.streaming=false."
+            )
         places, stream = state_dict["streams"], self.stream
         if len(places) != stream.world_size:
             raise UserError(
-                f"the run streamed its text to {len(places)} devices, each with its own place in it. Resume on "
-                f"{len(places)} devices, not {stream.world_size}."
+                f"the run streamed its text to {len(places)} devices, each with its own place in "
+                f"it. Resume on {len(places)} devices, not {stream.world_size}."
             )
         if state_dict["seed"] != stream.seed:
             log.warning("resuming with another seed: some documents may repeat")

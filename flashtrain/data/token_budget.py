@@ -1,4 +1,5 @@
-"""Plan the rows of each step: which samples they hold, within a token budget a row, and balanced by cost."""
+"""Plan the rows of each step: which samples they hold, within a token budget a
+row, and balanced by cost."""
 
 from __future__ import annotations
 
@@ -25,12 +26,14 @@ class PlanState(NamedTuple):
 
 @dataclass(eq=False)
 class TokenBudgetPlan:
-    """Plans the rows of one step after the other from the samples' lengths, so that all devices plan the same rows.
+    """Plans the rows of one step after the other from the samples' lengths, so that all
+    devices plan the same rows.
 
-    All samples of all epochs form one stream, each epoch in its own order. A step takes as many samples from the front
-    of the stream as its rows can hold, and those that fill the rows best from a little further on; samples that it
-    skips come first in the next step. So every sample is used exactly once per epoch, though an epoch's last rows may
-    hold the first samples of the next one.
+    All samples of all epochs form one stream, each epoch in its own order. A step takes as
+    many samples from the front of the stream as its rows can hold, and those that fill the
+    rows best from a little further on; samples that it skips come first in the next step. So
+    every sample is used exactly once per epoch, though an epoch's last rows may hold the
+    first samples of the next one.
     """
 
     lengths: np.ndarray  # (samples,) integers, tokens of an epoch's samples
@@ -44,7 +47,8 @@ class TokenBudgetPlan:
     state: PlanState = field(default_factory=PlanState)  # the place in the stream, which may be set
 
     def next_step(self) -> list[tuple[int, ...]]:
-        """Plan the next step: return the samples of each row, as epoch * samples + sample, and advance the state."""
+        """Plan the next step: return the samples of each row, as epoch * samples + sample,
+        and advance the state."""
         numbers, places = self._window()
         shared = share_out(
             self._sizes(places),
@@ -63,14 +67,18 @@ class TokenBudgetPlan:
         return [tuple(places[row.members].tolist()) for row in shared]
 
     def _window(self) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of the stream, waiting ones first, and their samples: at least as many tokens as are searched."""
+        """Numbers of the stream, waiting ones first, and their samples: at least as many
+        tokens as are searched."""
         numbers = np.array(self.state.waiting, dtype=np.int64)
         places = self._places(numbers)
         wanted = self.look_ahead * self.rows * self.budget - int(self._sizes(places).sum())
         first = self.state.next_number
         while wanted > 0 or not len(numbers):
-            # Up to the end of the epoch, and at most the numbers needed if every sample had one token.
-            last = min((first // len(self.lengths) + 1) * len(self.lengths), first + max(1, int(wanted)))
+            # Up to the end of the epoch, and at most the numbers needed if every
+            # sample had one token.
+            last = min(
+                (first // len(self.lengths) + 1) * len(self.lengths), first + max(1, int(wanted))
+            )
             more = np.arange(first, last)
             more_places = self._places(more)
             enough = int(np.searchsorted(self._sizes(more_places).cumsum(), max(1, wanted))) + 1
@@ -89,13 +97,19 @@ class TokenBudgetPlan:
 
 
 def rows_once(
-    lengths: np.ndarray, *, budget: int, ranks: int, cost: Cost = BY_TOKENS, max_sequences: int | None = None
+    lengths: np.ndarray,
+    *,
+    budget: int,
+    ranks: int,
+    cost: Cost = BY_TOKENS,
+    max_sequences: int | None = None,
 ) -> list[list[tuple[int, ...]]]:
     """Plan the rows of an evaluation, which hold every sample exactly once.
 
     Args:
         lengths: (n,) integers, tokens of the samples in order.
-        ranks: Number of devices; all get the same number of rows, of which some of the last may be empty.
+        ranks: Number of devices; all get the same number of rows, of which some of
+            the last may be empty.
         budget, cost, max_sequences: See TokenBudgetPlan.
 
     Returns:
@@ -105,7 +119,12 @@ def rows_once(
     batches = []
     while len(waiting):
         shared = share_out(
-            lengths[waiting], cost, bins=ranks, budget=budget, max_sequences=max_sequences, tolerance=np.inf
+            lengths[waiting],
+            cost,
+            bins=ranks,
+            budget=budget,
+            max_sequences=max_sequences,
+            tolerance=np.inf,
         )
         batches.append([tuple(waiting[row.members].tolist()) for row in shared])
         used = np.concatenate([row.members for row in shared]).astype(np.int64)

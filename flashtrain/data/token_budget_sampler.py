@@ -1,4 +1,5 @@
-"""The sampler that assigns the rows of a TokenBudgetPlan to devices and micro-batches, from any step on."""
+"""The sampler that assigns the rows of a TokenBudgetPlan to devices and
+micro-batches, from any step on."""
 
 from __future__ import annotations
 
@@ -9,20 +10,24 @@ from typing import Any
 from flashtrain.data.loader import StepSampler
 from flashtrain.data.token_budget import PlanState, TokenBudgetPlan
 
-STEPS_COUNTED = 1000  # planning one takes some milliseconds: the steps of longer epochs are estimated from these
+# Planning one takes some milliseconds: the steps of longer epochs are estimated from these.
+STEPS_COUNTED = 1000
 STATES_SAVED = 256  # of the latest planned steps: more than workers read ahead
 
 
 class TokenBudgetSampler(StepSampler):
-    """Yields, for each micro-batch of a run, what `samples[...]` makes this device's batch of packed rows from.
+    """Yields, for each micro-batch of a run, what `samples[...]` makes this device's
+    batch of packed rows from.
 
-    TokenBudgetPlan fills each step's rows with samples up to their budget of tokens. A step has accumulate * world_size
-    micro-batches of batch_size rows. Worker processes read batches ahead of training, so the plan's states after the
-    latest steps are held, and a checkpoint saves that of the step trained last.
+    TokenBudgetPlan fills each step's rows with samples up to their budget of tokens. A step has
+    accumulate * world_size micro-batches of batch_size rows. Worker processes read batches ahead of
+    training, so the plan's states after the latest steps are held, and a checkpoint saves that of
+    the step trained last.
 
     Args:
-        samples: Samples of different lengths, such as ChatSamples. The plan is made from their `lengths`, (n,) int64,
-            and their method `micro_batches` assigns the rows of a step to devices.
+        samples: Samples of different lengths, such as ChatSamples. The plan is made
+            from their `lengths`, (n,) int64, and their method `micro_batches` assigns
+            the rows of a step to devices.
         plan: Further arguments of TokenBudgetPlan by name.
         **options: Arguments of StepSampler.
     """
@@ -30,7 +35,9 @@ class TokenBudgetSampler(StepSampler):
     def __init__(self, samples: Any, plan: dict[str, Any], **options: Any) -> None:
         super().__init__(len(samples), **options)
         self.rows = samples
-        self.plan = TokenBudgetPlan(samples.lengths, rows=self.samples_per_step, seed=self.seed, **plan)
+        self.plan = TokenBudgetPlan(
+            samples.lengths, rows=self.samples_per_step, seed=self.seed, **plan
+        )
         self._states: dict[int, PlanState] = {0: self.plan.state}
 
     def __iter__(self) -> Iterator[Any]:
@@ -55,7 +62,8 @@ class TokenBudgetSampler(StepSampler):
         return self.state_at(step).used
 
     def state_at(self, step: int) -> PlanState:
-        """Return the plan's state before a step, planned again from the nearest earlier step whose state is saved."""
+        """Return the plan's state before a step, planned again from the nearest earlier
+        step whose state is saved."""
         known = max(s for s in self._states if s <= step)
         current = self.plan.state
         self.plan.state = self._states[known]
@@ -75,5 +83,6 @@ class TokenBudgetSampler(StepSampler):
         planned = self.plan.next_step()
         self._states[step + 1] = self.plan.state
         while len(self._states) > STATES_SAVED:
-            del self._states[sorted(self._states)[1]]  # but not the first, from which all others can be planned again
+            # But not the first, from which all others can be planned again.
+            del self._states[sorted(self._states)[1]]
         return planned

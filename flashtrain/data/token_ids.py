@@ -1,4 +1,5 @@
-"""The tokenizer for token files that come without a tokenizer: a text is ids separated by spaces."""
+"""The tokenizer for token files that come without a tokenizer: a text is ids
+separated by spaces."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class TokenIds:
 
     Args:
         vocab_size: Number of tokens.
-        end_of_text: The id that ends documents; None if there is none, and the attribute is then -1.
+        end_of_text: The id that ends documents; None if there is none, and
+            the attribute is then -1.
     """
 
     kind = "ids"
@@ -30,9 +32,13 @@ class TokenIds:
 
     def encode(self, text: str) -> list[int]:
         words = text.split()
-        if not all(word.isascii() and word.isdecimal() and int(word[:20]) < self.vocab_size for word in words):
+        if not all(
+            word.isascii() and word.isdecimal() and int(word[:20]) < self.vocab_size
+            for word in words
+        ):
             raise UserError(
-                f"these tokens have no tokenizer: expected ids below {self.vocab_size:,} separated by spaces, such as "
+                f"these tokens have no tokenizer: expected ids below {self.vocab_size:,} separated "
+                "by spaces, such as "
                 'prompt="12 7 9".'
             )
         return [int(word) for word in words]

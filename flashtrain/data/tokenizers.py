@@ -1,4 +1,5 @@
-"""Choose, make and load tokenizers: bytes, a BPE trained on the corpus, GPT-2's own, or a Hugging Face folder's."""
+"""Choose, make and load tokenizers: bytes, a BPE trained on the corpus, GPT-2's own, or a
+Hugging Face folder's."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class Tokenizer(Protocol):
         """Encode several texts, as one integer array each."""
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Decode ids to a text. Bytes that are not UTF-8 become U+FFFD, and end_of_text becomes "<|endoftext|>"."""
+        """Decode ids to a text. Bytes that are not UTF-8 become U+FFFD, and end_of_text
+        becomes "<|endoftext|>"."""
 
     def describe(self) -> str:
         """Return the name and size for messages, such as "bytes (257 tokens)"."""
@@ -48,16 +50,20 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer(LibraryTokenizer):
-    """A tokenizer of the 256 bytes; id 256 ends a text. For the library it is a byte-level BPE without merges."""
+    """A tokenizer of the 256 bytes; id 256 ends a text. For the library it is a
+    byte-level BPE without merges."""
 
     kind, name = "bytes", "bytes"
     config = ADDED
 
     def __init__(self) -> None:
-        # GPT-2's alphabet, in which a printable byte is its own character and the others follow from 256 on.
+        # GPT-2's alphabet, in which a printable byte is its own character and the
+        # others follow from 256 on.
         printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
         others = [byte for byte in range(BYTES) if byte not in printable]
-        symbols = {byte: chr(byte) for byte in printable} | {byte: chr(BYTES + n) for n, byte in enumerate(others)}
+        symbols = {byte: chr(byte) for byte in printable} | {
+            byte: chr(BYTES + n) for n, byte in enumerate(others)
+        }
         super().__init__(byte_level({symbols[byte]: byte for byte in range(BYTES)}, []), BYTES)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -71,9 +77,11 @@ class ByteTokenizer(LibraryTokenizer):
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """A description of a tokenizer (its kind, files and size), from which make_tokenizer makes it."""
+    """A description of a tokenizer (its kind, files and size), from which
+    make_tokenizer makes it."""
 
-    kind: str = "gpt2"  # "bytes", "bpe" (trained on the corpus), "gpt2", or the path of a Hugging Face folder
+    # "bytes", "bpe" (trained on the corpus), "gpt2", or the path of a Hugging Face folder.
+    kind: str = "gpt2"
     vocab_size: int = 50257  # of a trained "bpe"
     vocab: str | None = None  # GPT-2's vocabulary file (None: from the hub)
     merges: str | None = None  # GPT-2's merges file (None: from the hub)
@@ -82,16 +90,20 @@ class TokenizerSpec:
 
     def __post_init__(self) -> None:
         if self.kind not in (*KINDS, NONE) and not Path(self.kind).expanduser().is_dir():
-            raise unknown("tokenizer", self.kind, KINDS, listed=(*KINDS, "a folder with tokenizer.json"))
+            raise unknown(
+                "tokenizer", self.kind, KINDS, listed=(*KINDS, "a folder with tokenizer.json")
+            )
 
     def key(self) -> str:
-        """Return a text that identifies the tokenizer: equal keys give equal tokens. Files count by their content."""
+        """Return a text that identifies the tokenizer: equal keys give equal tokens. Files
+        count by their content."""
         if self.kind == "bytes":
             return "bytes"
         if self.kind == "bpe":
             return f"bpe {self.vocab_size} of the first {self.sample_bytes} bytes"
         if self.kind != "gpt2":
-            from flashtrain.data.huggingface_tokenizer import folder_version  # most runs need none of it
+            # Most runs need none of it.
+            from flashtrain.data.huggingface_tokenizer import folder_version
 
             version = folder_version(self.kind)
             begin = _put_before(self.kind, version) if self.begin_of_text else ()
@@ -101,12 +113,15 @@ class TokenizerSpec:
         return f"gpt2 {gpt2_files_version(self.vocab, self.merges)}"
 
 
-def make_tokenizer(spec: TokenizerSpec, documents: Callable[[], Iterable[str]] = tuple) -> Tokenizer:
+def make_tokenizer(
+    spec: TokenizerSpec, documents: Callable[[], Iterable[str]] = tuple
+) -> Tokenizer:
     """Make the tokenizer of a spec.
 
     Args:
         spec: Describes the tokenizer.
-        documents: Function that returns the texts to train a "bpe" on; the other kinds do not call it.
+        documents: Function that returns the texts to train a "bpe" on; the
+            other kinds do not call it.
 
     Raises:
         UserError: The files of the tokenizer are missing or damaged.
@@ -120,14 +135,18 @@ def make_tokenizer(spec: TokenizerSpec, documents: Callable[[], Iterable[str]] =
     return gpt2_tokenizer(vocab=spec.vocab, merges=spec.merges)
 
 
-def huggingface_tokenizer(folder: str | os.PathLike[str], *, begin_of_text: bool = True) -> Tokenizer:
-    """Load the tokenizer of a Hugging Face folder, which may be one that flashtrain saved or exported.
+def huggingface_tokenizer(
+    folder: str | os.PathLike[str], *, begin_of_text: bool = True
+) -> Tokenizer:
+    """Load the tokenizer of a Hugging Face folder, which may be one that
+    flashtrain saved or exported.
 
     No code in the folder is run.
 
     Args:
         folder: The folder.
-        begin_of_text: Whether documents and prompts begin with the ids that AutoTokenizer puts before a text.
+        begin_of_text: Whether documents and prompts begin with the ids that
+            AutoTokenizer puts before a text.
 
     Raises:
         UserError: The folder has no tokenizer, a damaged one, or one without an end of text.
@@ -141,12 +160,14 @@ def huggingface_tokenizer(folder: str | os.PathLike[str], *, begin_of_text: bool
 
 @cache
 def _put_before(folder: str, version: str) -> tuple[int, ...]:
-    """The ids that AutoTokenizer puts before a text. version: of the folder's files; part of the cache's key."""
+    """The ids that AutoTokenizer puts before a text. version: of the folder's files;
+    part of the cache's key."""
     return tuple(begin_of(huggingface_tokenizer(folder)))
 
 
 def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
-    """Load the tokenizer that `save` or an export wrote to this folder. Raises UserError if there is none."""
+    """Load the tokenizer that `save` or an export wrote to this folder. Raises
+    UserError if there is none."""
     folder = Path(folder)
     saved = _saved(folder)
     kind = saved.get("kind")
@@ -166,11 +187,14 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
         from flashtrain.data.token_ids import TokenIds
 
         return TokenIds(saved["vocab_size"], saved["end_of_text"])
-    raise UserError(f"no tokenizer saved by flashtrain in {folder}: expected tokenizer_config.json.")
+    raise UserError(
+        f"no tokenizer saved by flashtrain in {folder}: expected tokenizer_config.json."
+    )
 
 
 def begin_of(tokenizer: Tokenizer) -> Sequence[int]:
-    """Return the ids that the tokenizer puts before a text, as AutoTokenizer does; empty for bytes, bpe and gpt2."""
+    """Return the ids that the tokenizer puts before a text, as AutoTokenizer does; empty
+    for bytes, bpe and gpt2."""
     return getattr(tokenizer, "begin_of_text", ())
 
 
@@ -185,27 +209,34 @@ def as_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def as_document(tokenizer: Tokenizer, ids: np.ndarray) -> np.ndarray:
-    """Return the int64 ids of a document: those put before a text, the text's own `ids`, and end_of_text."""
-    return np.concatenate((begin_of(tokenizer), ids, [tokenizer.end_of_text]), dtype=np.int64, casting="unsafe")
+    """Return the int64 ids of a document: those put before a text, the text's own
+    `ids`, and end_of_text."""
+    return np.concatenate(
+        (begin_of(tokenizer), ids, [tokenizer.end_of_text]), dtype=np.int64, casting="unsafe"
+    )
 
 
 def known_end(tokenizer: Tokenizer) -> int | None:
-    """Return the id that ends a text; None if it is not known, as for token files without a tokenizer."""
+    """Return the id that ends a text; None if it is not known, as for token
+    files without a tokenizer."""
     return tokenizer.end_of_text if tokenizer.end_of_text >= 0 else None
 
 
 def holds_tokenizer(folder: str | os.PathLike[str]) -> bool:
-    """Return whether a folder holds a tokenizer that flashtrain saved, as load_tokenizer reads it."""
+    """Return whether a folder holds a tokenizer that flashtrain saved, as
+    load_tokenizer reads it."""
     return bool(_saved(Path(folder)))
 
 
 def check_same_tokens(tokenizer: Tokenizer, folder: Path) -> None:
-    """Raise UserError if a tokenizer that is trained on text is not the one that a run saved: its text has changed."""
+    """Raise UserError if a tokenizer that is trained on text is not the one that a run
+    saved: its text has changed."""
     trained = getattr(tokenizer, "kind", None) in ("bpe", "wordpiece") and holds_tokenizer(folder)
     if trained and load_tokenizer(folder).fingerprint() != tokenizer.fingerprint():
         raise UserError(
-            f"the text has changed since {folder.parent} began: a tokenizer that is trained on it gives other tokens "
-            f"than the model's. Resume with the text as it was, or train on with weights={folder.parent}."
+            f"the text has changed since {folder.parent} began: a tokenizer that is trained on it "
+            "gives other tokens than the model's. Resume with the text as it was, or train on with "
+            f"weights={folder.parent}."
         )
 
 
@@ -215,7 +246,8 @@ def _saved(folder: Path) -> dict[str, Any]:
 
 
 def first_bytes(documents: Iterable[str], limit: int) -> Iterator[str]:
-    """Yield the first documents until `limit` bytes of text are reached; the last document is cut."""
+    """Yield the first documents until `limit` bytes of text are reached; the
+    last document is cut."""
     taken = 0
     for document in documents:
         if taken >= limit:

@@ -13,7 +13,13 @@ from typing import NamedTuple
 
 from tokenizers import BertWordPieceTokenizer, Tokenizer
 
-from flashtrain.data.library_tokenizer import CONFIG, FILE, LibraryTokenizer, read_if_there, read_tokenizer
+from flashtrain.data.library_tokenizer import (
+    CONFIG,
+    FILE,
+    LibraryTokenizer,
+    read_if_there,
+    read_tokenizer,
+)
 from flashtrain.errors import UserError
 
 SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[MASK]")
@@ -33,20 +39,23 @@ class SpecialTokens(NamedTuple):
 
     @classmethod
     def past(cls, vocab_size: int) -> SpecialTokens:
-        """Return special tokens for a tokenizer of `vocab_size` tokens that lacks them: they get the next four ids.
+        """Return special tokens for a tokenizer of `vocab_size` tokens that lacks them: they
+        get the next four ids.
 
-        The tokenizers bytes, bpe and gpt2 lack them. Their only special token, end of text, ends a document in the
-        token file and is not part of any sample.
+        The tokenizers bytes, bpe and gpt2 lack them. Their only special token, end of text, ends a
+        document in the token file and is not part of any sample.
         """
         pad, classify, separate, mask = range(vocab_size, vocab_size + 4)
         return cls(pad, classify, separate, mask, 0, vocab_size, vocab_size + 4)
 
 
 class WordPieceTokenizer(LibraryTokenizer):
-    """The tokenizer of a BERT, whose vocabulary has [PAD], [CLS], [SEP] and [MASK]. It adds none of them to a text.
+    """The tokenizer of a BERT, whose vocabulary has [PAD], [CLS], [SEP] and [MASK]. It adds
+    none of them to a text.
 
-    Unlike our other tokenizers, and like transformers, it reads the spelling "[SEP]" in a text as that token. Its
-    end_of_text is [SEP], as BERT has no other end of a document. Raises UserError if one of the four is missing.
+    Unlike our other tokenizers, and like transformers, it reads the spelling "[SEP]" in a text as
+    that token. Its end_of_text is [SEP], as BERT has no other end of a document. Raises UserError
+    if one of the four is missing.
     """
 
     kind, name = "wordpiece", "WordPiece"
@@ -55,15 +64,22 @@ class WordPieceTokenizer(LibraryTokenizer):
         known = {token: library.token_to_id(token) for token in SPECIAL}
         missing = [token for token, number in known.items() if number is None]
         if missing:
-            raise UserError(f"the tokenizer has no {', '.join(missing)}: expected the tokenizer of a BERT.")
-        pad, classify, separate, mask = ids = [number for number in known.values() if number is not None]
+            raise UserError(
+                f"the tokenizer has no {', '.join(missing)}: expected the tokenizer of a BERT."
+            )
+        pad, classify, separate, mask = ids = [
+            number for number in known.values() if number is not None
+        ]
         super().__init__(library, separate)
         library.encode_special_tokens = False
-        self.special = SpecialTokens(pad, classify, separate, mask, max(ids) + 1, self.vocab_size, self.vocab_size)
+        self.special = SpecialTokens(
+            pad, classify, separate, mask, max(ids) + 1, self.vocab_size, self.vocab_size
+        )
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> WordPieceTokenizer | None:
-        """Load the tokenizer of a Hugging Face folder: tokenizer.json, or vocab.txt with the folder's do_lower_case.
+        """Load the tokenizer of a Hugging Face folder: tokenizer.json, or vocab.txt with the
+        folder's do_lower_case.
 
         Returns:
             The tokenizer, or None if the folder has none.

@@ -17,34 +17,53 @@ from flashtrain.errors import UserError
 from flashtrain.training import sharded
 from flashtrain.training.checkpoints import read_checkpoint, rebuild_paths
 
-LARGE = 10**9  # trainable parameters from which "auto" writes shards: a single file has 12 GB with AdamW's states
+# Trainable parameters from which "auto" writes shards: a single file has 12 GB with AdamW's states.
+LARGE = 10**9
 log = logging.getLogger(__name__)
 
 
 class ShardedCheckpoints(ModelParallelStrategy):
-    """Writes checkpoints as single files or as folders of shards, and reads both on any number of devices.
+    """Writes checkpoints as single files or as folders of shards, and reads both on
+    any number of devices.
 
-    A file is gathered on rank 0 and written by the Trainer's checkpoint plugin. A folder (training/sharded.py) is
-    written while training continues; the next checkpoint, and the end of the fit, wait until it is complete.
+    A file is gathered on rank 0 and written by the Trainer's checkpoint plugin. A folder
+    (training/sharded.py) is written while training continues; the next checkpoint, and the end of
+    the fit, wait until it is complete.
 
     Args:
-        save_distributed_checkpoint: True: folders; False: files; None: folders for models of LARGE parameters or more.
+        save_distributed_checkpoint: True: folders; False: files; None: folders for models of
+            LARGE parameters or more.
         options: ModelParallelStrategy's keyword arguments.
     """
 
     def __init__(self, save_distributed_checkpoint: bool | None = False, **options: Any) -> None:
         super().__init__(**options)
-        self._save_distributed_checkpoint: Any = save_distributed_checkpoint  # Lightning's attribute
+        # Lightning's attribute.
+        self._save_distributed_checkpoint: Any = save_distributed_checkpoint
         self._writer = sharded.ShardWriter()
 
     @property
     def _writes_shards(self) -> bool:
         if self._save_distributed_checkpoint is None:
             parameters = list(self._whole_module.parameters())
-            large = sum(parameter.numel() for parameter in parameters if parameter.requires_grad) >= LARGE
-            values = [state.values() for optimizer in self.optimizers for state in optimizer.state.values()]
-            states = [value for of_parameter in values for value in of_parameter if isinstance(value, torch.Tensor)]
-            self._save_distributed_checkpoint = large and all(_is_plain(tensor) for tensor in parameters + states)
+            large = (
+                sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+                >= LARGE
+            )
+            values = [
+                state.values()
+                for optimizer in self.optimizers
+                for state in optimizer.state.values()
+            ]
+            states = [
+                value
+                for of_parameter in values
+                for value in of_parameter
+                if isinstance(value, torch.Tensor)
+            ]
+            self._save_distributed_checkpoint = large and all(
+                _is_plain(tensor) for tensor in parameters + states
+            )
         return self._save_distributed_checkpoint
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
@@ -55,9 +74,13 @@ class ShardedCheckpoints(ModelParallelStrategy):
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         if not self._writes_shards:
             return tree_map(_plain, super().optimizer_state(optimizer))
-        return states.get_optimizer_state_dict(self._whole_module, getattr(optimizer, "_optimizer", optimizer))
+        return states.get_optimizer_state_dict(
+            self._whole_module, getattr(optimizer, "_optimizer", optimizer)
+        )
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
+    ) -> None:
         path = Path(self.broadcast(filepath))
         self._writer.finish()
         if not self._writes_shards:
@@ -65,7 +88,10 @@ class ShardedCheckpoints(ModelParallelStrategy):
         plain, tensors = sharded.split(checkpoint, _tied(self._whole_module))
         odd = next((name for name, tensor in tensors.items() if not _is_plain(tensor)), None)
         if odd is not None:
-            raise UserError(f"{odd} cannot be saved in a sharded checkpoint. Use trainer.checkpoint_format=file.")
+            raise UserError(
+                f"{odd} cannot be saved in a sharded checkpoint. "
+                "Use trainer.checkpoint_format=file."
+            )
         generation = self.broadcast(sharded.next_generation(path, checkpoint.get("global_step", 0)))
         self._writer.start(plain, tensors, path, generation)
         trainer = self.lightning_module.trainer if self.lightning_module is not None else None
@@ -77,11 +103,18 @@ class ShardedCheckpoints(ModelParallelStrategy):
         self._writer.finish()  # its successor must be complete first
         super().remove_checkpoint(filepath)
 
-    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        """Load a file or a folder of shards; neither can run code. Raises UserError if it is of another model."""
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Load a file or a folder of shards; neither can run code. Raises UserError if
+        it is of another model."""
         path = Path(self.broadcast(checkpoint_path))
         self._writer.finish()
-        checkpoint = self._load_folder(path) if path.is_dir() else super().load_checkpoint(path, weights_only=True)
+        checkpoint = (
+            self._load_folder(path)
+            if path.is_dir()
+            else super().load_checkpoint(path, weights_only=True)
+        )
         rebuild_paths(checkpoint, path.parent)
         return checkpoint
 
@@ -97,14 +130,18 @@ class ShardedCheckpoints(ModelParallelStrategy):
         sharded.load(folder, plain, tensors)
         checkpoint = sharded.joined(plain, tensors)
         strict = self.lightning_module is None or self.lightning_module.strict_loading
-        module.load_state_dict(here["state_dict"], strict=strict)  # already filled in place; calls the loading hooks
-        for optimizer, state in zip(self.optimizers, checkpoint.pop("optimizer_states", []), strict=False):
+        # Already filled in place; calls the loading hooks.
+        module.load_state_dict(here["state_dict"], strict=strict)
+        for optimizer, state in zip(
+            self.optimizers, checkpoint.pop("optimizer_states", []), strict=False
+        ):
             states.set_optimizer_state_dict(module, optimizer, state)
         checkpoint.pop("state_dict")
         return checkpoint
 
     def teardown(self) -> None:
-        fails = sys.exc_info()[0] is not None  # another exception is propagating: ours must not replace it
+        # Another exception is propagating: ours must not replace it.
+        fails = sys.exc_info()[0] is not None
         try:
             self._writer.finish()
         except (UserError, RuntimeError) as error:
@@ -133,19 +170,22 @@ def _tied(module: nn.Module) -> dict[str, str]:
 
 def _plain(value: Any) -> Any:
     """A gathered 8-bit optimiser state, dequantised; any other value as it is."""
-    # torch 2.13 can neither send tensors of this class to the ranks that resume, nor wait for the tensors inside.
-    # torchao quantises them again by each block's largest number. The lowest code is the negative of it here, so that
-    # all codes come out the same.
+    # torch 2.13 can neither send tensors of this class to the ranks that resume, nor wait for the
+    # tensors inside. torchao quantises them again by each block's largest number. The lowest code
+    # is the negative of it here, so that all codes come out the same.
     if not isinstance(value, torch.Tensor) or not hasattr(value, "codes") or _is_plain(value):
         return value
     state: Any = value
     numbers = state.qmap.clone()
     if state.signed:
         numbers[0] = -numbers[-1]
-    return (numbers[state.codes.long()].view(len(state.scale), -1) * state.scale[:, None]).view(state.shape)
+    return (numbers[state.codes.long()].view(len(state.scale), -1) * state.scale[:, None]).view(
+        state.shape
+    )
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether safetensors can store it; an 8-bit optimiser's state, for example, is a subclass that it cannot."""
+    """Whether safetensors can store it; an 8-bit optimiser's state, for example, is a
+    subclass that it cannot."""
     local = getattr(tensor, "_local_tensor", tensor)
     return type(local) in (torch.Tensor, nn.Parameter)

@@ -14,7 +14,8 @@ from flashtrain.models.mixer import DECAYS
 from flashtrain.models.trainable import inner
 
 DATA_PARALLEL = "data_parallel"  # the mesh dimension's name, which is Lightning's
-LAYER_NAMES = "_no_split_modules"  # attribute of a transformers model: the names of its layers' classes
+# Attribute of a transformers model: the names of its layers' classes.
+LAYER_NAMES = "_no_split_modules"
 
 
 def shard(
@@ -27,32 +28,44 @@ def shard(
 ) -> nn.Module:
     """Shard a model over the data-parallel devices, in place, and return it.
 
-    Call it in a LightningModule's configure_model, after activation checkpointing and before torch.compile.
+    Call it in a LightningModule's configure_model, after activation checkpointing
+    and before torch.compile.
 
     Args:
-        module: the model. Its `forward_methods` are called with gathered weights, as forward is; `loss` if it has none.
-        device_mesh: Lightning's (`self.device_mesh` under ModelParallelStrategy), whose dimension data_parallel is
-            used.
-        precision: Lightning's name. The mixed ones gather weights and compute in bf16 or fp16, and reduce gradients in
-            float32. Mixers with decays (DECAYS) are gathered in float32, each by itself.
-        blocks: the submodules that are gathered, used and freed in turn; None: `module.blocks`, or a transformers
-            model's layers. The rest (embeddings, final norm) is gathered as one.
-        group_bytes: consecutive blocks are gathered in groups of at least so many bytes, a smaller model whole; 0: each
-            block by itself.
+        module: the model. Its `forward_methods` are called with gathered weights, as forward is;
+            `loss` if it has none.
+        device_mesh: Lightning's (`self.device_mesh` under ModelParallelStrategy), whose dimension
+            data_parallel is used.
+        precision: Lightning's name. The mixed ones gather weights and compute in bf16 or fp16,
+            and reduce gradients in float32. Mixers with decays (DECAYS) are gathered in
+            float32, each by itself.
+        blocks: the submodules that are gathered, used and freed in turn; None: `module.blocks`, or
+            a transformers model's layers. The rest (embeddings, final norm) is gathered as one.
+        group_bytes: consecutive blocks are gathered in groups of at least so many bytes, a smaller
+            model whole; 0: each block by itself.
 
     Raises:
         UserError: no blocks are given or found.
     """
     # Imported here: not every build of torch has it.
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import (
+        MixedPrecisionPolicy,
+        fully_shard,
+        register_fsdp_forward_method,
+    )
 
     if blocks is None:
         blocks = known_blocks(module)
     computed = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)
-    policy = MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=None if computed is None else torch.float32)
+    policy = MixedPrecisionPolicy(
+        param_dtype=computed, reduce_dtype=None if computed is None else torch.float32
+    )
     for part in module.modules() if computed is not None else ():
-        if DECAYS & dict(part.named_parameters(recurse=False)).keys():  # FSDP2 has one dtype a module: gather it whole
-            fully_shard(part, mesh=device_mesh[DATA_PARALLEL], mp_policy=replace(policy, param_dtype=None))
+        # FSDP2 has one dtype a module: gather it whole.
+        if DECAYS & dict(part.named_parameters(recurse=False)).keys():
+            fully_shard(
+                part, mesh=device_mesh[DATA_PARALLEL], mp_policy=replace(policy, param_dtype=None)
+            )
     parts: list[Any] = [*groups_of(module, blocks, computed, group_bytes), module]
     for part in parts:
         fully_shard(part, mesh=device_mesh[DATA_PARALLEL], mp_policy=policy)
@@ -65,7 +78,8 @@ def shard(
 def groups_of(
     module: nn.Module, blocks: Iterable[nn.Module], computed: torch.dtype | None, group_bytes: int
 ) -> list[list[nn.Module]]:
-    """Return consecutive blocks in groups of at least `group_bytes` as gathered; [] if the whole module is smaller."""
+    """Return consecutive blocks in groups of at least `group_bytes` as gathered; [] if the
+    whole module is smaller."""
 
     def gathered(part: nn.Module) -> int:
         return sum(x.numel() * (computed or x.dtype).itemsize for x in part.parameters())
@@ -86,14 +100,16 @@ def known_blocks(module: nn.Module) -> list[nn.Module]:
     blocks = blocks_of(module)
     if not blocks:
         raise UserError(
-            f"{type(inner(module)).__name__} has no attribute 'blocks', the list of its layers, whose weights are "
-            "gathered one by one. Set it in the model, or use trainer.strategy=ddp (in Python: shard(..., blocks=...))."
+            f"{type(inner(module)).__name__} has no attribute 'blocks', the list of its layers, "
+            "whose weights are gathered one by one. Set it in the model, or use "
+            "trainer.strategy=ddp (in Python: shard(..., blocks=...))."
         )
     return blocks
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """Return a model's `blocks`, or the layers of the transformers models in it; [] if it has neither."""
+    """Return a model's `blocks`, or the layers of the transformers models in
+    it; [] if it has neither."""
     blocks = getattr(inner(module), "blocks", None)
     if blocks is not None:
         return list(blocks)

@@ -1,4 +1,5 @@
-"""The cache folder, for files that can be rebuilt (such as token files), and the lock for writing to it."""
+"""The cache folder, for files that can be rebuilt (such as token files), and the
+lock for writing to it."""
 
 from __future__ import annotations
 
@@ -13,12 +14,21 @@ from flashtrain.errors import UserError
 
 log = logging.getLogger(__name__)
 
-CANNOT_WRITE = (errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS)
+CANNOT_WRITE = (
+    errno.EACCES,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.ENOSPC,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+)
 
 
 @contextmanager
 def only_writer(path: Path, setting: str) -> Iterator[None]:
-    """Context manager: lock `path`, so that no other process writes it; if another process has the lock, wait.
+    """Context manager: lock `path`, so that no other process writes it; if another
+    process has the lock, wait.
 
     Args:
         path: a file or folder in the cache.
@@ -42,17 +52,19 @@ def only_writer(path: Path, setting: str) -> Iterator[None]:
         if error.errno not in CANNOT_WRITE:
             raise
         raise UserError(
-            f"cannot write to the cache folder {path.parent}: {error.strerror}. Set {setting} or FLASHTRAIN_CACHE to "
-            "another folder."
+            f"cannot write to the cache folder {path.parent}: {error.strerror}. "
+            f"Set {setting} or FLASHTRAIN_CACHE to another folder."
         ) from error
     finally:
         lock.release()
 
 
 def default_cache_dir() -> Path:
-    """Return the folder of caches: $FLASHTRAIN_CACHE if set, else the platform's folder for a user's caches.
+    """Return the folder of caches: $FLASHTRAIN_CACHE if set, else the platform's
+    folder for a user's caches.
 
-    Linux: $XDG_CACHE_HOME or ~/.cache; macOS: ~/Library/Caches; Windows: %LOCALAPPDATA%; each with /flashtrain.
+    Linux: $XDG_CACHE_HOME or ~/.cache; macOS: ~/Library/Caches; Windows: %LOCALAPPDATA%;
+    each with /flashtrain.
     """
     from platformdirs import PlatformDirs  # here, since the command's help needs no cache
 

@@ -25,8 +25,8 @@ LOGGED_SIZE = 2**30  # bytes to read from which on a line is logged
 def hash_of_contents(base: Path, paths: Sequence[Path]) -> str:
     """Return a hash of the names and contents of files.
 
-    A file is read only once: its hash is saved in the cache folder with its size, times and inode. Later runs read it
-    again only if one of these has changed.
+    A file is read only once: its hash is saved in the cache folder with its size, times and inode.
+    Later runs read it again only if one of these has changed.
 
     Args:
         base: a folder, to which the names are relative.
@@ -41,7 +41,9 @@ def hash_of_contents(base: Path, paths: Sequence[Path]) -> str:
         known = read_json(memory)
     except (OSError, UserError):  # none yet, or a damaged one
         known = {}
-    names = [path.relative_to(base).as_posix().encode("utf-8", "surrogateescape").hex() for path in paths]
+    names = [
+        path.relative_to(base).as_posix().encode("utf-8", "surrogateescape").hex() for path in paths
+    ]
     seen = [_state(path) for path in paths]
     states: dict[str, Any] = {name: known.get(name, [None]) for name in names}
     new = [n for n, name in enumerate(names) if states[name][:-1] != seen[n]]

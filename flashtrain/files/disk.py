@@ -13,16 +13,18 @@ UNFINISHED = ".unfinished"  # ends the name of a file that is still being writte
 
 
 def os_errors(error: BaseException) -> Iterator[OSError]:
-    """Yield the OSErrors among an error and its causes, the latest first (torch.save wraps some in a RuntimeError)."""
+    """Yield the OSErrors among an error and its causes, the latest first (torch.save wraps
+    some in a RuntimeError)."""
     return (one for one in causes(error) if isinstance(one, OSError))
 
 
 @contextmanager
 def replacing(path: str | Path, *, sync: bool = False) -> Iterator[Path]:
-    """Context manager: yield a temporary path next to `path`, and rename the file written there to `path` at the end.
+    """Context manager: yield a temporary path next to `path`, and rename the file written
+    there to `path` at the end.
 
-    A reader sees the old file or the new one, never a part. If writing fails, the temporary file is removed, and `path`
-    is unchanged. A link or pipe at `path` is replaced, and not written to.
+    A reader sees the old file or the new one, never a part. If writing fails, the temporary file is
+    removed, and `path` is unchanged. A link or pipe at `path` is replaced, and not written to.
 
     Args:
         path: the file to write.
@@ -44,7 +46,8 @@ def replacing(path: str | Path, *, sync: bool = False) -> Iterator[Path]:
 
 def flush(path: Path) -> None:
     """Flush a file's content, or a folder's names, to the disk."""
-    if path.is_dir() and os.name != "posix":  # on Windows a folder can neither be opened nor needs to be
+    # On Windows a folder can neither be opened nor needs to be.
+    if path.is_dir() and os.name != "posix":
         return
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:

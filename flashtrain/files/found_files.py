@@ -1,4 +1,5 @@
-"""List the files of a folder, or at an address that fsspec reads: s3://, gs://, https://, zip:// and others."""
+"""List the files of a folder, or at an address that fsspec reads: s3://, gs://,
+https://, zip:// and others."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from flashtrain.errors import UserError
 
 # Fields by which file systems identify a file's content, the most reliable first.
 VERSIONS = (
-    "ETag", "etag", "md5Hash", "content_md5", "checksum", "CRC", "crc32c", "mtime", "LastModified", "last_modified",
+    "ETag", "etag", "md5Hash", "content_md5", "checksum", "CRC", "crc32c", "mtime", "LastModified",
+    "last_modified",
     "updated", "created",
 )  # fmt: skip
 
@@ -47,7 +49,8 @@ class RemoteFile:
 
 
 def find_files(place: Path | str) -> dict[PurePath, Any]:
-    """Find all files below a folder that are not hidden. Linked folders are followed, each real folder once.
+    """Find all files below a folder that are not hidden. Linked folders are followed,
+    each real folder once.
 
     Args:
         place: a file or a folder: a Path, or an address.
@@ -56,8 +59,8 @@ def find_files(place: Path | str) -> dict[PurePath, Any]:
         Paths (RemoteFiles for an address) by their paths within the folder, in the order of these.
 
     Raises:
-        UserError: the path does not exist (with the nearest names), or it is a folder on the web. Errors of fsspec and
-            of the file system's client are passed on.
+        UserError: the path does not exist (with the nearest names), or it is a folder on the web.
+            Errors of fsspec and of the file system's client are passed on.
     """
     if isinstance(place, str):
         return {PurePosixPath(file.relative): file for file in _remote_files(place)}
@@ -67,7 +70,9 @@ def find_files(place: Path | str) -> dict[PurePath, Any]:
         return {path.relative_to(place): path for path in sorted(_files_below(place))}
     names = [entry.name for entry in place.parent.iterdir()] if place.parent.is_dir() else []
     near = difflib.get_close_matches(place.name, names, n=3)
-    hint = f" Did you mean {' or '.join(str(place.with_name(name)) for name in near)}?" if near else ""
+    hint = (
+        f" Did you mean {' or '.join(str(place.with_name(name)) for name in near)}?" if near else ""
+    )
     if "*" in str(place):
         hint = " Patterns are given as data.path=FOLDER data.files='*.py'."
     raise UserError(f"{place} does not exist (relative to {Path.cwd()}).{hint}")
@@ -77,7 +82,9 @@ def _files_below(folder: Path) -> list[Path]:
     found, seen = [], set()
     for current, subfolders, names in os.walk(folder, followlinks=True):
         real = os.path.realpath(current)
-        subfolders[:] = [name for name in subfolders if real not in seen and not name.startswith(".")]
+        subfolders[:] = [
+            name for name in subfolders if real not in seen and not name.startswith(".")
+        ]
         if real not in seen:
             paths = [Path(current, name) for name in names if not name.startswith(".")]
             found += [path for path in paths if path.is_file()]
@@ -93,7 +100,8 @@ def _remote_files(address: str) -> list[RemoteFile]:
         return [_file(filesystem, root, PurePosixPath(root).name, filesystem.info(root))]
     if address.startswith(("http://", "https://")):
         raise UserError(
-            f"no file at {address}: expected the address of one file, since folders on the web cannot be listed."
+            f"no file at {address}: "
+            "expected the address of one file, since folders on the web cannot be listed."
         )
     base = PurePosixPath(root)
     found = []

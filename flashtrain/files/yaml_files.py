@@ -11,14 +11,17 @@ from omegaconf._utils import get_yaml_loader
 
 
 def read_yaml(path: str | Path) -> Any:
-    """Return the plain values of a YAML file: 1e-4 is a number, a date is text. Raises OSError and yaml.YAMLError."""
+    """Return the plain values of a YAML file: 1e-4 is a number, a date is text. Raises
+    OSError and yaml.YAMLError."""
     # OmegaConf.load would resolve `${oc.env:KEY}` when a value is used, which may show a secret.
-    with Path(path).open(encoding="utf-8-sig") as file:  # yaml's errors have the name of an open file
+    # yaml's errors have the name of an open file.
+    with Path(path).open(encoding="utf-8-sig") as file:
         return yaml.load(file, Loader=get_yaml_loader())  # a SafeLoader's subclass
 
 
 def literal(value: Any) -> Any:
-    """Return the same plain values, escaped so that OmegaConf finds no interpolation and returns texts unchanged."""
+    """Return the same plain values, escaped so that OmegaConf finds no interpolation and
+    returns texts unchanged."""
     if isinstance(value, dict):
         return {key: literal(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -15,7 +15,14 @@ from torch.distributed import TCPStore
 
 from flashtrain.announce import say
 from flashtrain.errors import UserError
-from flashtrain.folders.run_folder import CONFIG_FILE, FINISHED, LAST, SUMMARY_FILE, find_checkpoint, read_summary
+from flashtrain.folders.run_folder import (
+    CONFIG_FILE,
+    FINISHED,
+    LAST,
+    SUMMARY_FILE,
+    find_checkpoint,
+    read_summary,
+)
 from flashtrain.folders.run_lock import hold, is_first_of_job, is_locked_by_job, let_go, slurm_job
 from flashtrain.folders.same_training import find_unfinished, newest_first
 from flashtrain.settings.command_line import FOLDER, CommandLine
@@ -28,18 +35,25 @@ _made: set[Path] = set()  # the folders that this process made
 
 
 def run_folder(settings: Settings, line: CommandLine) -> Path:
-    """Return the run's folder: the one that the line names (hydra.run.dir), that of the run to resume, or a new one.
+    """Return the run's folder: the one that the line names (hydra.run.dir), that of the run
+    to resume, or a new one.
 
-    All ranks of a torchrun or SLURM job get the same. One that resume=auto finds is the newest that no process has
-    locked, and is then locked. `settings` are adapted to the machine.
+    All ranks of a torchrun or SLURM job get the same. One that resume=auto finds is the newest that
+    no process has locked, and is then locked. `settings` are adapted to the machine.
 
     Raises UserError if there is no run to resume, or the named folder has a finished one.
     """
     given = line.by_name
     if FOLDER in given:
         folder = Path(str(given[FOLDER].value())).absolute()
-        if read_summary(folder).get("status") == FINISHED and resumed_folder(settings, folder) != folder:
-            raise UserError(f"{FOLDER}={folder} has a finished run. Use another folder, or resume=auto to continue it.")
+        if (
+            read_summary(folder).get("status") == FINISHED
+            and resumed_folder(settings, folder) != folder
+        ):
+            raise UserError(
+                f"{FOLDER}={folder} has a finished run. "
+                "Use another folder, or resume=auto to continue it."
+            )
         return folder
     parent = (Path(settings.output) / settings.recipe).absolute()
     if settings.resume != "auto":
@@ -47,7 +61,10 @@ def run_folder(settings: Settings, line: CommandLine) -> Path:
 
     def choose() -> Path:
         if (folder := find_unfinished(parent, settings, given)) is None:
-            say("resume=auto: found no free unfinished run with these settings and a checkpoint, starting a new one.")
+            say(
+                "resume=auto: found no free unfinished run with these settings and a checkpoint, "
+                "starting a new one."
+            )
             folder = _new(parent)
             hold(folder)
         return folder
@@ -56,7 +73,8 @@ def run_folder(settings: Settings, line: CommandLine) -> Path:
 
 
 def resumed_folder(settings: Settings, folder: Path) -> Path | None:
-    """Return the folder of the run to resume, which resume=auto has found in `folder`; None: there is none."""
+    """Return the folder of the run to resume, which resume=auto has found in
+    `folder`; None: there is none."""
     if settings.resume is None or task_of(settings).is_carried(settings.resume):
         return None
     if settings.resume == "auto":
@@ -65,7 +83,8 @@ def resumed_folder(settings: Settings, folder: Path) -> Path | None:
 
 
 def new_run_folder(parent: Path) -> Path:
-    """Make a new folder below `parent`, named by the time; the same on all ranks of a torchrun or SLURM job."""
+    """Make a new folder below `parent`, named by the time; the same on all ranks of a
+    torchrun or SLURM job."""
     if slurm_job() is not None and "TORCHELASTIC_RUN_ID" not in os.environ:
         return _new(parent)
     return _agreed(lambda: _new(parent), parent)
@@ -84,7 +103,8 @@ def make_unique(parent: Path, name: str) -> Path:
 
 
 def remove_unused(folder: Path) -> None:
-    """Remove a folder made by this process if it has no config.yaml and no summary.json: its run did not begin."""
+    """Remove a folder made by this process if it has no config.yaml and no summary.json:
+    its run did not begin."""
     made = folder.absolute()
     if made in _made and not any((folder / name).exists() for name in (CONFIG_FILE, SUMMARY_FILE)):
         let_go(folder)
@@ -94,7 +114,8 @@ def remove_unused(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Context manager: lock the folder for this process, then unlock it, and remove it if no run began in it.
+    """Context manager: lock the folder for this process, then unlock it, and remove it
+    if no run began in it.
 
     Raises UserError if another process uses it.
     """
@@ -117,7 +138,8 @@ def _new(parent: Path) -> Path:
 
 def _agreed(choose: Callable[[], Path], parent: Path) -> Path:
     """The folder below `parent` that the first rank chooses, if a launcher started all ranks."""
-    # torchrun's store passes its name to the others; SLURM's ranks look for the folder that the first has locked.
+    # torchrun's store passes its name to the others; SLURM's ranks look for the folder that
+    # the first has locked.
     if "TORCHELASTIC_RUN_ID" in os.environ:
         store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
         key = f"flashtrain/folders/run_folder/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
@@ -129,21 +151,27 @@ def _agreed(choose: Callable[[], Path], parent: Path) -> Path:
 
 
 def _locked_by_job(job: str, parent: Path) -> Path:
-    """Wait for the folder below `parent` that the first rank of this job takes. Raises UserError."""
+    """Wait for the folder below `parent` that the first rank of this job
+    takes. Raises UserError."""
     until = time.monotonic() + _SLURM_SECONDS
     while time.monotonic() < until:
         for folder in newest_first(parent):
             if is_locked_by_job(folder, job):
                 return folder
         time.sleep(0.5)
-    raise UserError(f"the job's first rank locked no folder in {parent} in {_SLURM_SECONDS:.0f} seconds. See its log.")
+    raise UserError(
+        f"the job's first rank locked no folder in {parent} in {_SLURM_SECONDS:.0f} seconds. "
+        "See its log."
+    )
 
 
 @contextlib.contextmanager
 def new_folder(parent: Path, name: str) -> Iterator[tuple[Path, Path]]:
-    """Context manager: make the folder `parent`/`name`, or `name`-2, -3, ..., once its body has ended well.
+    """Context manager: make the folder `parent`/`name`, or `name`-2, -3, ..., once
+    its body has ended well.
 
-    It gives the folder to write to, which an interruption removes and a kill leaves to the next one, and that to be.
+    It gives the folder to write to, which an interruption removes and a kill leaves to the
+    next one, and that to be.
     """
     unfinished = parent / f".{name}.unfinished"
     with filelock.FileLock(parent / f".{name}.lock"):

@@ -32,21 +32,32 @@ TOKENIZER = "tokenizer"  # the tokenizer that made the tokens
 SAMPLE = "sample.txt"  # text that a language model generated at the end
 
 # Values of `status` in a summary row; RUNNING stays if a run was killed.
-RUNNING, FINISHED, STOPPED, FAILED, OUT_OF_MEMORY = "running", "finished", "stopped", "failed", "out of memory"
+RUNNING, FINISHED, STOPPED, FAILED, OUT_OF_MEMORY = (
+    "running",
+    "finished",
+    "stopped",
+    "failed",
+    "out of memory",
+)
 
 
 def write_config(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Write the resolved settings to config.yaml, and return its plain values: every text is read back unchanged."""
-    # OmegaConf's dumper quotes texts that its reader would read as numbers, and escapes unusual line ends.
-    content = yaml.dump(settings, Dumper=get_omega_conf_dumper(), allow_unicode=False, sort_keys=False)
+    """Write the resolved settings to config.yaml, and return its plain values: every text
+    is read back unchanged."""
+    # OmegaConf's dumper quotes texts that its reader would read as numbers, and
+    # escapes unusual line ends.
+    content = yaml.dump(
+        settings, Dumper=get_omega_conf_dumper(), allow_unicode=False, sort_keys=False
+    )
     return read_yaml(write_atomically(folder / CONFIG_FILE, content, sync=True))
 
 
 def read_settings(folder: Path) -> Settings:
-    """Return the settings of the run in `folder`. Interpolations are not resolved: `${oc.env:NAME}` stays a text.
+    """Return the settings of the run in `folder`. Interpolations are not resolved:
+    `${oc.env:NAME}` stays a text.
 
-    Older names of settings are replaced by the current ones (aliases.py). Raises UserError if `folder` is not a run
-    folder, or its settings are unknown or invalid.
+    Older names of settings are replaced by the current ones (aliases.py). Raises UserError if
+    `folder` is not a run folder, or its settings are unknown or invalid.
     """
     path = folder / CONFIG_FILE
     if not path.is_file():
@@ -55,13 +66,20 @@ def read_settings(folder: Path) -> Settings:
 
 
 def _settings(content: Any, path: Path) -> Settings:
-    """The settings in the content of a config.yaml, without other tasks' groups, which older runs have."""
+    """The settings in the content of a config.yaml, without other tasks' groups,
+    which older runs have."""
     if not isinstance(content, dict):
         raise UserError(f"{path} holds no settings: it is empty or damaged.")
     content = updated(content)
     task = content.get("task", Settings.task)
-    others = {name for other in registered("task") if other != task for name in setting_names(other)}
-    own = {name: value for name, value in content.items() if name in setting_names(task) or name not in others}
+    others = {
+        name for other in registered("task") if other != task for name in setting_names(other)
+    }
+    own = {
+        name: value
+        for name, value in content.items()
+        if name in setting_names(task) or name not in others
+    }
     try:
         return typed_settings(OmegaConf.create(literal(completed(own, setting_names(task)))))
     except UserError as error:
@@ -69,7 +87,8 @@ def _settings(content: Any, path: Path) -> Settings:
 
 
 def check_config(checkpoint: Path, saved: Mapping[str, Any]) -> None:
-    """Compare a run's config.yaml with the settings in its checkpoint (`saved`), and print what differs.
+    """Compare a run's config.yaml with the settings in its checkpoint (`saved`),
+    and print what differs.
 
     Raises UserError if config.yaml lacks a setting of the checkpoint.
     """
@@ -77,20 +96,34 @@ def check_config(checkpoint: Path, saved: Mapping[str, Any]) -> None:
     if not path.is_file():  # a checkpoint outside of any run
         return
     if (stored := saved.get(SETTINGS)) is None:
-        say(f"{checkpoint} stores no settings, since an older version saved it: {path} is taken as it is.")
+        say(
+            f"{checkpoint} stores no settings, since an older version saved it: "
+            f"{path} is taken as it is."
+        )
         return
     content = read_yaml(path)
-    here, there = _flat(asdict(_settings(content, path))), _flat(asdict(_settings(stored, checkpoint)))
+    here, there = (
+        _flat(asdict(_settings(content, path))),
+        _flat(asdict(_settings(stored, checkpoint))),
+    )
     written = _flat(updated(content))
-    if missing := [f"{name}={one}" for name, one in _flat(updated(stored)).items() if name not in written]:
-        raise UserError(f"{path} lacks {', '.join(missing)}, which {checkpoint.name} was saved with. Add it there.")
-    if changed := [f"{name} {there.get(name)} -> {one}" for name, one in here.items() if there.get(name) != one]:
+    if missing := [
+        f"{name}={one}" for name, one in _flat(updated(stored)).items() if name not in written
+    ]:
+        raise UserError(
+            f"{path} lacks {', '.join(missing)}, which {checkpoint.name} was saved with. "
+            "Add it there."
+        )
+    if changed := [
+        f"{name} {there.get(name)} -> {one}" for name, one in here.items() if there.get(name) != one
+    ]:
         line = f"{path} has changed since {checkpoint.name} was saved: {', '.join(changed)}."
         say(line, level=logging.WARNING)
 
 
 def as_begun(settings: Settings, folder: Path, given: Collection[str]) -> Settings:
-    """Return the settings of a run that goes on with the one in `folder`, and print `older_values` that they take."""
+    """Return the settings of a run that goes on with the one in `folder`, and print
+    `older_values` that they take."""
     older = older_values(settings, read_settings(folder), given)
     config = settings_config(settings)
     for name, value in older.items():
@@ -101,7 +134,8 @@ def as_begun(settings: Settings, folder: Path, given: Collection[str]) -> Settin
 
 
 def older_values(here: Settings, there: Settings, given: Collection[str]) -> dict[str, Any]:
-    """Return what a run of settings `there` does otherwise since it is older than a setting that is not `given`."""
+    """Return what a run of settings `there` does otherwise since it is older than a
+    setting that is not `given`."""
     ours, theirs = _flat(asdict(here)), _flat(asdict(there))
     newer = {name: value for name, value in NEWER.items() if name in ours and name not in given}
     return {name: value for name, value in newer.items() if theirs.get(name) == value != ours[name]}
@@ -111,7 +145,11 @@ def _flat(content: Mapping[str, Any], group: str = "") -> dict[str, Any]:
     """Nested settings by their dotted names."""
     found: dict[str, Any] = {}
     for name, value in content.items():
-        found |= _flat(value, f"{group}{name}.") if isinstance(value, dict) else {f"{group}{name}": value}
+        found |= (
+            _flat(value, f"{group}{name}.")
+            if isinstance(value, dict)
+            else {f"{group}{name}": value}
+        )
     return found
 
 
@@ -127,7 +165,8 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def note_failure(folder: Path, error: str) -> None:
-    """Record in the summary row of a run that it failed, if the row says that it is still running."""
+    """Record in the summary row of a run that it failed, if the row says that
+    it is still running."""
     if (row := read_summary(folder)).get("status") == RUNNING:
         write_summary(folder, {**row, "status": FAILED, "error": error})
 
@@ -137,7 +176,8 @@ def find_checkpoint(given: str, *, prefer: str, setting: str = "checkpoint") -> 
 
     Args:
         given: a run folder, or a checkpoint in one.
-        prefer: LAST to continue a run, BEST to use its weights; if that one is missing, the other is used.
+        prefer: LAST to continue a run, BEST to use its weights; if that one is
+            missing, the other is used.
         setting: name of the setting that holds the path, for messages of errors.
 
     Returns:
@@ -149,16 +189,27 @@ def find_checkpoint(given: str, *, prefer: str, setting: str = "checkpoint") -> 
     path = Path(given).expanduser()
     if not path.exists():
         auto = ", or resume=auto for the newest unfinished run" if setting == "resume" else ""
-        raise UserError(f"{setting}={given} does not exist. Use a run folder or a .ckpt in one{auto}.")
+        raise UserError(
+            f"{setting}={given} does not exist. Use a run folder or a .ckpt in one{auto}."
+        )
     if (path / CONFIG_FILE).is_file():
         for name in (LAST, BEST) if prefer == LAST else (BEST, LAST):
             if checkpoint_exists(path / CHECKPOINTS / name):
                 return path, path / CHECKPOINTS / name
-        raise UserError(f"run {path} has saved no checkpoint: expected {LAST} or {BEST} in its {CHECKPOINTS}/.")
+        raise UserError(
+            f"run {path} has saved no checkpoint: expected {LAST} or {BEST} in its {CHECKPOINTS}/."
+        )
     folder = path.parent.parent
     if not (folder / CONFIG_FILE).is_file():
         runs = sorted(path.glob(f"*/{CONFIG_FILE}"))
         hint = f" The newest run in it is {runs[-1].parent}." if runs else ""
-        hint = f" It is an exported model: use model.path={given}." if (path / "config.json").is_file() else hint
-        raise UserError(f"{setting}={given} is neither a run folder (with a {CONFIG_FILE}) nor a .ckpt in one.{hint}")
+        hint = (
+            f" It is an exported model: use model.path={given}."
+            if (path / "config.json").is_file()
+            else hint
+        )
+        raise UserError(
+            f"{setting}={given} is neither a run folder (with a {CONFIG_FILE}) nor a "
+            f".ckpt in one.{hint}"
+        )
     return folder, path

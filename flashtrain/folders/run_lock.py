@@ -16,9 +16,11 @@ from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.files.disk import UNFINISHED, write_atomically
 
-# The operating system locks the former, and releases it when the process ends in any way. The latter names the process.
+# The operating system locks the former, and releases it when the process ends in any way. The
+# latter names the process.
 LOCK, HOLDER = ".lock", ".lock.json"
-# Errors of file systems without locks (some NFS and FUSE mounts); filelock 3.30 knows only the first of them.
+# Errors of file systems without locks (some NFS and FUSE mounts); filelock 3.30 knows
+# only the first of them.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}
 
 # The folders that this process has locked, with their locks (None on a file system without locks).
@@ -30,10 +32,11 @@ class Busy(UserError):
 
 
 def hold(folder: Path, *, wait: float = 0) -> None:
-    """Lock a run folder for this process until `let_go` or the process's end; make the folder if it is missing.
+    """Lock a run folder for this process until `let_go` or the process's end; make the
+    folder if it is missing.
 
-    Nothing happens if this process has the lock already, or is not the first rank, which locks for all ranks. On a file
-    system without locks a line is printed, and the run continues.
+    Nothing happens if this process has the lock already, or is not the first rank, which locks for
+    all ranks. On a file system without locks a line is printed, and the run continues.
 
     Args:
         folder: the run's folder.
@@ -52,22 +55,33 @@ def hold(folder: Path, *, wait: float = 0) -> None:
         lock = _locked(folder, wait)
     except filelock.Timeout as error:
         record = _holder_record(folder)
-        who = "process {process} on {host} since {since}".format(**record) if record else "process unknown"
+        who = (
+            "process {process} on {host} since {since}".format(**record)
+            if record
+            else "process unknown"
+        )
         line = f"another run is using {folder}: {who}. Wait until it ends, or use another folder."
         raise Busy(line) from error
     if lock is None:
-        say(f"{folder} is on a file system without locks: a second run in it would not be detected.")
+        say(
+            f"{folder} is on a file system without locks: a second run in it would not be detected."
+        )
     else:
         # A killed run may have left unfinished files. No other process writes here now.
         for path in folder.rglob(f".*{UNFINISHED}"):
             path.unlink(missing_ok=True)
     _locks[key] = lock
-    record = {"process": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    record = {
+        "process": os.getpid(),
+        "host": socket.gethostname(),
+        "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+    }
     write_atomically(folder / HOLDER, json.dumps({**record, "job": slurm_job()}) + "\n")
 
 
 def try_hold(folder: Path) -> bool:
-    """Lock the folder as `hold` does, and return whether that succeeded; if not, print the reason."""
+    """Lock the folder as `hold` does, and return whether that succeeded; if
+    not, print the reason."""
     try:
         hold(folder)
     except UserError as error:
@@ -77,7 +91,8 @@ def try_hold(folder: Path) -> bool:
 
 
 def let_go(folder: Path) -> None:
-    """Release the lock of the folder if this process has it. The lock file stays: waiting processes have it open."""
+    """Release the lock of the folder if this process has it. The lock file stays: waiting
+    processes have it open."""
     key = folder.resolve()
     if key not in _locks:
         return
@@ -88,14 +103,17 @@ def let_go(folder: Path) -> None:
 
 
 def is_locked_by_job(folder: Path, job: str) -> bool:
-    """Return whether the first rank of the SLURM job `job` (see `slurm_job`) has locked the folder."""
+    """Return whether the first rank of the SLURM job `job` (see `slurm_job`)
+    has locked the folder."""
     return _holder_record(folder).get("job") == job
 
 
 def is_first_of_job() -> bool:
-    """Return whether this process is the only rank or the first one, also before the ranks are connected.
+    """Return whether this process is the only rank or the first one, also before
+    the ranks are connected.
 
-    The answer comes from variables that torchrun, SLURM and Lightning (for the ranks that it starts) set.
+    The answer comes from variables that torchrun, SLURM and Lightning (for the
+    ranks that it starts) set.
     """
     names = ["RANK", "LOCAL_RANK", "NODE_RANK"]
     if slurm_job() is not None:
@@ -104,7 +122,8 @@ def is_first_of_job() -> bool:
 
 
 def slurm_job() -> str | None:
-    """Return a name that all ranks of a SLURM step share; None outside SLURM, and in a step of one rank."""
+    """Return a name that all ranks of a SLURM step share; None outside SLURM, and
+    in a step of one rank."""
     if "SLURM_JOB_ID" not in os.environ or int(os.environ.get("SLURM_NTASKS", "1")) < 2:
         return None
     step, restart = (os.environ.get(f"SLURM_{name}", "0") for name in ("STEP_ID", "RESTART_COUNT"))
@@ -112,14 +131,17 @@ def slurm_job() -> str | None:
 
 
 def _refuse_links(folder: Path) -> None:
-    """Raise UserError if a link leads out of the folder, which may come from anybody: a write would end elsewhere."""
+    """Raise UserError if a link leads out of the folder, which may come from anybody: a
+    write would end elsewhere."""
     # W&B's own folder is left out: it has links to its logs, and each run has a new one in it.
     inside = folder.resolve()
     for current, folders, files in os.walk(inside):
         for name in (*folders, *files):
             path = Path(current, name)
             if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside):
-                raise UserError(f"{path} is a link that leads out of its run folder. Remove the link.")
+                raise UserError(
+                    f"{path} is a link that leads out of its run folder. Remove the link."
+                )
         folders[:] = [name for name in folders if name != "wandb"]
 
 

@@ -1,4 +1,5 @@
-"""The folders of earlier runs of the same training: those to resume, and those that have been trained already."""
+"""The folders of earlier runs of the same training: those to resume, and those that
+have been trained already."""
 
 from __future__ import annotations
 
@@ -23,22 +24,27 @@ from flashtrain.settings.aliases import NEWER
 from flashtrain.settings.settings import Settings
 from flashtrain.training.checkpoints import LAST, checkpoint_exists
 
-_NOT_TRAINED = ("workers", "cache_dir", "evaluation_batch")  # settings of groups that do not affect training
+# settings of groups that do not affect training.
+_NOT_TRAINED = ("workers", "cache_dir", "evaluation_batch")
 _PATHS = ("weights", "model.path", "data.path", "data.validation_path", "finetune.path")
 _LISTED = 4  # differing settings that are listed
 
 
 def find_unfinished(parent: Path, settings: Settings, given: Collection[str] = ()) -> Path | None:
-    """Return the newest folder in `parent` of an unfinished run of the same training, with a last.ckpt; else None.
+    """Return the newest folder in `parent` of an unfinished run of the same training, with
+    a last.ckpt; else None.
 
-    A run that is older than a setting may differ in it, unless the setting is `given`. The folder is locked for this
-    process. Folders that another process has locked are skipped. If there is none, a line names the unfinished run that
-    differs in the fewest settings, and these.
+    A run that is older than a setting may differ in it, unless the setting is `given`. The folder
+    is locked for this process. Folders that another process has locked are skipped. If there is
+    none, a line names the unfinished run that differs in the fewest settings, and these.
     """
-    others: dict[int, str] = {}  # number of different settings -> the newest run that differs in so many
+    # Number of different settings -> the newest run that differs in so many.
+    others: dict[int, str] = {}
     for folder, _, differing in _compared(newest_first(parent), _is_unfinished, settings, given):
         if differing:
-            listed = ", ".join([*differing[:_LISTED], *(["..."] if len(differing) > _LISTED else [])])
+            listed = ", ".join(
+                [*differing[:_LISTED], *(["..."] if len(differing) > _LISTED else [])]
+            )
             others.setdefault(len(differing), f"{folder}, differs in {listed}")
         elif try_hold(folder):
             if _is_unfinished(folder):
@@ -50,7 +56,8 @@ def find_unfinished(parent: Path, settings: Settings, given: Collection[str] = (
 
 
 def find_same(folders: Iterable[Path], settings: Settings, *, take: bool = False) -> Path | None:
-    """Return the first run folder with the same training, mode, attention and precision; None if there is none.
+    """Return the first run folder with the same training, mode, attention and precision;
+    None if there is none.
 
     Args:
         folders: candidates, in this order; those that are not run folders are skipped.
@@ -58,7 +65,9 @@ def find_same(folders: Iterable[Path], settings: Settings, *, take: bool = False
         take: lock the folder for this process, and skip folders that another process has locked.
     """
     wanted = (settings.mode, settings.attention, settings.hardware.precision)
-    for folder, there, differing in _compared(folders, lambda path: (path / CONFIG_FILE).is_file(), settings):
+    for folder, there, differing in _compared(
+        folders, lambda path: (path / CONFIG_FILE).is_file(), settings
+    ):
         same = (there.mode, there.attention, there.hardware.precision) == wanted and not differing
         if same and (not take or try_hold(folder)):
             return folder
@@ -71,28 +80,48 @@ def newest_first(parent: Path) -> list[Path]:
 
 
 def _compared(
-    folders: Iterable[Path], wanted: Callable[[Path], bool], here: Settings, given: Collection[str] = NEWER
+    folders: Iterable[Path],
+    wanted: Callable[[Path], bool],
+    here: Settings,
+    given: Collection[str] = NEWER,
 ) -> Iterator[tuple[Path, Settings, list[str]]]:
-    """The wanted run folders, their settings, and in what they are another training; those not readable: a line."""
+    """The wanted run folders, their settings, and in what they are another training;
+    those not readable: a line."""
     for folder in folders:
         try:
             if not wanted(folder):
                 continue
             there = read_settings(folder)
-            ours, theirs, older = _what_is_trained(here), _what_is_trained(there), older_values(here, there, given)
+            ours, theirs, older = (
+                _what_is_trained(here),
+                _what_is_trained(there),
+                older_values(here, there, given),
+            )
         except Exception as error:  # noqa: BLE001 - whatever a power cut, an editor or another version left there
             say(f"skipping {folder}: {first_line(error)}")
         else:
-            names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name) and name not in older]
-            yield folder, there, [f"{name} ({theirs.get(name)} there, {ours.get(name)} here)" for name in names]
+            names = [
+                name
+                for name in {**ours, **theirs}
+                if ours.get(name) != theirs.get(name) and name not in older
+            ]
+            yield (
+                folder,
+                there,
+                [f"{name} ({theirs.get(name)} there, {ours.get(name)} here)" for name in names],
+            )
 
 
 def _is_unfinished(folder: Path) -> bool:
-    return checkpoint_exists(folder / CHECKPOINTS / LAST) and read_summary(folder).get("status") != FINISHED
+    return (
+        checkpoint_exists(folder / CHECKPOINTS / LAST)
+        and read_summary(folder).get("status") != FINISHED
+    )
 
 
 def _what_is_trained(settings: Settings) -> dict[str, Any]:
-    """The settings, by name, that two runs of the same training share, on any hardware and with any logger."""
+    """The settings, by name, that two runs of the same training share, on any
+    hardware and with any logger."""
     trained = ["trainer.steps", "trainer.epochs", "trainer.tokens_per_step"]
     if settings.trainer.epochs is not None:
         trained.remove("trainer.steps")  # a run's folder has those that were counted from its data
@@ -102,13 +131,16 @@ def _what_is_trained(settings: Settings) -> dict[str, Any]:
     for name in names:
         value = getattr(settings, name)
         if is_dataclass(value):
-            found |= {f"{name}.{own}": one for own, one in vars(value).items() if own not in _NOT_TRAINED}
+            found |= {
+                f"{name}.{own}": one for own, one in vars(value).items() if own not in _NOT_TRAINED
+            }
         else:
             found[name] = value
     return {name: _resolved(value) if name in _PATHS else value for name, value in found.items()}
 
 
 def _resolved(path: str | None) -> str | None:
-    """The path in full if it exists: ./text and text are one folder. A name of the hub stays as it is."""
+    """The path in full if it exists: ./text and text are one folder. A name of
+    the hub stays as it is."""
     found = None if path is None else Path(path).expanduser()
     return str(found.resolve()) if found is not None and found.exists() else path

@@ -1,7 +1,9 @@
-"""The names of tensors and configuration entries under which transformers stores the decoders that Decoder can be.
+"""The names of tensors and configuration entries under which transformers stores the
+decoders that Decoder can be.
 
-model=gpt2 is transformers' GPT-2, and with rotary positions its Starcoder2; model=llama is its Llama. The latter two
-store the matrices of q, k, v (and of gate and value) separately, which flashtrain's models join into one.
+model=gpt2 is transformers' GPT-2, and with rotary positions its Starcoder2; model=llama is its
+Llama. The latter two store the matrices of q, k, v (and of gate and value) separately, which
+flashtrain's models join into one.
 """
 
 from __future__ import annotations
@@ -18,38 +20,56 @@ WITH_VOCABULARY = ("token_embedding", "head")  # modules that may have more rows
 
 
 class Format(NamedTuple):
-    """The format in which transformers stores one kind of decoder: names of tensors and of config.json's entries."""
+    """The format in which transformers stores one kind of decoder: names of tensors and of
+    config.json's entries."""
 
     architecture: str  # transformers' class
     ours: dict[str, Any]  # DecoderConfig's fields with the values that a model of this kind has
     prefix: str  # of all tensors' names but the head's
     layer: str  # the prefix of the names of a layer's tensors
-    names: dict[str, tuple[str, ...]]  # for each of our modules, transformers' modules that it joins, in order
+    # For each of our modules, transformers' modules that it joins, in order.
+    names: dict[str, tuple[str, ...]]
     sizes: dict[str, str]  # for each size in DecoderConfig, the name of its entry in config.json
     absent: dict[str, Any]  # values to use for entries that config.json leaves out
-    computation: dict[str, tuple[Any, ...]]  # accepted values of further entries; the first where an entry is missing
+    # Accepted values of further entries; the first where an entry is missing.
+    computation: dict[str, tuple[Any, ...]]
     biases: tuple[str, ...] = ()  # entries of config.json that say whether layers have biases
-    transposed: tuple[str, ...] = ()  # endings of the names of matrices that are stored as (in, out)
-    ignored: tuple[str, ...] = ()  # endings of the names of constants in older files, which are not read
+    # Endings of the names of matrices that are stored as (in, out).
+    transposed: tuple[str, ...] = ()
+    # Endings of the names of constants in older files, which are not read.
+    ignored: tuple[str, ...] = ()
 
     def holds(self, config: DecoderConfig) -> bool:
         """Return whether this format can store a model of this configuration."""
         own = config.plain()
-        same = config.alike is not None and all(own[field] == value for field, value in self.ours.items())
+        same = config.alike is not None and all(
+            own[field] == value for field, value in self.ours.items()
+        )
         return same and ("kv_heads" in self.sizes or own["kv_heads"] == own["heads"])
 
     def parts(self, name: str, rows: int, config: DecoderConfig) -> list[Part]:
-        """Return transformers' tensors whose concatenation along the rows is our tensor `name` (of `rows` rows), as
-        (name without self.prefix, number of rows). For example, name is "blocks.0.attention.qkv.weight"."""
+        """Return transformers' tensors whose concatenation along the rows is our tensor `name` (of
+        `rows` rows), as (name without self.prefix, number of rows). For example, name is
+        "blocks.0.attention.qkv.weight"."""
         module, kind = name.rsplit(".", 1)
         if not module.startswith("blocks."):
-            return [(f"{self.names[module][0]}.{kind}", config.vocab_size if module in WITH_VOCABULARY else rows)]
+            return [
+                (
+                    f"{self.names[module][0]}.{kind}",
+                    config.vocab_size if module in WITH_VOCABULARY else rows,
+                )
+            ]
         _, layer, rest = module.split(".", 2)
         theirs = self.names[rest]
         attention = mixers(config.layers, AttentionSpec)[0]
         keys = attention.kv_heads * attention.head_dim
-        each = (config.embed, keys, keys) if len(theirs) == 3 else (rows // len(theirs),) * len(theirs)
-        return [(f"{self.layer}.{layer}.{part}.{kind}", count) for part, count in zip(theirs, each, strict=True)]
+        each = (
+            (config.embed, keys, keys) if len(theirs) == 3 else (rows // len(theirs),) * len(theirs)
+        )
+        return [
+            (f"{self.layer}.{layer}.{part}.{kind}", count)
+            for part, count in zip(theirs, each, strict=True)
+        ]
 
 
 ROTARY_NAMES = {
@@ -105,7 +125,12 @@ FORMATS = {
             "scale_attn_by_inverse_layer_idx": (False,),
             "add_cross_attention": (False,),
         },
-        transposed=("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"),
+        transposed=(
+            "attn.c_attn.weight",
+            "attn.c_proj.weight",
+            "mlp.c_fc.weight",
+            "mlp.c_proj.weight",
+        ),
         ignored=(".attn.bias", ".attn.masked_bias"),
     ),
     "llama": Format(
@@ -128,7 +153,11 @@ FORMATS = {
         ours={"positions": "rotary", "norm": "layernorm", "activation": "gelu", "bias": True},
         prefix="model.",
         layer="layers",
-        names={**ROTARY_NAMES, "feed_forward.up": ("mlp.c_fc",), "feed_forward.down": ("mlp.c_proj",)},
+        names={
+            **ROTARY_NAMES,
+            "feed_forward.up": ("mlp.c_fc",),
+            "feed_forward.down": ("mlp.c_proj",),
+        },
         sizes=ROTARY_SIZES,
         absent={"tie_word_embeddings": True},
         computation={

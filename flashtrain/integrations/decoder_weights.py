@@ -3,7 +3,7 @@
 config, state_dict = load_decoder("path/to/gpt2")
 model = Decoder(config)
 model.load_state_dict(state_dict)
-save_decoder(model, "for_transformers")         # AutoModelForCausalLM.from_pretrained("for_transformers")
+save_decoder(model, "for_transformers")   # AutoModelForCausalLM.from_pretrained("for_transformers")
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ from flashtrain.models.rope_scaling import ORIGINAL, RopeScaling
 
 
 def save_decoder(model: Decoder, folder: str | Path, *, end_of_text: int | None = None) -> str:
-    """Save a decoder for transformers as GPT-2, Llama or Starcoder2 where possible, else in flashtrain's own format.
+    """Save a decoder for transformers as GPT-2, Llama or Starcoder2 where possible, else in
+    flashtrain's own format.
 
     Args:
-        end_of_text: The id of the token that ends a text, for the configuration (None: no such token).
+        end_of_text: The id of the token that ends a text, for the configuration
+            (None: no such token).
 
     Returns:
         The name of the format, in words.
@@ -59,23 +61,29 @@ def save_decoder(model: Decoder, folder: str | Path, *, end_of_text: int | None 
     content = _content(kind, form, config, end_of_text)
     content["dtype"] = str(model.token_embedding.weight.dtype).removeprefix("torch.")
     write_folder(folder, content, tensors, end_of_text=end_of_text)
-    return f"Hugging Face's {kind} format: transformers.AutoModelForCausalLM.from_pretrained reads it"
+    return (
+        f"Hugging Face's {kind} format: transformers.AutoModelForCausalLM.from_pretrained reads it"
+    )
 
 
 def load_decoder(
     folder_or_file: str | Path, *, vocab_rows: int | None = None
 ) -> tuple[DecoderConfig, dict[str, Tensor]]:
-    """Load the configuration and state dict of a Decoder from transformers' weights or from those of save_weights.
+    """Load the configuration and state dict of a Decoder from transformers' weights or from
+    those of save_weights.
 
-    Tensors are on the CPU in the file's dtype. For transformers' weights config.dropout is 0 whatever the file has.
+    Tensors are on the CPU in the file's dtype. For transformers' weights config.dropout is 0
+    whatever the file has.
 
     Args:
         folder_or_file: A folder, or a safetensors file next to its config.json.
-        vocab_rows: Rows of the embedding table for transformers' weights; added rows are zero (None: the number of
-            tokens rounded up to a multiple of 64; GPT-2's 50,257 become 50,304).
+        vocab_rows: Rows of the embedding table for transformers' weights; added rows are
+            zero (None: the number of tokens rounded up to a multiple of 64; GPT-2's
+            50,257 become 50,304).
 
     Raises:
-        UserError: There are no weights, or they are of another architecture, or Decoder cannot compute the same.
+        UserError: There are no weights, or they are of another architecture, or Decoder
+            cannot compute the same.
     """
     content, tensors = read_folder(folder_or_file)
     own = own_config(content, "gpt2", folder_or_file)
@@ -93,7 +101,9 @@ def load_decoder(
     return config, converted(bare, make, parts, folder_or_file)
 
 
-def _content(kind: str, form: Format, config: DecoderConfig, end_of_text: int | None) -> dict[str, Any]:
+def _content(
+    kind: str, form: Format, config: DecoderConfig, end_of_text: int | None
+) -> dict[str, Any]:
     """transformers' config.json of a model of this shape."""
     own = config.plain()
     head_dim = own["embed"] // own["heads"]
@@ -113,23 +123,32 @@ def _content(kind: str, form: Format, config: DecoderConfig, end_of_text: int | 
     # transformers before 5 reads rope_theta and rope_scaling.
     content["rope_theta"] = entries["rope_theta"]
     if entries["rope_type"] != "default":
-        content["rope_scaling"] = {name: value for name, value in entries.items() if name != "rope_theta"}
+        content["rope_scaling"] = {
+            name: value for name, value in entries.items() if name != "rope_theta"
+        }
     return content | {"rope_parameters": entries, "head_dim": head_dim}
 
 
-def _our_config(form: Format, content: dict[str, Any], vocab_rows: int | None, where: str | Path) -> DecoderConfig:
+def _our_config(
+    form: Format, content: dict[str, Any], vocab_rows: int | None, where: str | Path
+) -> DecoderConfig:
     content = {**form.absent, **dict.fromkeys(form.biases, False), **content}
-    entry = "rope_parameters" if content.get("rope_parameters") else "rope_scaling"  # the older name
+    # The older name.
+    entry = "rope_parameters" if content.get("rope_parameters") else "rope_scaling"
     rope = content.get(entry) or {}
     check_architecture(content, FORMATS, form.computation, where)
     sizes: dict[str, Any] = {ours: content.get(theirs) for ours, theirs in form.sizes.items()}
     if content.get("head_dim") not in (None, sizes["embed"] / sizes["heads"]):
         raise UserError(
-            f"{where}: head_dim={content['head_dim']} in {CONFIG}: expected hidden_size / num_attention_heads."
+            f"{where}: head_dim={content['head_dim']} in {CONFIG}: "
+            "expected hidden_size / num_attention_heads."
         )
     biases = {content[entry] for entry in form.biases}
     if len(biases) > 1:
-        raise UserError(f"{where}: {' and '.join(form.biases)} in {CONFIG}: expected biases in all layers or none.")
+        raise UserError(
+            f"{where}: {' and '.join(form.biases)} in {CONFIG}: "
+            "expected biases in all layers or none."
+        )
     try:
         scaling = RopeScaling.of_entries({ORIGINAL: sizes["context"], **rope})
     except UserError as error:

@@ -4,12 +4,13 @@
     # or, of a model that is there: model.set_attn_implementation(name)
     model = AutoModel.from_config(config, attn_implementation=name)
 
-Models that take their attention from transformers' AttentionInterface are supported (GPT-2, BERT, Llama, Qwen,
-ModernBERT, Gemma and most others), with padding on either side, packed rows, sliding windows, grouped heads, soft caps,
-attention sinks, dropout, position biases and caches in generation.
+Models that take their attention from transformers' AttentionInterface are supported (GPT-2,
+BERT, Llama, Qwen, ModernBERT, Gemma and most others), with padding on either side, packed
+rows, sliding windows, grouped heads, soft caps, attention sinks, dropout, position biases
+and caches in generation.
 
-Shapes: B batch, S sequence (Sq queries, Sk keys), n tokens of it on this device, H query heads, K key/value heads,
-D head dimension.
+Shapes: B batch, S sequence (Sq queries, Sk keys), n tokens of it on this device, H query heads, K
+key/value heads, D head dimension.
 """
 
 from __future__ import annotations
@@ -29,17 +30,20 @@ from flashtrain.models.sharded_sequence import ShardedSequence, sharded_sequence
 from flashtrain_kernels.environment import autocast_dtype
 from flashtrain_kernels.flash_attn import flash_attn_heads_first
 
-# transformers treats every name with "flash" in it as flash-attn or as a kernel of its hub, so it cannot be our name.
+# transformers treats every name with "flash" in it as flash-attn or as a kernel of its hub, so
+# it cannot be our name.
 NAME = "exact_attention"
 
-_OF_WHOLE = WeakTensorKeyDictionary()  # cu_seq_lens_q that were checked to describe all devices' tokens
+# cu_seq_lens_q that were checked to describe all devices' tokens.
+_OF_WHOLE = WeakTensorKeyDictionary()
 
 
 def register_with_transformers() -> str:
-    """Register our attention and its mask function with transformers, as the attention implementation NAME.
+    """Register our attention and its mask function with transformers, as the
+    attention implementation NAME.
 
-    Afterwards a model with attention of its own (BLOOM, Falcon, MPT) raises UserError when it is built for this name.
-    Repeated calls change nothing.
+    Afterwards a model with attention of its own (BLOOM, Falcon, MPT) raises UserError when it is
+    built for this name. Repeated calls change nothing.
 
     Returns:
         The name, for attn_implementation.
@@ -72,23 +76,28 @@ def attention(
 ) -> tuple[Tensor, None]:
     """Compute the attention of a transformers layer by our kernels.
 
-    Under context parallelism (huggingface_context.py) query, key and value are this device's shards, and attention is
-    to the whole sequence. flash_attn_func's errors pass through.
+    Under context parallelism (huggingface_context.py) query, key and value are this device's
+    shards, and attention is to the whole sequence. flash_attn_func's errors pass through.
 
     Args:
         module: The layer.
-        query: (B, H, Sq, D). Where query, key and value differ in dtype (float32 rotary embeddings with bf16 values),
-            they are cast to value's dtype; under autocast float32 is cast to autocast's.
+        query: (B, H, Sq, D). Where query, key and value differ in dtype (float32 rotary
+            embeddings with bf16 values), they are cast to value's dtype; under autocast float32
+            is cast to autocast's.
         key: (B, K, Sk, D).
         value: (B, K, Sk, Dv), Dv at most D.
-        attention_mask: The result of our mask function; or a caller's 4-D tensor, bool or additive; or None.
+        attention_mask: The result of our mask function; or a caller's 4-D tensor,
+            bool or additive; or None.
         dropout: Probability of dropping an attention weight.
         scaling: Factor of the scores (None: D**-0.5).
-        is_causal: Whether attention is causal, used where attention_mask is None (None: module.is_causal).
-        softcap: Bound of the scores: softcap * tanh(score / softcap), as in Gemma 2 (None: no bound).
+        is_causal: Whether attention is causal, used where attention_mask is None
+            (None: module.is_causal).
+        softcap: Bound of the scores: softcap * tanh(score / softcap), as in
+            Gemma 2 (None: no bound).
         position_bias: (B or 1, H, Sq, Sk), added to the scores and differentiable, as in T5.
         s_aux: (H,) learnable sinks, one more score per query, whose value is zero, as in gpt-oss.
-        others: Further arguments of the layer; cu_seq_lens_q and cu_seq_lens_k, or position_ids, mark packed documents.
+        others: Further arguments of the layer; cu_seq_lens_q and cu_seq_lens_k, or position_ids,
+            mark packed documents.
 
     Returns:
         (the output (B, Sq, H, Dv), None in place of attention weights).
@@ -102,7 +111,9 @@ def attention(
             "attn_implementation='eager'."
         )
     sequence = sharded_sequence()
-    within = "Cross" not in type(module).__name__ and not getattr(module, "is_cross_attention", False)
+    within = "Cross" not in type(module).__name__ and not getattr(
+        module, "is_cross_attention", False
+    )
     query, key, value = _one_dtype(query, key, value)
     width, head_dim = value.shape[3], query.shape[3]
     if width != head_dim:  # multi-head latent attention has narrower values
@@ -118,7 +129,11 @@ def attention(
     mask = _layer_mask(module, attention_mask, is_causal, (batch, seqlen_q, seqlen_k), query.dtype)
     if attention_mask is None and mask.causal and seqlen_k > seqlen_q:
         # As in sdpa: keys past the queries belong to a static cache and are not yet written.
-        key, value, mask = key[:, :, :seqlen_q], value[:, :, :seqlen_q], mask._replace(seqlen_k=seqlen_q)
+        key, value, mask = (
+            key[:, :, :seqlen_q],
+            value[:, :, :seqlen_q],
+            mask._replace(seqlen_k=seqlen_q),
+        )
         position_bias = None if position_bias is None else position_bias[..., :seqlen_q]
     if within:
         mask = with_documents(mask, query, others)
@@ -145,36 +160,59 @@ def _over_devices(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    # The layer's attention_mask, is_causal, position_bias and further arguments (None: cross-attention).
-    request: tuple[AttentionMask | Tensor | None, bool | None, Tensor | None, dict[str, Any]] | None,
+    # The layer's attention_mask, is_causal, position_bias and further arguments
+    # (None: cross-attention).
+    request: tuple[AttentionMask | Tensor | None, bool | None, Tensor | None, dict[str, Any]]
+    | None,
     options: dict[str, Any],
 ) -> Tensor | None:
-    """Attention of this device's queries (B, n, H, D) to the whole sequence; None where it is to something else."""
+    """Attention of this device's queries (B, n, H, D) to the whole sequence; None where
+    it is to something else."""
     own = query.shape[1] == key.shape[1] == sequence.held and inputs_of(sequence) is not None
     if request is None or not own:
         sequence.refuse_own_part(key.shape[1], f"transformers' {type(module).__name__}: attention")
         return None
     given, is_causal, position_bias, others = request
     if position_bias is not None or isinstance(given, Tensor):
-        what = "support for position biases" if position_bias is not None else "support for a 4-D attention_mask"
-        raise UserError(f"no {what} under context parallelism. Use a model without, or another strategy (fsdp, ddp).")
-    mask = _layer_mask(module, given, is_causal, (query.shape[0], sequence.length, sequence.length), query.dtype)
+        what = (
+            "support for position biases"
+            if position_bias is not None
+            else "support for a 4-D attention_mask"
+        )
+        raise UserError(
+            f"no {what} under context parallelism. "
+            "Use a model without, or another strategy (fsdp, ddp)."
+        )
+    mask = _layer_mask(
+        module, given, is_causal, (query.shape[0], sequence.length, sequence.length), query.dtype
+    )
     positions, lengths = others.get("position_ids"), others.get("cu_seq_lens_q")
     whole = {**others, "position_ids": None}
-    if isinstance(positions, Tensor) and positions.dim() == 2 and positions.shape[1] == sequence.held:
+    if (
+        isinstance(positions, Tensor)
+        and positions.dim() == 2
+        and positions.shape[1] == sequence.held
+    ):
         whole["position_ids"] = whole_of(sequence, positions)
-    if lengths is not None and lengths not in _OF_WHOLE and int(lengths[-1]) != mask.batch * mask.seqlen_k:
+    if (
+        lengths is not None
+        and lengths not in _OF_WHOLE
+        and int(lengths[-1]) != mask.batch * mask.seqlen_k
+    ):
         raise UserError(
             f"cu_seq_lens_q end at {int(lengths[-1])} under context parallelism: expected "
-            f"{mask.batch * mask.seqlen_k}, the tokens of the whole batch. Put cu_seq_lens_q into the batch, or "
-            "compute it from flashtrain.models.sharded_sequence.whole(batch, 'position_ids')."
+            f"{mask.batch * mask.seqlen_k}, the tokens of the whole batch. Put cu_seq_lens_q "
+            "into the batch, or compute it from "
+            "flashtrain.models.sharded_sequence.whole(batch, 'position_ids')."
         )
     if lengths is not None:
         _OF_WHOLE[lengths] = True
     mask = with_documents(mask, query, whole)
     if options["scale"] is None:
         options = {**options, "scale": query.shape[3] ** -0.5}
-    return sequence.attention(query, key, value, causal=mask.causal, mask=mask.mask, window=mask.window_size, **options)
+    return sequence.attention(
+        query, key, value, causal=mask.causal, mask=mask.mask, window=mask.window_size, **options
+    )
 
 
 def _layer_mask(
@@ -190,28 +228,36 @@ def _layer_mask(
     if isinstance(given, AttentionMask):
         if (given.seqlen_q, given.seqlen_k) != sizes[1:]:
             raise UserError(
-                f"attention_mask has {given.seqlen_q} queries and {given.seqlen_k} keys, but this layer has {sizes[1]} "
-                f"and {sizes[2]}. The model changes its mask: use attn_implementation='sdpa'."
+                f"attention_mask has {given.seqlen_q} queries and {given.seqlen_k} keys, but this "
+                f"layer has {sizes[1]} and {sizes[2]}. The model changes its mask: use "
+                "attn_implementation='sdpa'."
             )
         return given
     if not isinstance(given, Tensor) or given.dim() != 4:
-        what = f"of the shape {tuple(given.shape)}" if isinstance(given, Tensor) else f"of type {type(given).__name__}"
+        what = (
+            f"of the shape {tuple(given.shape)}"
+            if isinstance(given, Tensor)
+            else f"of type {type(given).__name__}"
+        )
         raise UserError(
-            f"a layer got an attention_mask {what}: expected a tensor (B, H or 1, Sq, Sk). Pass a 2-D mask to the "
-            "model, or use attn_implementation='sdpa'."
+            f"a layer got an attention_mask {what}: expected a tensor (B, H or 1, Sq, Sk). "
+            "Pass a 2-D mask to the model, or use attn_implementation='sdpa'."
         )
     return AttentionMask(*sizes, bias=dense_bias(given, dtype)[..., : sizes[2]])
 
 
 def _one_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    dtype = (autocast_dtype(query.device.type) if value.dtype == torch.float32 else None) or value.dtype
+    dtype = (
+        autocast_dtype(query.device.type) if value.dtype == torch.float32 else None
+    ) or value.dtype
     if query.dtype == key.dtype == value.dtype == dtype:
         return query, key, value
     return query.to(dtype), key.to(dtype), value.to(dtype)
 
 
 def _narrow(out: Tensor, width: int) -> Tensor:
-    """The first `width` of (B, Sq, H, D), contiguous; a view of all of it would cost autograd an extra step."""
+    """The first `width` of (B, Sq, H, D), contiguous; a view of all of it would cost
+    autograd an extra step."""
     return (out if out.shape[3] == width else out[..., :width]).contiguous()
 
 

@@ -3,10 +3,11 @@
     config, state_dict = load_bert("path/to/bert-base-uncased")
     model = Bert(config)
     model.load_state_dict(state_dict)
-    save_bert(model, "for_transformers")            # BertForPreTraining.from_pretrained("for_transformers")
+    save_bert(model, "for_transformers")    # BertForPreTraining.from_pretrained("for_transformers")
 
-Three formats are read: BertForPreTraining (masked head, pooler, next-sentence head), BertForMaskedLM (masked head) and
-BertModel (encoder, with or without its pooler); of a fine-tuned classifier its BertModel.
+Three formats are read: BertForPreTraining (masked head, pooler, next-sentence head),
+BertForMaskedLM (masked head) and BertModel (encoder, with or without its pooler); of a fine-tuned
+classifier its BertModel.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from flashtrain.models.bert import Bert
 from flashtrain.models.bert_config import BERT_EPSILON, BertConfig
 from flashtrain.models.block import round_up
 
-PREFIX = "bert."  # before the encoder's and the pooler's names in a model with heads; absent in a bare BertModel
+# Before the encoder's and the pooler's names in a model with heads; absent in a bare BertModel.
+PREFIX = "bert."
 NAMES = {
     "encoder.token_embedding": "embeddings.word_embeddings",
     "encoder.position_embedding": "embeddings.position_embeddings",
@@ -51,11 +53,19 @@ NAMES = {
     "classifier": "classifier",  # of a head that was fine-tuned
 }
 OUTSIDE = ("cls.", "classifier.")  # tensors that are not the BertModel's
-PROJECTIONS = tuple(f"attention.self.{name}" for name in ("query", "key", "value"))  # one matrix here, in this order
-WITH_VOCABULARY = ("encoder.token_embedding.weight", "masked_head.bias")  # may have more rows than tokens
-# Checkpoints published in 2018 have these names for a norm's weights; transformers still reads them.
+# One matrix here, in this order.
+PROJECTIONS = tuple(f"attention.self.{name}" for name in ("query", "key", "value"))
+# May have more rows than tokens.
+WITH_VOCABULARY = ("encoder.token_embedding.weight", "masked_head.bias")
+# Checkpoints published in 2018 have these names for a norm's weights;
+# transformers still reads them.
 OLD_ENDINGS = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
-ACTIVATIONS = {"gelu": "gelu_exact", "gelu_python": "gelu_exact", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu"}
+ACTIVATIONS = {
+    "gelu": "gelu_exact",
+    "gelu_python": "gelu_exact",
+    "gelu_new": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+}
 # Accepted values of config.json's entries, the first where an entry is left out.
 COMPUTATION: dict[str, tuple[Any, ...]] = {
     "hidden_act": tuple(ACTIVATIONS),
@@ -66,16 +76,19 @@ COMPUTATION: dict[str, tuple[Any, ...]] = {
 
 
 def load_bert(folder_or_file: str | Path) -> tuple[BertConfig, dict[str, Tensor]]:
-    """Load the configuration and state dict of a Bert from transformers' weights or from those of save_weights.
+    """Load the configuration and state dict of a Bert from transformers' weights or from
+    those of save_weights.
 
-    The configuration has the file's heads. Tensors are on the CPU in the file's dtype. For transformers' weights
-    config.dropout is 0 whatever the file has, and the embedding table has a multiple of 64 rows, the added ones zero.
+    The configuration has the file's heads. Tensors are on the CPU in the file's dtype. For
+    transformers' weights config.dropout is 0 whatever the file has, and the embedding table has a
+    multiple of 64 rows, the added ones zero.
 
     Args:
         folder_or_file: A folder, or a safetensors file next to its config.json.
 
     Raises:
-        UserError: There are no weights, or they are of another architecture, or Bert cannot compute the same.
+        UserError: There are no weights, or they are of another architecture, or Bert
+            cannot compute the same.
     """
     content, tensors = read_folder(folder_or_file)
     own = own_config(content, "bert", folder_or_file)
@@ -88,7 +101,8 @@ def load_bert(folder_or_file: str | Path) -> tuple[BertConfig, dict[str, Tensor]
 
 
 def save_bert(model: Bert, folder: str | Path, *, pad_token: int = 0) -> str:
-    """Save a Bert for transformers with the heads that it has; the modern family in flashtrain's own format.
+    """Save a Bert for transformers with the heads that it has; the modern family in
+    flashtrain's own format.
 
     Args:
         pad_token: The id of the padding token, for config.json.
@@ -105,13 +119,20 @@ def save_bert(model: Bert, folder: str | Path, *, pad_token: int = 0) -> str:
     architecture = kinds.get((config.masked_head, config.pooler, config.next_sentence))
     if architecture is None or differences_from_bert(config):
         return save_weights(model, folder)
-    tensors = bert_tensors(model.state_dict(), config, prefix="" if architecture == "BertModel" else PREFIX)
-    write_folder(folder, bert_content(config, architecture, pad_token, model.output_weight.dtype), tensors)
+    tensors = bert_tensors(
+        model.state_dict(), config, prefix="" if architecture == "BertModel" else PREFIX
+    )
+    write_folder(
+        folder, bert_content(config, architecture, pad_token, model.output_weight.dtype), tensors
+    )
     return f"Hugging Face's BERT format: transformers.{architecture}.from_pretrained reads it"
 
 
-def bert_tensors(state: Mapping[str, Tensor], config: BertConfig, *, prefix: str) -> dict[str, Tensor]:
-    """Return the tensors of a Bert, or of a classifier on Bert's encoder, under transformers' names.
+def bert_tensors(
+    state: Mapping[str, Tensor], config: BertConfig, *, prefix: str
+) -> dict[str, Tensor]:
+    """Return the tensors of a Bert, or of a classifier on Bert's encoder,
+    under transformers' names.
 
     Args:
         state: The model's state dict.
@@ -128,7 +149,9 @@ def bert_tensors(state: Mapping[str, Tensor], config: BertConfig, *, prefix: str
     return tensors
 
 
-def bert_content(config: BertConfig, architecture: str, pad_token: int, dtype: torch.dtype) -> dict[str, Any]:
+def bert_content(
+    config: BertConfig, architecture: str, pad_token: int, dtype: torch.dtype
+) -> dict[str, Any]:
     """Return the content of transformers' config.json for a model of this configuration."""
     return {
         "architectures": [architecture],
@@ -150,7 +173,8 @@ def bert_content(config: BertConfig, architecture: str, pad_token: int, dtype: t
 
 
 def differences_from_bert(config: BertConfig) -> list[str]:
-    """Return the properties of an encoder that transformers' BERT cannot represent, in words; [] if it can."""
+    """Return the properties of an encoder that transformers' BERT cannot represent,
+    in words; [] if it can."""
     differences = {
         f"norm_place={config.norm_place}": config.norm_place != "post",
         f"positions={config.positions}": config.positions != "learned",
@@ -168,25 +192,36 @@ def _bare(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         name = name.removeprefix(PREFIX)
         for old, new in OLD_ENDINGS.items():
             name = name.replace(old, new)
-        # Dropped: a constant in older files, and a fine-tuned head, which further training replaces.
+        # Dropped: a constant in older files, and a fine-tuned head, which
+        # further training replaces.
         if name != "embeddings.position_ids" and not name.startswith("classifier."):
             bare[name] = tensor
     return bare
 
 
 def _without_tied(tensors: dict[str, Tensor], where: str | Path) -> dict[str, Tensor]:
-    """The tensors without copies of tied ones; UserError where a copy differs, so that the decoder is not tied."""
+    """The tensors without copies of tied ones; UserError where a copy differs, so that
+    the decoder is not tied."""
     tied = {
         "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     }
     for copy, original in tied.items():
-        if copy in tensors and original in tensors and not torch.equal(tensors[copy], tensors[original]):
-            raise UserError(f"{where}: '{copy}' differs from '{original}': expected a decoder tied to the embedding.")
+        if (
+            copy in tensors
+            and original in tensors
+            and not torch.equal(tensors[copy], tensors[original])
+        ):
+            raise UserError(
+                f"{where}: '{copy}' differs from '{original}': "
+                "expected a decoder tied to the embedding."
+            )
     return {name: tensor for name, tensor in tensors.items() if name not in tied}
 
 
-def _our_config(content: dict[str, Any], tensors: dict[str, Tensor], where: str | Path) -> BertConfig:
+def _our_config(
+    content: dict[str, Any], tensors: dict[str, Tensor], where: str | Path
+) -> BertConfig:
     check_architecture(content, ("bert",), COMPUTATION, where)
     return BertConfig(
         vocab_size=content["vocab_size"],
@@ -206,7 +241,8 @@ def _our_config(content: dict[str, Any], tensors: dict[str, Tensor], where: str 
 
 
 def _their_names(name: str) -> tuple[str, ...]:
-    """Our parameter's names in a BertModel: one, or three for the packed projection, in the order of its rows."""
+    """Our parameter's names in a BertModel: one, or three for the packed projection, in
+    the order of its rows."""
     module, kind = name.rsplit(".", 1)
     if not module.startswith("encoder.blocks."):
         return (f"{NAMES[module]}.{kind}",)
@@ -217,4 +253,7 @@ def _their_names(name: str) -> tuple[str, ...]:
 
 def _their_parts(name: str, rows: int, config: BertConfig) -> list[Part]:
     names = _their_names(name)
-    return [(theirs, config.vocab_size if name in WITH_VOCABULARY else rows // len(names)) for theirs in names]
+    return [
+        (theirs, config.vocab_size if name in WITH_VOCABULARY else rows // len(names))
+        for theirs in names
+    ]

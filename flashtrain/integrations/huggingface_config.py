@@ -16,7 +16,8 @@ from flashtrain.files.shipped import conf_folder
 from flashtrain.integrations.weight_files import CONFIG
 
 ROTARY = "rope_parameters"
-OLDER_ROTARY = ("rope_scaling", "rope_theta", "partial_rotary_factor")  # entries in older files, now in ROTARY
+# Entries in older files, now in ROTARY.
+OLDER_ROTARY = ("rope_scaling", "rope_theta", "partial_rotary_factor")
 
 
 def published_shapes() -> dict[str, dict[str, Any]]:
@@ -28,8 +29,10 @@ def read_config(path: str, changes: Mapping[str, Any], setting: str = "model.pat
     """Read a transformers configuration.
 
     Args:
-        path: A folder, a config.json, a name of published_shapes, or a model type ("llama") for its default sizes.
-        changes: Entries that replace the configuration's; of nested rotary entries only those given are replaced.
+        path: A folder, a config.json, a name of published_shapes, or a model type ("llama")
+            for its default sizes.
+        changes: Entries that replace the configuration's; of nested rotary entries only
+            those given are replaced.
         setting: The name of the setting that gave `path`, for messages.
 
     Raises:
@@ -42,33 +45,42 @@ def read_config(path: str, changes: Mapping[str, Any], setting: str = "model.pat
     shapes = {} if where.suffix == ".json" or where.exists() else published_shapes()
     where = where / CONFIG if where.is_dir() else where
     content = shapes.get(path, {"model_type": path}) if shapes else read_json(where)
-    content = PreTrainedConfig._decode_special_floats(content)  # infinite steps of Mamba-2: {"__float__": "Infinity"}
+    # Infinite steps of Mamba-2: {"__float__": "Infinity"}
+    content = PreTrainedConfig._decode_special_floats(content)
     kind: Any = content.get("model_type")
     if kind not in DECODERS:  # a model's own code (auto_map) is never run
         raise unknown(
-            f"kind of decoder in {setting}", str(kind), [*DECODERS, *shapes], listed=[*shapes, "llama", "qwen3", "..."]
+            f"kind of decoder in {setting}",
+            str(kind),
+            [*DECODERS, *shapes],
+            listed=[*shapes, "llama", "qwen3", "..."],
         )
     _check_names(kind, content, changes)
     if {**content, **changes}.get("quantization_config") is not None:
         raise UserError(
-            f"{setting}={path} has quantized weights, which cannot be trained: expected the same model in bfloat16."
+            f"{setting}={path} has quantized weights, which cannot be trained: "
+            "expected the same model in bfloat16."
         )
-    content = {name: value for name, value in content.items() if name not in ("auto_map", "model_type")}
+    content = {
+        name: value for name, value in content.items() if name not in ("auto_map", "model_type")
+    }
     if ROTARY in changes:
         content, changes = _with_rotary(kind, content, changes)
     config = AutoConfig.for_model(kind, **{**content, **changes})
     for name in ("sliding_window", "attention_chunk_size"):
         size, kinds = vars(config).get(name), set(vars(config).get("layer_types") or [""])
-        if isinstance(size, int) and size < 1 and kinds != {"full_attention"}:  # transformers' masks hide all tokens
+        # transformers' masks hide all tokens.
+        if isinstance(size, int) and size < 1 and kinds != {"full_attention"}:
             raise UserError(
-                f"{setting}={path} has {name}={size}: expected at least 1 token, or null for layers that see all "
-                f"earlier ones. Set +model.options={{{name}: null}}."
+                f"{setting}={path} has {name}={size}: expected at least 1 token, or null for "
+                f"layers that see all earlier ones. Set +model.options={{{name}: null}}."
             )
     return config
 
 
 def _check_names(kind: str, content: Mapping[str, Any], changes: Iterable[str]) -> None:
-    """Raise UserError for a change of an unknown entry: transformers accepts any name and ignores unknown ones."""
+    """Raise UserError for a change of an unknown entry: transformers accepts any name
+    and ignores unknown ones."""
     from transformers import AutoModelForCausalLM, PreTrainedConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -76,10 +88,15 @@ def _check_names(kind: str, content: Mapping[str, Any], changes: Iterable[str]) 
     fields = inspect.signature(own).parameters
     known = {*content, *fields, *own.attribute_map, "experts_implementation"} - {"model_type"}
     modelling = inspect.getsource(inspect.getmodule(AutoModelForCausalLM._model_mapping[own]))  # type: ignore
-    known |= set(re.findall(r'getattr\((?:\w+\.)*config, "(\w+)"', modelling))  # such as Qwen3-MoE's head_dim
+    # Such as Qwen3-MoE's head_dim.
+    known |= set(re.findall(r'getattr\((?:\w+\.)*config, "(\w+)"', modelling))
     known -= {*OLDER_ROTARY} if ROTARY in fields else set()
     # Older names, which a class reads from further keyword arguments.
-    classes = [one for one in own.__mro__ if issubclass(one, PreTrainedConfig) and one is not PreTrainedConfig]
+    classes = [
+        one
+        for one in own.__mro__
+        if issubclass(one, PreTrainedConfig) and one is not PreTrainedConfig
+    ]
     sources = "".join(map(inspect.getsource, classes))
     for name in changes:
         if name not in known and f'"{name}"' not in sources:
@@ -87,8 +104,11 @@ def _check_names(kind: str, content: Mapping[str, Any], changes: Iterable[str]) 
             raise unknown(f"{own.__name__} entry in model.options", name, known, listed=listed)
 
 
-def _with_rotary(kind: str, content: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[dict, dict]:
-    """(content, changes) with all rotary entries in the changes, completed by the model's own base and length."""
+def _with_rotary(
+    kind: str, content: Mapping[str, Any], changes: Mapping[str, Any]
+) -> tuple[dict, dict]:
+    """(content, changes) with all rotary entries in the changes, completed by the
+    model's own base and length."""
     from transformers import AutoConfig
 
     others = {name: value for name, value in changes.items() if name != ROTARY}
@@ -96,7 +116,9 @@ def _with_rotary(kind: str, content: Mapping[str, Any], changes: Mapping[str, An
     config = AutoConfig.for_model(kind, **{**content, **others, **trained})
     config.rope_parameters = _rotary_with(config.rope_parameters or {}, changes[ROTARY])
     config.standardize_rope_params()
-    content = {name: value for name, value in content.items() if name not in (ROTARY, *OLDER_ROTARY)}
+    content = {
+        name: value for name, value in content.items() if name not in (ROTARY, *OLDER_ROTARY)
+    }
     return content, {**others, ROTARY: config.rope_parameters}
 
 
@@ -108,4 +130,10 @@ def _rotary_with(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
     known = kinds or {*own, *RopeParameters.__annotations__}
     for name in given.keys() - known:
         raise unknown("rotary entry in model.options", name, known)
-    return {**own, **{name: _rotary_with(own[name], one) if name in kinds else one for name, one in given.items()}}
+    return {
+        **own,
+        **{
+            name: _rotary_with(own[name], one) if name in kinds else one
+            for name, one in given.items()
+        },
+    }

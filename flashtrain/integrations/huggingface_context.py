@@ -1,8 +1,9 @@
-"""Hooks that make a transformers model correct on one device's shard of a sequence (context parallelism).
+"""Hooks that make a transformers model correct on one device's shard of a sequence
+(context parallelism).
 
-Without them a model would count positions from 0, search packed documents and the largest position (dynamic rotary
-scaling) among this device's tokens alone, and shift labels within these. Whole sequences are not affected by them.
-Shapes: B batch, S sequence, n tokens of it on this device.
+Without them a model would count positions from 0, search packed documents and the largest position
+(dynamic rotary scaling) among this device's tokens alone, and shift labels within these. Whole
+sequences are not affected by them. Shapes: B batch, S sequence, n tokens of it on this device.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from flashtrain.errors import UserError
-from flashtrain.integrations.huggingface_document_search import begin_forward, end_forward, found_once
+from flashtrain.integrations.huggingface_document_search import (
+    begin_forward,
+    end_forward,
+    found_once,
+)
 from flashtrain.integrations.huggingface_specs import states_of
 from flashtrain.models.sharded_sequence import ShardedSequence, sharded_sequence
 
@@ -36,19 +41,22 @@ class Inputs(NamedTuple):
 
 
 _INPUTS: WeakKeyDictionary[Any, Inputs] = WeakKeyDictionary()
-# The whole tensors (B, S) by shards (B, n), so that each is gathered once; None for positions 0, 1, ...
+# The whole tensors (B, S) by shards (B, n), so that each is gathered once; None
+# for positions 0, 1, ...
 _WHOLE: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 _CHECKED: WeakSet[nn.Module] = WeakSet()
 
 
 def inputs_of(sequence: ShardedSequence) -> Inputs | None:
-    """Return the whole sequence's positions and padding in a model's latest call; None if no model was called."""
+    """Return the whole sequence's positions and padding in a model's latest call; None
+    if no model was called."""
     return _INPUTS.get(sequence)
 
 
 def whole_of(sequence: ShardedSequence, part: Tensor) -> Tensor | None:
-    """Return the whole tensor (B, S) of which `part` (B, n) is this device's shard, gathered from all devices by the
-    first call and cached. None if `part` is the positions that the hooks add (0, 1, ... in the whole sequence)."""
+    """Return the whole tensor (B, S) of which `part` (B, n) is this device's shard, gathered from
+    all devices by the first call and cached. None if `part` is the positions that the hooks add (0,
+    1, ... in the whole sequence)."""
     known = _WHOLE.setdefault(sequence, WeakTensorKeyDictionary())
     if part not in known:
         known[part] = sequence.gathered(part)
@@ -56,32 +64,42 @@ def whole_of(sequence: ShardedSequence, part: Tensor) -> Tensor | None:
 
 
 def share_inputs(model: nn.Module) -> None:
-    """Add hooks to a model that give its forward the positions and padding of a sharded sequence, and check inputs."""
+    """Add hooks to a model that give its forward the positions and padding of a sharded
+    sequence, and check inputs."""
     if _share not in model._forward_pre_hooks.values():
         model.register_forward_pre_hook(_share, with_kwargs=True)
         model.register_forward_hook(_leave, always_call=True)
 
 
 def share_sequences() -> None:
-    """Replace transformers' label shift and document search, so that both regard whole sequences, not shards."""
+    """Replace transformers' label shift and document search, so that both regard whole
+    sequences, not shards."""
     from transformers import masking_utils
     from transformers.loss import loss_utils
 
     functions: Any = masking_utils
     if not hasattr(functions.find_packed_sequence_indices, "of_whole"):
-        functions.find_packed_sequence_indices = _finds_in_whole(functions.find_packed_sequence_indices)
+        functions.find_packed_sequence_indices = _finds_in_whole(
+            functions.find_packed_sequence_indices
+        )
     losses: dict[str, Any] = loss_utils.LOSS_MAPPING
     for name in SHIFTING:
         if not hasattr(losses[name], "of_whole"):
             losses[name] = _of_whole(losses[name])
 
 
-def _share(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
+def _share(
+    model: nn.Module, args: tuple, kwargs: dict[str, Any]
+) -> tuple[tuple, dict[str, Any]] | None:
     sequence = sharded_sequence()
     if not torch.compiler.is_compiling():
-        given = len(args) > 1 or any(x is not None for name, x in kwargs.items() if "position_ids" in name)
+        given = len(args) > 1 or any(
+            x is not None for name, x in kwargs.items() if "position_ids" in name
+        )
         # A user's own forward may make positions of packed documents.
-        theirs = "forward" not in vars(model) and type(model).forward.__module__.startswith("transformers.")
+        theirs = "forward" not in vars(model) and type(model).forward.__module__.startswith(
+            "transformers."
+        )
         counts = not given and sequence is None and theirs
         begin_forward(model, counts, _by_name(model, args, kwargs))
     return None if sequence is None else _shared(sequence, model, args, kwargs)
@@ -93,7 +111,11 @@ def _leave(model: nn.Module, args: Any, output: Any) -> None:
 
 
 def _by_name(model: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {**dict(zip(inspect.signature(model.forward).parameters, args, strict=False)), **kwargs} if args else kwargs
+    return (
+        {**dict(zip(inspect.signature(model.forward).parameters, args, strict=False)), **kwargs}
+        if args
+        else kwargs
+    )
 
 
 @torch.compiler.disable
@@ -104,8 +126,13 @@ def _shared(
     names, given = inspect.signature(model.forward).parameters, _by_name(model, args, kwargs)
     tokens = given.get("input_ids")
     tokens = given.get("inputs_embeds") if tokens is None else tokens
-    # A model of other tokens computes on these alone: an encoder of images, a reward model of its own text.
-    if "position_ids" not in names or not isinstance(tokens, Tensor) or tokens.shape[1] != sequence.held:
+    # A model of other tokens computes on these alone: an encoder of images, a reward
+    # model of its own text.
+    if (
+        "position_ids" not in names
+        or not isinstance(tokens, Tensor)
+        or tokens.shape[1] != sequence.held
+    ):
         return None
     _check(model, sequence, given)
     known = _WHOLE.setdefault(sequence, WeakTensorKeyDictionary())
@@ -128,14 +155,24 @@ def _part_and_whole(
     """This device's shard of an argument, and the whole; None where the argument is None."""
     if given is None:
         return None
-    if not isinstance(given, Tensor) or given.dim() != 2 or given.shape[1] not in (sequence.held, sequence.length):
-        what = f"of the shape {tuple(given.shape)}" if isinstance(given, Tensor) else f"of type {type(given).__name__}"
+    if (
+        not isinstance(given, Tensor)
+        or given.dim() != 2
+        or given.shape[1] not in (sequence.held, sequence.length)
+    ):
+        what = (
+            f"of the shape {tuple(given.shape)}"
+            if isinstance(given, Tensor)
+            else f"of type {type(given).__name__}"
+        )
         raise UserError(
-            f"{name} {what} under context parallelism: expected None, or a tensor (B, S) sharded as the tokens are."
+            f"{name} {what} under context parallelism: "
+            "expected None, or a tensor (B, S) sharded as the tokens are."
         )
     if given.shape[1] == sequence.held:
         return given, whole_of(sequence, given)
-    part = sequence.shard(given)  # (1, S), which the strategy does not shard in a batch of several rows
+    # (1, S), which the strategy does not shard in a batch of several rows.
+    part = sequence.shard(given)
     _WHOLE[sequence][part] = given
     return part, given
 
@@ -145,35 +182,47 @@ def _check(model: nn.Module, sequence: ShardedSequence, given: dict[str, Any]) -
     if model not in _CHECKED:
         if states := states_of(type(model), model.config):
             raise UserError(
-                f"{type(model).__name__} mixes tokens by {states}, which is not supported under context parallelism. "
-                "Use a model of attention layers, or another strategy (fsdp, ddp)."
+                f"{type(model).__name__} mixes tokens by {states}, which is not supported "
+                "under context parallelism. Use a model of attention layers, or another "
+                "strategy (fsdp, ddp)."
             )
         for module in model.modules():
-            if _scales_with_length(module) and _add_longest not in module._forward_pre_hooks.values():
+            if (
+                _scales_with_length(module)
+                and _add_longest not in module._forward_pre_hooks.values()
+            ):
                 module.register_forward_pre_hook(_add_longest, with_kwargs=True)
                 module.register_forward_hook(_drop_longest)
         _CHECKED.add(model)
     past = given.get("past_key_values", given.get("cache"))  # its name since transformers 5.24
     if past is not None and past.get_seq_length() > 0:
-        raise UserError("past_key_values with tokens under context parallelism: expected an empty cache or None.")
+        raise UserError(
+            "past_key_values with tokens under context parallelism: "
+            "expected an empty cache or None."
+        )
     if given.get("labels") is not None:
         _check_loss(model)
     scale = getattr(model.config, "floor_scale", None)
-    if getattr(model.config, "attn_temperature_tuning", False) and scale is not None and sequence.length >= scale:
+    if (
+        getattr(model.config, "attn_temperature_tuning", False)
+        and scale is not None
+        and sequence.length >= scale
+    ):
         raise UserError(
-            f"{type(model).__name__} scales its queries by positions, which it would count on each device separately "
-            "under context parallelism. Set attn_temperature_tuning=False in its configuration, or use fewer than "
-            f"{scale} tokens."
+            f"{type(model).__name__} scales its queries by positions, which it would count on each "
+            "device separately under context parallelism. Set attn_temperature_tuning=False in its "
+            f"configuration, or use fewer than {scale} tokens."
         )
 
 
 def _check_counting(model: Any) -> None:
-    """Raise UserError for a model that may not count positions from 0, but from padding or an offset."""
+    """Raise UserError for a model that may not count positions from 0, but
+    from padding or an offset."""
     config = model.config.get_text_config()
     if getattr(config, "rope_parameters", None) is None and config.model_type not in COUNT_FROM_0:
         raise UserError(
-            f"{type(model).__name__} may not count positions from 0, which is needed under context parallelism. Put "
-            "position_ids (B, S) into the batch and pass them to the model."
+            f"{type(model).__name__} may not count positions from 0, which is needed under context "
+            "parallelism. Put position_ids (B, S) into the batch and pass them to the model."
         )
 
 
@@ -181,11 +230,16 @@ def _scales_with_length(module: nn.Module) -> bool:
     """Whether rotary embeddings depend on the largest position."""
     kinds = getattr(module, "rope_type", None)
     kinds = kinds.values() if isinstance(kinds, dict) else (kinds,)
-    return any(isinstance(kind, str) and ("dynamic" in kind or kind == "longrope") for kind in kinds)
+    return any(
+        isinstance(kind, str) and ("dynamic" in kind or kind == "longrope") for kind in kinds
+    )
 
 
-def _add_longest(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
-    """Append the whole sequence's largest position to the arguments of rotary embeddings (x, position_ids, ...)."""
+def _add_longest(
+    module: nn.Module, args: tuple, kwargs: dict[str, Any]
+) -> tuple[tuple, dict[str, Any]] | None:
+    """Append the whole sequence's largest position to the arguments of rotary embeddings
+    (x, position_ids, ...)."""
     sequence = sharded_sequence()
     if sequence is None:
         return None
@@ -204,7 +258,8 @@ def _drop_longest(module: nn.Module, args: tuple, output: Any) -> Any:
 
 
 def _finds_in_whole(find: Callable[[Tensor], Tensor | None]) -> Callable[[Tensor], Tensor | None]:
-    """transformers' search for documents, which for a shard looks whether the whole sequence has any."""
+    """transformers' search for documents, which for a shard looks whether the
+    whole sequence has any."""
 
     @wraps(find)
     def in_whole(position_ids: Tensor) -> Tensor | None:
@@ -231,8 +286,8 @@ def _of_whole(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         if given.get("num_items_in_batch") is not None:
             raise UserError(
-                "num_items_in_batch under context parallelism: expected None, since the strategy weights the loss "
-                "itself, by each device's number of labels."
+                "num_items_in_batch under context parallelism: expected None, since the strategy "
+                "weights the loss itself, by each device's number of labels."
             )
         if given.get("shift_labels") is None:
             given["shift_labels"] = sequence.next_labels(given["labels"])
@@ -245,9 +300,12 @@ def _of_whole(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _check_loss(model: Any) -> None:
     """Raise UserError for a model whose loss shifts or pools on each device alone."""
     forward: Any = inspect.unwrap(type(model).forward)
-    of_whole = hasattr(model.loss_function, "of_whole") and "loss_function" in forward.__code__.co_names
+    of_whole = (
+        hasattr(model.loss_function, "of_whole") and "loss_function" in forward.__code__.co_names
+    )
     if not of_whole and getattr(model, "loss_type", None) not in BY_TOKEN:
         raise UserError(
-            f"{type(model).__name__} computes its loss itself, which is not supported under context parallelism. Pass "
-            "no labels; compute the loss from its logits, with labels shifted before the strategy sharded the batch."
+            f"{type(model).__name__} computes its loss itself, which is not supported under "
+            "context parallelism. Pass no labels; compute the loss from its logits, with labels "
+            "shifted before the strategy sharded the batch."
         )

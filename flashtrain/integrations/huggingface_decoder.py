@@ -25,7 +25,12 @@ from torch import Tensor, nn
 
 from flashtrain.errors import UserError
 from flashtrain.integrations import huggingface_folder as folders
-from flashtrain.integrations.huggingface_layers import Layer, body_of, decoder_layers, first_position
+from flashtrain.integrations.huggingface_layers import (
+    Layer,
+    body_of,
+    decoder_layers,
+    first_position,
+)
 from flashtrain.integrations.huggingface_loss import balance_of, head_of
 from flashtrain.integrations.huggingface_mixers import serve_mixers, served, using
 from flashtrain.integrations.huggingface_specs import HuggingFaceShape, flops_per_token, shape_of
@@ -39,24 +44,31 @@ from flashtrain_kernels.loss_head import IGNORED
 from flashtrain_kernels.masks import HIGH, LOW
 from flashtrain_kernels.recurrences import Rows
 
-BLOCKS_OF_4_BITS = 64 * 256  # torchao quantizes blocks of 64 numbers, and their scales in blocks of 256
+# torchao quantizes blocks of 64 numbers, and their scales in blocks of 256.
+BLOCKS_OF_4_BITS = 64 * 256
 
 
 class HuggingFaceDecoder(Trainable):
-    """A transformers model for causal language modelling as a Trainable; its weights have transformers' own names.
+    """A transformers model for causal language modelling as a Trainable; its weights have
+    transformers' own names.
 
     Args:
         module: The model, on the meta device where its weights are not yet read.
-        origin: Folder or hub name of the weights (None: they are in the module, or initialized at random).
-        residual: "weights", or "compute": the embeddings, and so the residual stream, have autocast's dtype.
-        quantize: "nf4" stores the base matrices of adapters in 4 bits (Dettmers et al. 2023, "QLoRA"), by torchao.
+        origin: Folder or hub name of the weights (None: they are in the module, or
+            initialized at random).
+        residual: "weights", or "compute": the embeddings, and so the residual stream,
+            have autocast's dtype.
+        quantize: "nf4" stores the base matrices of adapters in 4 bits (Dettmers et al.
+            2023, "QLoRA"), by torchao.
         context: The longest sequence in tokens (None: as the module's configuration says).
     """
 
     module: Any
     generates = True
-    recomputes_blocks = True  # layers are compiled one by one, since the code between them is transformers' own
-    shares_sequences = None  # huggingface_context.py refuses those of a known name, the first step the others
+    # Layers are compiled one by one, since the code between them is transformers' own.
+    recomputes_blocks = True
+    # huggingface_context.py refuses those of a known name, the first step the others.
+    shares_sequences = None
 
     def __init__(
         self,
@@ -68,9 +80,15 @@ class HuggingFaceDecoder(Trainable):
         context: int | None = None,
     ) -> None:
         super().__init__()
-        # Both modules have the same submodules, so that state dicts have transformers' names, also for FSDP2.
+        # Both modules have the same submodules, so that state dicts have transformers'
+        # names, also for FSDP2.
         self.__dict__["_modules"], self.__dict__["module"] = module._modules, module
-        self.origin, self.residual, self.quantize, self.context = origin, residual, quantize, context
+        self.origin, self.residual, self.quantize, self.context = (
+            origin,
+            residual,
+            quantize,
+            context,
+        )
         self.blocks = decoder_layers(module)
         self.layers = [Layer(block) for block in self.blocks]
         self.head = head_of(module)
@@ -87,7 +105,8 @@ class HuggingFaceDecoder(Trainable):
 
     @property
     def config(self) -> Any:
-        """transformers' configuration; of a model that also reads images or sound, the text model's."""
+        """transformers' configuration; of a model that also reads images or
+        sound, the text model's."""
         return self.module.config.get_text_config()
 
     @property
@@ -103,7 +122,9 @@ class HuggingFaceDecoder(Trainable):
     def shape(self) -> HuggingFaceShape:
         shape = shape_of(self.module)
         quantized = 0 if self.quantize is None else sum(map(_size_in_4_bits, self.adapters))
-        return replace(shape, context=self.context or shape.context - self.first, quantized=quantized)
+        return replace(
+            shape, context=self.context or shape.context - self.first, quantized=quantized
+        )
 
     @property
     def output_weight(self) -> Tensor:
@@ -119,21 +140,28 @@ class HuggingFaceDecoder(Trainable):
         return super().train(mode)
 
     def save_memory(self, savings: MemorySavings) -> None:
-        """Use these memory options from now on; UserError for ffn_chunk where a layer has no known feed-forward."""
-        if savings.ffn_chunk is not None and any(layer.feed_forward is None for layer in self.layers):
-            raise UserError(f"memory.ffn_chunk does not support {type(self.module).__name__}: expected null.")
+        """Use these memory options from now on; UserError for ffn_chunk where a layer has
+        no known feed-forward."""
+        if savings.ffn_chunk is not None and any(
+            layer.feed_forward is None for layer in self.layers
+        ):
+            raise UserError(
+                f"memory.ffn_chunk does not support {type(self.module).__name__}: expected null."
+            )
         self.savings = savings
         for layer in self.layers:
             layer.save_memory(savings)
 
     def compile_blocks(self, **options: Any) -> bool:
-        """Compile each layer by torch.compile with these options but fullgraph=False, and return True."""
+        """Compile each layer by torch.compile with these options but
+        fullgraph=False, and return True."""
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         from flashtrain.integrations.huggingface_attention import attention
         from flashtrain.integrations.huggingface_documents import settled
 
-        # Without a mask a layer is causal only if its is_causal says so; other models are not changed.
+        # Without a mask a layer is causal only if its is_causal says so; other
+        # models are not changed.
         causal = all(getattr(one, "is_causal", True) for one in self.module.modules())
         ours = ALL_ATTENTION_FUNCTIONS.get(self.config._attn_implementation) is attention
         for layer, spec in zip(self.layers, self.shape.layers, strict=True):
@@ -144,7 +172,11 @@ class HuggingFaceDecoder(Trainable):
 
     def keep_in(self, precision: str) -> None:
         # Frozen weights are never updated, so that bfloat16 suffices for them in mixed precision.
-        trained = {"bf16-true": torch.bfloat16, "16-true": torch.float16, "64-true": torch.float64}.get(precision)
+        trained = {
+            "bf16-true": torch.bfloat16,
+            "16-true": torch.float16,
+            "64-true": torch.float64,
+        }.get(precision)
         frozen = torch.bfloat16 if precision == "bf16-mixed" else trained
         for name, one in self.named_parameters():
             dtype = trained if one.requires_grad or name.rpartition(".")[2] in DECAYS else frozen
@@ -152,10 +184,12 @@ class HuggingFaceDecoder(Trainable):
                 one.data = one.data.to(dtype)
 
     def materialise(self, device: torch.device) -> None:
-        """Load the weights of a model on the meta device, or initialize them; UserError where they do not fit."""
+        """Load the weights of a model on the meta device, or initialize them; UserError
+        where they do not fit."""
         if not any(one.device.type == "meta" for one in self.parameters()):
             return
-        # Earlier draws differ with the number of devices; here the weights depend on the seed alone.
+        # Earlier draws differ with the number of devices; here the weights
+        # depend on the seed alone.
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(torch.initial_seed())
             self._materialise(device)
@@ -167,16 +201,21 @@ class HuggingFaceDecoder(Trainable):
             if self.origin is None:
                 folders.random_weights(self.module, self.blocks, place)
             else:
-                folders.read_weights(self.module, folders.folder_of(self.origin, "model*.safetensors"), place)
+                folders.read_weights(
+                    self.module, folders.folder_of(self.origin, "model*.safetensors"), place
+                )
         for adapted in self.adapters if self.quantize is not None else []:
             if _size_in_4_bits(adapted):
                 from torchao.quantization import to_nf4
 
                 base = adapted[1].get_base_layer()
-                base.weight = nn.Parameter(to_nf4(base.weight.detach().to(device)), requires_grad=False)
+                base.weight = nn.Parameter(
+                    to_nf4(base.weight.detach().to(device)), requires_grad=False
+                )
         if place != device:
             self.to(device)
-        for _, layer in sorted(self.adapters, key=lambda one: -one[0].count(".base_layer")):  # inner ones first
+        # Inner ones first.
+        for _, layer in sorted(self.adapters, key=lambda one: -one[0].count(".base_layer")):
             with folders.allocated(layer, device):
                 for name in layer.r:
                     layer.reset_lora_parameters(name, True)
@@ -185,7 +224,8 @@ class HuggingFaceDecoder(Trainable):
     def _without_adapters(self) -> Iterator[None]:
         """The model with each adapted layer replaced by its base layer."""
         adapted = self.adapters
-        for name, layer in reversed(adapted):  # inner ones first: experts have two around one module
+        # Inner ones first: experts have two around one module.
+        for name, layer in reversed(adapted):
             self.module.set_submodule(name, layer.get_base_layer())
         try:
             yield
@@ -201,7 +241,8 @@ class HuggingFaceDecoder(Trainable):
         cache: Any = None,
         last_only: bool = False,
     ) -> Tensor:
-        """Return logits (B, S, V) for the token after each of tokens (B, S); other arguments: see Decoder.forward."""
+        """Return logits (B, S, V) for the token after each of tokens (B, S); other
+        arguments: see Decoder.forward."""
         options = {} if positions is None else {"position_ids": self._positions(tokens, positions)}
         with using(self._rows(options.get("position_ids"))):
             return self.module(
@@ -214,12 +255,19 @@ class HuggingFaceDecoder(Trainable):
 
     def _rows(self, positions: Tensor | None) -> Rows | None:
         """The documents within which a hybrid's recurrences and convolutions compute."""
-        return Rows(positions) if self.mixes and positions is not None and not positions.is_meta else None
+        return (
+            Rows(positions)
+            if self.mixes and positions is not None and not positions.is_meta
+            else None
+        )
 
     def _positions(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
-        """The model's numbers of positions (B, S) that count from 0, by default those of the tokens in their rows."""
+        """The model's numbers of positions (B, S) that count from 0, by default those of
+        the tokens in their rows."""
         if positions is None:  # also in rows that are sharded over devices
-            positions = next_positions(tokens.shape[1], None, tokens.device).expand(tokens.shape[0], -1)
+            positions = next_positions(tokens.shape[1], None, tokens.device).expand(
+                tokens.shape[0], -1
+            )
         return positions + self.first if self.first else positions
 
     def loss(
@@ -231,10 +279,12 @@ class HuggingFaceDecoder(Trainable):
         mask: Mask | None = None,
         reduction: str = "mean",
     ) -> Tensor:
-        """Return the mean cross-entropy as in Trainable.loss, which equals transformers' own; "none": each token's.
+        """Return the mean cross-entropy as in Trainable.loss, which equals transformers'
+        own; "none": each token's.
 
-        In training the mean includes the routers' balancing loss where the configuration has output_router_logits. A
-        mask must be the causal mask of the documents that positions mark, else UserError.
+        In training the mean includes the routers' balancing loss where the configuration
+        has output_router_logits. A mask must be the causal mask of the documents that
+        positions mark, else UserError.
         """
         if mask is not None:
             _check_mask(mask, positions)
@@ -246,7 +296,9 @@ class HuggingFaceDecoder(Trainable):
         if self.head is None:
             logits = found.logits.to(torch.promote_types(found.logits.dtype, torch.float32))
             how = "none" if reduction == "none" else "sum"
-            total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction=how)
+            total = F.cross_entropy(
+                logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction=how
+            )
             if how == "none":
                 return total.view(labels.shape)
             return self._balanced(total / (labels != IGNORED).sum().clamp(min=1), found, tokens)
@@ -262,7 +314,8 @@ class HuggingFaceDecoder(Trainable):
         return loss if reduction == "none" else self._balanced(loss, found, tokens)
 
     def _balanced(self, loss: Tensor, found: Any, tokens: Tensor) -> Tensor:
-        """The loss, in training plus the routers' balancing loss, which is also stored for logging."""
+        """The loss, in training plus the routers' balancing loss, which is also
+        stored for logging."""
         if self.balance is None or not self.training:
             return loss
         balancing = self.balance.loss(found.router_logits, tokens.shape[0])
@@ -278,19 +331,27 @@ class HuggingFaceDecoder(Trainable):
         return flops_per_token(self.module, self.shape.context if context is None else context)
 
     def save(self, folder: Path) -> str:
-        """Save the model for from_pretrained, with adapters merged; return in words how to load the folder."""
-        if self.adapters:  # the model may train on, and peft's merge and unmerge do not undo each other
+        """Save the model for from_pretrained, with adapters merged; return in words
+        how to load the folder."""
+        # The model may train on, and peft's merge and unmerge do not undo each other.
+        if self.adapters:
             whole = self._copy()
             whole.merge(folder)
             return whole.save(folder)
-        folders.save_folder(self.module, folder, None if self.origin is None else folders.folder_of(self.origin))
+        folders.save_folder(
+            self.module, folder, None if self.origin is None else folders.folder_of(self.origin)
+        )
         read = "transformers.AutoModelForCausalLM.from_pretrained reads it"
         if not (folder / "adapter").exists():
             return read
-        return f"adapters merged: {read}; adapter/: the adapters alone, peft.PeftModel.from_pretrained reads them"
+        return (
+            f"adapters merged: {read}; adapter/: "
+            "the adapters alone, peft.PeftModel.from_pretrained reads them"
+        )
 
     def _copy(self) -> HuggingFaceDecoder:
-        """An adapted model in full precision on the CPU, its frozen weights read anew where they have an origin."""
+        """An adapted model in full precision on the CPU, its frozen weights read anew
+        where they have an origin."""
         parameters, place = {}, "cpu" if self.origin is None else "meta"
         for one in self.parameters():
             value = one.detach().to(place, torch.promote_types(one.dtype, torch.float32)).clone()
@@ -300,12 +361,16 @@ class HuggingFaceDecoder(Trainable):
         return made
 
     def merge(self, folder: Path) -> None:
-        """Save the adapters in folder/adapter and merge them into the weights; the model has none afterwards."""
+        """Save the adapters in folder/adapter and merge them into the weights; the
+        model has none afterwards."""
         self.save_adapters(folder / "adapter")
         for name, layer in reversed(self.adapters):  # inner ones first
             base = layer.get_base_layer()
-            if hasattr(getattr(base, "weight", None), "get_original_weight"):  # the quantized values used in training
-                base.weight = nn.Parameter(base.weight.detach().get_original_weight(), requires_grad=False)
+            # The quantized values used in training.
+            if hasattr(getattr(base, "weight", None), "get_original_weight"):
+                base.weight = nn.Parameter(
+                    base.weight.detach().get_original_weight(), requires_grad=False
+                )
             layer.merge()
             self.module.set_submodule(name, base)
         self.module._hf_peft_config_loaded = False
@@ -316,25 +381,37 @@ class HuggingFaceDecoder(Trainable):
         folders.save_folder(self.module, folder, None)
 
     def fill(self, weights: Mapping[str, Tensor]) -> None:
-        """Load a checkpoint's weights (CPU tensors); frozen weights that it lacks are read from `origin`."""
+        """Load a checkpoint's weights (CPU tensors); frozen weights that it lacks
+        are read from `origin`."""
         cpu = torch.device("cpu")
         if self.keeps_part:
             self.materialise(cpu)
-            missing = {name for name, one in self.named_parameters() if one.requires_grad} - weights.keys()
+            missing = {
+                name for name, one in self.named_parameters() if one.requires_grad
+            } - weights.keys()
             found = self.load_state_dict(weights, strict=False)
             if missing or found.unexpected_keys:
                 odd = sorted([*missing, *found.unexpected_keys])[0]
-                raise UserError(f"the checkpoint's adapters do not match the model's: only one of both has '{odd}'.")
+                raise UserError(
+                    "the checkpoint's adapters do not match the model's: "
+                    f"only one of both has '{odd}'."
+                )
             return
         self.load_state_dict(weights, assign=True)
-        self.module.tie_weights(missing_keys=set(), recompute_mapping=False)  # but for two that differ, of older runs
+        # But for two that differ, of older runs.
+        self.module.tie_weights(missing_keys=set(), recompute_mapping=False)
         folders.fill_buffers(self.module, cpu)
 
 
 def _size_in_4_bits(adapted: tuple[str, Any]) -> int:
-    """The parameters that an adapted nn.Linear has in 4 bits; 0 where it does not fit torchao's blocks and stays."""
+    """The parameters that an adapted nn.Linear has in 4 bits; 0 where it does not fit
+    torchao's blocks and stays."""
     base = adapted[1].get_base_layer()
-    return base.weight.numel() if isinstance(base, nn.Linear) and base.weight.numel() % BLOCKS_OF_4_BITS == 0 else 0
+    return (
+        base.weight.numel()
+        if isinstance(base, nn.Linear) and base.weight.numel() % BLOCKS_OF_4_BITS == 0
+        else 0
+    )
 
 
 def _trained_alone(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
@@ -353,13 +430,16 @@ def _check_mask(mask: Mask, positions: Tensor | None) -> None:
     """Raise UserError unless the mask is the causal one of the documents in these positions."""
     if sharded_sequence() is not None and positions is not None:
         return  # the mask is of all tokens, and the positions are of this device's alone
-    fits = positions is not None and mask.keys is None and mask.queries.shape[-2:] == positions.shape
+    fits = (
+        positions is not None and mask.keys is None and mask.queries.shape[-2:] == positions.shape
+    )
     if fits and positions is not None:
         index = torch.arange(positions.shape[1], device=positions.device)
         low, high = mask.queries[LOW], mask.queries[HIGH]
         fits = positions.is_meta or bool(((low == index - positions) & (high == index + 1)).all())
     if not fits:
         raise UserError(
-            "a transformers model supports no mask but that of packed documents. Pass positions that restart at each "
-            "document, with masks.document(..., causal=True) or without a mask."
+            "a transformers model supports no mask but that of packed documents. Pass "
+            "positions that restart at each document, with masks.document(..., "
+            "causal=True) or without a mask."
         )

@@ -1,4 +1,5 @@
-"""transformers' search for packed documents in positions, at most once per forward, since it synchronizes the device.
+"""transformers' search for packed documents in positions, at most once per forward, since it
+synchronizes the device.
 
 Shapes: B batch, S sequence.
 """
@@ -18,11 +19,13 @@ class _Forward:
 
     def __init__(self, model: nn.Module, counts: bool, given: Mapping[str, Any]) -> None:
         self.model, self.counts, self.given = model, counts, given
-        self.seen: list[tuple[Tensor, Tensor | None]] = []  # positions that were searched, with the results
+        # positions that were searched, with the results.
+        self.seen: list[tuple[Tensor, Tensor | None]] = []
 
 
 class _Running(threading.local):
-    """This thread's running forwards, the innermost last. Recomputation in a backward is in none."""
+    """This thread's running forwards, the innermost last. Recomputation in a
+    backward is in none."""
 
     def __init__(self) -> None:
         self.forwards: list[_Forward] = []
@@ -36,7 +39,8 @@ def begin_forward(model: nn.Module, counts: bool, given: Mapping[str, Any]) -> N
 
     Args:
         model: The model.
-        counts: Whether the model makes its own positions 0, 1, 2, ..., in which there are no packed documents.
+        counts: Whether the model makes its own positions 0, 1, 2, ..., in which there
+            are no packed documents.
         given: The call's arguments by name.
     """
     _running.forwards.append(_Forward(model, counts, given))
@@ -44,12 +48,14 @@ def begin_forward(model: nn.Module, counts: bool, given: Mapping[str, Any]) -> N
 
 def end_forward(model: nn.Module) -> None:
     """Record that a model's forward has ended, with or without an exception."""
-    if _running.forwards and _running.forwards[-1].model is model:  # a hook before ours may have failed
+    # A hook before ours may have failed.
+    if _running.forwards and _running.forwards[-1].model is model:
         _running.forwards.pop()
 
 
 def documents_of(positions: Tensor) -> Tensor | None:
-    """Return the document ids (B, S) that transformers finds in positions (B, S); None if every row is one document."""
+    """Return the document ids (B, S) that transformers finds in positions (B, S); None if
+    every row is one document."""
     from transformers.masking_utils import find_packed_sequence_indices as found
 
     whole: Any = getattr(found, "of_whole", found)
@@ -57,16 +63,24 @@ def documents_of(positions: Tensor) -> Tensor | None:
 
 
 def documents_beside_padding(tokens: int) -> Tensor | None:
-    """Return documents_in the running forward's positions and padding mask; None without one of so many tokens."""
+    """Return documents_in the running forward's positions and padding mask; None without
+    one of so many tokens."""
     given = _running.forwards[-1].given if _running.forwards else {}
     mask, crosses = given.get("attention_mask"), given.get("encoder_hidden_states") is not None
-    if crosses or not isinstance(mask, Tensor) or mask.is_meta or mask.dim() != 2 or mask.shape[1] != tokens:
+    if (
+        crosses
+        or not isinstance(mask, Tensor)
+        or mask.is_meta
+        or mask.dim() != 2
+        or mask.shape[1] != tokens
+    ):
         return None
     return documents_in(given.get("position_ids"), mask)
 
 
 def documents_in(positions: Tensor | None, mask: Tensor) -> Tensor:
-    """Return the ids (B, S) of documents packed into padded rows, where transformers looks for none.
+    """Return the ids (B, S) of documents packed into padded rows, where
+    transformers looks for none.
 
     Args:
         positions: (B or 1, S), lowest at the first token of each document.
@@ -80,7 +94,8 @@ def documents_in(positions: Tensor | None, mask: Tensor) -> Tensor:
 
 
 def holds_no_documents(positions: Tensor) -> bool:
-    """Return whether each row of positions (B or 1, S) is known to be one document, without reading the device."""
+    """Return whether each row of positions (B or 1, S) is known to be one document,
+    without reading the device."""
     known, found = _known(positions)
     return known and found is None
 
@@ -109,11 +124,19 @@ def _known(positions: Tensor) -> tuple[bool, Tensor | None]:
     forward = _running.forwards[-1]
     if forward.counts:
         return True, None
-    return next(((True, found) for x, found in forward.seen if _is_same(x, positions)), (False, None))
+    return next(
+        ((True, found) for x, found in forward.seen if _is_same(x, positions)), (False, None)
+    )
 
 
 def _is_same(x: Tensor, y: Tensor) -> bool:
-    """Whether positions (B or 1, S) share memory; a row may be expanded to a batch. x must be alive."""
+    """Whether positions (B or 1, S) share memory; a row may be expanded to a
+    batch. x must be alive."""
     repeated = all(each.shape[0] == 1 or each.stride(0) == 0 for each in (x, y))
     rows = repeated or (x.shape[0] == y.shape[0] and x.stride(0) == y.stride(0))
-    return rows and x.data_ptr() == y.data_ptr() and x.shape[1] == y.shape[1] and x.stride(1) == y.stride(1)
+    return (
+        rows
+        and x.data_ptr() == y.data_ptr()
+        and x.shape[1] == y.shape[1]
+        and x.stride(1) == y.stride(1)
+    )

@@ -1,8 +1,10 @@
-"""Packed documents in transformers models: from the layers' arguments to the mask that separates them.
+"""Packed documents in transformers models: from the layers' arguments to the
+mask that separates them.
 
-Causal models find packed documents in position_ids by themselves and put them into the mask. In other models the layers
-receive the caller's cu_seq_lens_q and cu_seq_lens_k (transformers' names for flash-attn's cumulative lengths), or
-position_ids, where the model passes them on (BERT and Llama do, ModernBERT does not).
+Causal models find packed documents in position_ids by themselves and put them into the mask. In
+other models the layers receive the caller's cu_seq_lens_q and cu_seq_lens_k (transformers' names
+for flash-attn's cumulative lengths), or position_ids, where the model passes them on (BERT and
+Llama do, ModernBERT does not).
 
 Shapes: B batch, S sequence, N documents, E embedding width.
 """
@@ -33,40 +35,55 @@ from flashtrain_kernels.masks import (
 )
 from flashtrain_kernels.masks.rows import ordinals
 
-# The current batch's masks, by the tensor that each was made from, so that the layers of a model share one.
+# The current batch's masks, by the tensor that each was made from, so that the layers
+# of a model share one.
 _MADE = WeakTensorKeyDictionary()
-_latest: tuple[TensorWeakRef, Any, AttentionMask] | None = None  # source, key and mask of the latest without tensors
+# source, key and mask of the latest without tensors.
+_latest: tuple[TensorWeakRef, Any, AttentionMask] | None = None
 
 
 def document_lengths(position_ids: Tensor) -> dict[str, Any]:
-    """Make the arguments by which any transformers model separates packed documents; this synchronizes the device.
+    """Make the arguments by which any transformers model separates packed documents; this
+    synchronizes the device.
 
         model(input_ids, position_ids=position_ids, **document_lengths(position_ids))
 
-    Bidirectional models that do not pass position_ids to their layers (ModernBERT) need these arguments.
+    Bidirectional models that do not pass position_ids to their layers
+    (ModernBERT) need these arguments.
 
     Args:
-        position_ids: (B, S) integers that begin anew at each document: at the row's first one (0; in RoBERTa's family
-            the padding index + 1) or below.
+        position_ids: (B, S) integers that begin anew at each document: at the row's first one (0;
+            in RoBERTa's family the padding index + 1) or below.
 
     Returns:
-        cu_seq_lens_q and cu_seq_lens_k (N + 1,) int32 over the flattened rows, max_length_q and max_length_k.
+        cu_seq_lens_q and cu_seq_lens_k (N + 1,) int32 over the flattened rows,
+        max_length_q and max_length_k.
     """
-    begins = (position_ids.diff(dim=1, prepend=position_ids[:, :1]) != 1) & (position_ids <= position_ids[:, :1])
+    begins = (position_ids.diff(dim=1, prepend=position_ids[:, :1]) != 1) & (
+        position_ids <= position_ids[:, :1]
+    )
     starts = begins.flatten().nonzero()[:, 0].to(torch.int32)
     bounds = torch.cat((starts, starts.new_full((1,), position_ids.numel())))
     longest = int(bounds.diff().max())
-    return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
+    return {
+        "cu_seq_lens_q": bounds,
+        "cu_seq_lens_k": bounds,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
 
 
-def with_documents(requested: AttentionMask, query: Tensor, others: dict[str, Any]) -> AttentionMask:
-    """Restrict the mask of a self-attention layer to the documents that the caller's arguments describe.
+def with_documents(
+    requested: AttentionMask, query: Tensor, others: dict[str, Any]
+) -> AttentionMask:
+    """Restrict the mask of a self-attention layer to the documents that the
+    caller's arguments describe.
 
     Args:
         requested: The layer's mask.
         query: A tensor with the layer's head dimension and dtype; its values are not read.
-        others: The layer's further arguments: cu_seq_lens_q with cu_seq_lens_k, else position_ids (not used with a
-            padding mask).
+        others: The layer's further arguments: cu_seq_lens_q with cu_seq_lens_k, else position_ids
+            (not used with a padding mask).
 
     Raises:
         UserError: cu_seq_lens with a key/value cache.
@@ -77,26 +94,37 @@ def with_documents(requested: AttentionMask, query: Tensor, others: dict[str, An
     if lengths is not None and others.get("cu_seq_lens_k") is not None:
         if requested.seqlen_q != requested.seqlen_k:
             raise UserError(
-                f"cu_seq_lens_q and cu_seq_lens_k with {requested.seqlen_q} queries and {requested.seqlen_k} keys: "
-                "expected as many keys as queries. Use them without a cache."
+                f"cu_seq_lens_q and cu_seq_lens_k with {requested.seqlen_q} queries "
+                f"and {requested.seqlen_k} keys: expected as many keys as queries. Use "
+                "them without a cache."
             )
         return _made_once(lengths, requested, query, _from_lengths)
     square = requested.seqlen_q == requested.seqlen_k > 1
-    if not square or not isinstance(positions, Tensor) or positions.shape[1:] != (requested.seqlen_q,):
+    if (
+        not square
+        or not isinstance(positions, Tensor)
+        or positions.shape[1:] != (requested.seqlen_q,)
+    ):
         return requested
-    # Outside torch.compile a mask of intervals is one of padding, or contains the documents already.
-    if requested.bias is not None or (requested.mask is not None and not torch.compiler.is_compiling()):
+    # Outside torch.compile a mask of intervals is one of padding, or contains
+    # the documents already.
+    if requested.bias is not None or (
+        requested.mask is not None and not torch.compiler.is_compiling()
+    ):
         return requested
     return _made_once(positions, requested, query, _from_positions)
 
 
 def settled(given: Any, hidden: Tensor, others: dict[str, Any], *, head_dim: int) -> Any:
-    """Return the mask of a causal model's layer, restricted to packed documents, before the compiled layer runs.
+    """Return the mask of a causal model's layer, restricted to packed documents, before
+    the compiled layer runs.
 
-    Compiled code cannot search for documents: every layer would make a document mask, whatever the positions.
+    Compiled code cannot search for documents: every layer would make a document mask,
+    whatever the positions.
 
     Args:
-        given: The layer's attention_mask. Masks of other types, and those of sharded sequences, are returned unchanged.
+        given: The layer's attention_mask. Masks of other types, and those of sharded sequences,
+            are returned unchanged.
         hidden: The layer's input, (B, S, E).
         others: The layer's further arguments, as in with_documents.
         head_dim: The layer's head dimension.
@@ -118,8 +146,9 @@ def _from_lengths(cu_seq_lens: Tensor, batch: int, seqlen: int) -> Documents:
 
 def _from_positions(position_ids: Tensor, batch: int, seqlen: int) -> Documents | None:
     """Documents (B, S) of the rows whose positions begin anew; None when no row's do."""
-    # A row whose positions jump beyond its first one, or jump at every token, is one document. This synchronizes the
-    # device unless transformers has searched the positions or made them. Under torch.compile documents are always made.
+    # A row whose positions jump beyond its first one, or jump at every token, is one document. This
+    # synchronizes the device unless transformers has searched the positions or made them. Under
+    # torch.compile documents are always made.
     if holds_no_documents(position_ids):
         return None
     breaks = torch.nn.functional.pad(position_ids.diff(dim=1) != 1, (1, 0))
@@ -131,9 +160,13 @@ def _from_positions(position_ids: Tensor, batch: int, seqlen: int) -> Documents 
 
 
 def _made_once(
-    source: Tensor, requested: AttentionMask, query: Tensor, find: Callable[[Tensor, int, int], Documents | None]
+    source: Tensor,
+    requested: AttentionMask,
+    query: Tensor,
+    find: Callable[[Tensor, int, int], Documents | None],
 ) -> AttentionMask:
-    """`requested` within the documents that `find` makes of `source`, made once for all layers with the same mask."""
+    """`requested` within the documents that `find` makes of `source`, made once for all
+    layers with the same mask."""
 
     def make() -> AttentionMask:
         documents = find(source, requested.batch, requested.seqlen_q)
@@ -152,8 +185,10 @@ def _made_once(
     made = _MADE.setdefault(source, {})
     known = made.get(key)
     if known is None:
-        known = made[key] = (requested, make())  # `requested` too, so that the objects behind the key's ids stay alive
-    if known[1].mask is None and known[1].bias is None:  # masks with tensors are freed with their source
+        # `requested` too, so that the objects behind the key's ids stay alive.
+        known = made[key] = (requested, make())
+    # masks with tensors are freed with their source.
+    if known[1].mask is None and known[1].bias is None:
         _latest = TensorWeakRef(source), key, known[1]
     return known[1]
 
@@ -174,4 +209,6 @@ def _within(requested: AttentionMask, documents: Documents, query: Tensor) -> At
     mask = Mask(torch.stack((low, high, position, begin, number)), keys, requested.seqlen_k)
     planned = mask.planned(query.shape[3], query.dtype) if sharded_sequence() is None else mask
     # Field by field: torch.compile (2.11) does not follow a slice of a tuple's subclass.
-    return AttentionMask(requested.batch, requested.seqlen_q, requested.seqlen_k, mask=planned, bias=requested.bias)
+    return AttentionMask(
+        requested.batch, requested.seqlen_q, requested.seqlen_k, mask=planned, bias=requested.bias
+    )

@@ -1,7 +1,7 @@
 """Reading and writing a transformers model's folder, on this machine or on the hub.
 
-A model is built on the meta device, sharded or not; then each rank reads its own shards, tensor by tensor. No code of a
-folder is run, and no pickle is read.
+A model is built on the meta device, sharded or not; then each rank reads its own shards, tensor by
+tensor. No code of a folder is run, and no pickle is read.
 """
 
 from __future__ import annotations
@@ -23,14 +23,21 @@ from flashtrain.data.tokenizers import Tokenizer, huggingface_tokenizer
 from flashtrain.errors import UserError, first_line
 from flashtrain.files.disk import write_atomically
 from flashtrain.files.json_files import read_json
-from flashtrain.integrations.weight_files import CONFIG, GENERATION, INDEX, cut_off, files_of_weights
+from flashtrain.integrations.weight_files import (
+    CONFIG,
+    GENERATION,
+    INDEX,
+    cut_off,
+    files_of_weights,
+)
 
 DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model")  # a repository's files without its weights
 HUB_TIMEOUT = 3  # seconds
 
 
 def folder_of(path: str, *weights: str) -> Path:
-    """Return a model's local folder: the path itself, or where the files of a hub name were downloaded to.
+    """Return a model's local folder: the path itself, or where the files of a hub
+    name were downloaded to.
 
     Args:
         path: Folder, or name on the hub.
@@ -45,20 +52,31 @@ def folder_of(path: str, *weights: str) -> Path:
     from huggingface_hub import errors, snapshot_download
 
     try:
-        return Path(snapshot_download(path, allow_patterns=[*DESCRIPTIONS, *weights], etag_timeout=HUB_TIMEOUT))
+        return Path(
+            snapshot_download(
+                path, allow_patterns=[*DESCRIPTIONS, *weights], etag_timeout=HUB_TIMEOUT
+            )
+        )
     except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError, ValueError) as error:
-        raise UserError(f"model.path={path}: no such folder, and the hub reports: {first_line(error)}.") from error
+        raise UserError(
+            f"model.path={path}: no such folder, and the hub reports: {first_line(error)}."
+        ) from error
 
 
 def tokenizer_of(path: str | None, *, begin_of_text: bool = True) -> Tokenizer:
-    """Load the tokenizer of a model's folder or hub name; for begin_of_text see huggingface_tokenizer."""
+    """Load the tokenizer of a model's folder or hub name; for begin_of_text see
+    huggingface_tokenizer."""
     if path is None:
-        raise UserError("data.tokenizer=huggingface reads the model's tokenizer. Set model.path=FOLDER_OR_HUB_NAME.")
+        raise UserError(
+            "data.tokenizer=huggingface reads the model's tokenizer. "
+            "Set model.path=FOLDER_OR_HUB_NAME."
+        )
     return huggingface_tokenizer(folder_of(path), begin_of_text=begin_of_text)
 
 
 def end_ids(folder: Path) -> list[int]:
-    """Read the token ids that end a model's text from generation_config.json, else from config.json."""
+    """Read the token ids that end a model's text from generation_config.json,
+    else from config.json."""
     for file in (folder / GENERATION, folder / CONFIG):
         given = read_json(file).get("eos_token_id") if file.is_file() else None
         if given is not None:
@@ -67,18 +85,21 @@ def end_ids(folder: Path) -> list[int]:
 
 
 def add_end_ids(folder: Path, ids: Sequence[int]) -> None:
-    """Add token ids that end generated text (in transformers and vLLM) to the configuration of an exported model."""
+    """Add token ids that end generated text (in transformers and vLLM) to the
+    configuration of an exported model."""
     file = folder / GENERATION
     if ids and file.is_file():  # an export for transformers
         content = read_json(file)
-        content.pop("_from_model_config", None)  # with this entry transformers 4 reads config.json instead
+        # With this entry transformers 4 reads config.json instead.
+        content.pop("_from_model_config", None)
         content["eos_token_id"] = list(dict.fromkeys([*end_ids(folder), *ids]))
         write_atomically(file, json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
 @contextmanager
 def opened_weights(folder: Path) -> Iterator[dict[str, Any]]:
-    """Open a folder's safetensors files as {tensor name: lazy tensor}; UserError for missing or truncated files."""
+    """Open a folder's safetensors files as {tensor name: lazy tensor}; UserError for
+    missing or truncated files."""
     with ExitStack() as stack:
         found: dict[str, Any] = {}
         for file in files_of_weights(folder):
@@ -110,8 +131,13 @@ def read_weights(model: Any, folder: Path, device: torch.device) -> None:
     options = LoadStateDictConfig(device_map={"": device}, weight_mapping=conversions)
     with opened_weights(folder) as tensors, without_bars():
         loaded, _ = convert_and_load_state_dict_in_model(model, tensors, options)
-    optional = [*(model._keys_to_ignore_on_load_missing or ()), *map(re.escape, model.all_tied_weights_keys)]
-    missing = sorted(name for name in loaded.missing_keys if not any(re.search(one, name) for one in optional))
+    optional = [
+        *(model._keys_to_ignore_on_load_missing or ()),
+        *map(re.escape, model.all_tied_weights_keys),
+    ]
+    missing = sorted(
+        name for name in loaded.missing_keys if not any(re.search(one, name) for one in optional)
+    )
     odd = sorted(name for name, *_ in loaded.mismatched_keys)
     for names, what in (
         (sorted(loaded.conversion_errors), "cannot be converted"),
@@ -120,17 +146,24 @@ def read_weights(model: Any, folder: Path, device: torch.device) -> None:
     ):
         if names:
             more = f", and so of {len(names) - 1} others" if len(names) > 1 else ""
-            raise UserError(f"the weights in {folder} are of another model: '{names[0]}' {what}{more}.")
+            raise UserError(
+                f"the weights in {folder} are of another model: '{names[0]}' {what}{more}."
+            )
     tied = dict(model.all_tied_weights_keys)
-    model.tie_weights(missing_keys=loaded.missing_keys, recompute_mapping=False)  # not where both are there and differ
+    # Not where both are there and differ.
+    model.tie_weights(missing_keys=loaded.missing_keys, recompute_mapping=False)
     if untied := sorted(tied.keys() - model.all_tied_weights_keys.keys()):
         raise UserError(
-            f"'{untied[0]}' and '{tied[untied[0]]}' in {folder} differ, but {CONFIG} says that they are one matrix "
-            "(tie_word_embeddings). Set +model.options={tie_word_embeddings: false} to train both."
+            f"'{untied[0]}' and '{tied[untied[0]]}' in {folder} differ, but {CONFIG} says that "
+            "they are one matrix (tie_word_embeddings). Set +model.options={tie_word_embeddings: "
+            "false} to train both."
         )
     model._adjust_missing_and_unexpected_keys(loaded)  # leaves what transformers warns of
     if unknown := sorted(loaded.unexpected_keys):
-        say(f"{len(unknown)} weights in {folder} are not of the model that {CONFIG} describes: '{unknown[0]}', ...")
+        say(
+            f"{len(unknown)} weights in {folder} are not of the model that {CONFIG} describes: "
+            f"'{unknown[0]}', ..."
+        )
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trained.get(name, True))
     fill_buffers(model, device)
@@ -138,7 +171,8 @@ def read_weights(model: Any, folder: Path, device: torch.device) -> None:
 
 @torch.no_grad()
 def fill_buffers(model: Any, device: torch.device) -> None:
-    """Compute the buffers that files do not store (such as rotary frequencies) by transformers' own code."""
+    """Compute the buffers that files do not store (such as rotary frequencies) by
+    transformers' own code."""
     _allocate_buffers(model, device)
     marked = [one for one in model.parameters() if not getattr(one, "_is_hf_initialized", False)]
     for parameter in marked:
@@ -158,17 +192,24 @@ def _allocate_buffers(model: nn.Module, device: torch.device) -> None:
 def random_weights(model: Any, layers: Iterable[nn.Module], device: torch.device) -> None:
     """Initialize a transformers model on the meta device as its class does.
 
-    Layers are initialized one by one; the same seed gives the same weights, however the model is sharded.
+    Layers are initialized one by one; the same seed gives the same weights,
+    however the model is sharded.
     """
     done: set[int] = set()
     # Each module is initialized by the innermost model around it, as in transformers.
-    owner = {one: part for part in model.modules() if hasattr(part, "_init_weights") for one in part.modules()}
+    owner = {
+        one: part
+        for part in model.modules()
+        if hasattr(part, "_init_weights")
+        for one in part.modules()
+    }
     _allocate_buffers(model, device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(torch.initial_seed())
         for unit in (*layers, model):
             with allocated(unit, device):
-                for module in reversed(list(unit.modules())):  # children before parents, as in transformers
+                # Children before parents, as in transformers.
+                for module in reversed(list(unit.modules())):
                     if id(module) not in done:
                         owner[module]._init_weights(module)
                         done.add(id(module))
@@ -193,7 +234,8 @@ def allocated(unit: nn.Module, device: torch.device) -> Iterator[None]:
     """Allocate the meta parameters of a module, so that a `with` block can give them values.
 
     Args:
-        unit: The module; its parameters are unsharded within the block, and sharded as before afterwards.
+        unit: The module; its parameters are unsharded within the block, and
+            sharded as before afterwards.
         device: The device to allocate the parameters on.
     """
     slots = [
@@ -223,7 +265,11 @@ def _part(value: Tensor, like: Tensor) -> Tensor:
     # src_data_rank=None: every rank has the whole value, and nothing is sent.
     sharded = distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
     return DTensor.from_local(
-        sharded.to_local().clone(), like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
+        sharded.to_local().clone(),
+        like.device_mesh,
+        like.placements,
+        shape=like.shape,
+        stride=like.stride(),
     )
 
 
@@ -233,11 +279,13 @@ def save_folder(model: Any, folder: Path, origin: Path | None) -> None:
     Args:
         model: The model.
         folder: The folder to write to.
-        origin: The folder that the model was read from, whose tokenizer, chat template and generation_config.json
-            are copied (None: copy nothing).
+        origin: The folder that the model was read from, whose tokenizer, chat template and
+            generation_config.json are copied (None: copy nothing).
     """
     with without_bars():
         model.save_pretrained(folder)
-    for file in [] if origin is None else [one for pattern in DESCRIPTIONS for one in origin.glob(pattern)]:
+    for file in (
+        [] if origin is None else [one for pattern in DESCRIPTIONS for one in origin.glob(pattern)]
+    ):
         if file.name not in (CONFIG, INDEX):
             shutil.copyfile(file, folder / file.name)

@@ -1,4 +1,5 @@
-"""Activation checkpointing and feed-forwards in chunks of tokens, for any decoder layer of transformers.
+"""Activation checkpointing and feed-forwards in chunks of tokens, for any decoder
+layer of transformers.
 
 Shapes: B batch, S sequence, T tokens, E embedding width.
 """
@@ -19,14 +20,18 @@ from flashtrain.integrations.huggingface_mixers import RUNNING, using
 from flashtrain.models.activation_checkpointing import MemorySavings, checkpointed
 from flashtrain.models.feed_forward import are_plain, chunked_feed_forward
 
-FEED_FORWARD = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe")  # its names in transformers' layers
+# Its names in transformers' layers.
+FEED_FORWARD = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe")
 
 
 def body_of(module: Any) -> tuple[str, nn.Module]:
-    """Return (name, module) of the model's child that computes lm_head's input: the one with the embeddings."""
+    """Return (name, module) of the model's child that computes lm_head's input: the
+    one with the embeddings."""
     # base_model_prefix names it in most models, but not in Llama 4's text decoder.
     embeddings = module.get_input_embeddings()
-    return next((name, body) for name, body in module.named_children() if embeddings in body.modules())
+    return next(
+        (name, body) for name, body in module.named_children() if embeddings in body.modules()
+    )
 
 
 def decoder_layers(module: Any) -> list[nn.Module]:
@@ -35,11 +40,14 @@ def decoder_layers(module: Any) -> list[nn.Module]:
     for one in module.base_model.modules():
         if isinstance(one, nn.ModuleList) and len(one) == count:
             return list(one)
-    raise UserError(f"{type(module).__name__} has no list of layers as long as its num_hidden_layers={count}.")
+    raise UserError(
+        f"{type(module).__name__} has no list of layers as long as its num_hidden_layers={count}."
+    )
 
 
 def first_position(module: Any) -> int:
-    """Return the position of a document's first token: 0, in RoBERTa's family the padding index + 1."""
+    """Return the position of a document's first token: 0, in RoBERTa's family
+    the padding index + 1."""
     named = body_of(module)[1].named_modules()
     tables = [one for name, one in named if isinstance(one, nn.Embedding) and "position" in name]
     return next((one.padding_idx + 1 for one in tables if one.padding_idx is not None), 0)
@@ -52,8 +60,11 @@ def feed_forward_of(layer: nn.Module) -> nn.Module | None:
 
 
 def gated_matrices(module: nn.Module) -> tuple[nn.Linear, nn.Linear, nn.Linear] | None:
-    """Return (gate, up, down) of a SwiGLU feed-forward, as chunked_feed_forward computes it; None for other kinds."""
-    parts: list[Any] = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+    """Return (gate, up, down) of a SwiGLU feed-forward, as chunked_feed_forward computes
+    it; None for other kinds."""
+    parts: list[Any] = [
+        getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")
+    ]
     act = type(getattr(module, "act_fn", None)).__name__
     usual = act in ("SiLU", "SiLUActivation") and len(list(module.children())) == 4
     usual = usual and not getattr(module, "residual_dropout", 0.0)  # SeedOss has dropout after it
@@ -61,9 +72,11 @@ def gated_matrices(module: nn.Module) -> tuple[nn.Linear, nn.Linear, nn.Linear] 
 
 
 class Layer:
-    """Replaces a layer's forward by the same computation under the model's memory options (MemorySavings)."""
+    """Replaces a layer's forward by the same computation under the model's memory
+    options (MemorySavings)."""
 
-    # In compiled layers, maps (mask, hidden_states, arguments) to the mask with its packed documents.
+    # In compiled layers, maps (mask, hidden_states, arguments) to the mask with
+    # its packed documents.
     settle: Callable[..., Any] | None = None
 
     def __init__(self, layer: nn.Module) -> None:
@@ -72,11 +85,19 @@ class Layer:
         found = feed_forward_of(layer)
         self.feed_forward = None if found is None else ChunkedFeedForward(found)
         weights = [one.p for one in layer.modules() if isinstance(one, nn.Dropout)]
-        # Random draws without a module of their own, such as attention_dropout and router_jitter_noise.
+        # Random draws without a module of their own, such as attention_dropout and
+        # router_jitter_noise.
         weights += [
-            value for one in layer.modules() for name, value in vars(one).items() if "drop" in name or "jitter" in name
+            value
+            for one in layer.modules()
+            for name, value in vars(one).items()
+            if "drop" in name or "jitter" in name
         ]
-        numbers = [float(one) for one in weights if isinstance(one, int | float) and not isinstance(one, bool)]
+        numbers = [
+            float(one)
+            for one in weights
+            if isinstance(one, int | float) and not isinstance(one, bool)
+        ]
         self.dropout = max(numbers, default=0.0)
         self.layer = layer
         layer.forward = self
@@ -91,8 +112,8 @@ class Layer:
         """Compile the layer by torch.compile with these options.
 
         Args:
-            settle: Maps (mask, hidden_states, arguments) to the mask with its packed documents, before the compiled
-                code runs; None: the mask is passed on as it is.
+            settle: Maps (mask, hidden_states, arguments) to the mask with its packed documents,
+                before the compiled code runs; None: the mask is passed on as it is.
         """
         self.compute, self.settle = torch.compile(self.eager, **options), settle
         if self.feed_forward is not None:
@@ -100,7 +121,8 @@ class Layer:
 
     def __call__(self, hidden_states: Tensor, *rest: Any, **named: Any) -> Any:
         if any(hasattr(one, "get_seq_length") for one in (*rest, *named.values())):
-            return self.eager(hidden_states, *rest, **named)  # with a cache every token would be recompiled
+            # With a cache every token would be recompiled.
+            return self.eager(hidden_states, *rest, **named)
         if self.settle is not None and "attention_mask" in named:
             named["attention_mask"] = self.settle(named["attention_mask"], hidden_states, named)
 
@@ -119,16 +141,20 @@ class Layer:
 
 
 class ChunkedFeedForward:
-    """Replaces a feed-forward's forward by one that computes a chunk of tokens at a time and stores only its input."""
+    """Replaces a feed-forward's forward by one that computes a chunk of tokens at a time and
+    stores only its input."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.compute = module, module.forward
         self.by_itself = self.compute  # compiled separately from its layer
-        self.plain: dict[bool, bool] = {}  # `_is_plain` by training mode, since the last save_memory
+        # `_is_plain` by training mode, since the last save_memory.
+        self.plain: dict[bool, bool] = {}
         self.chunk: int | None = None  # the number of tokens in a chunk; None: all tokens at once
         self.whole = True
-        self.routes = False  # whether the feed-forward has a router whose logits the balancing loss reads
-        # torch.compile takes a method for the same in every layer; it would recompile for each object.
+        # Whether the feed-forward has a router whose logits the balancing loss reads.
+        self.routes = False
+        # torch.compile takes a method for the same in every layer; it would
+        # recompile for each object.
         module.forward = self.__call__
 
     def compile(self, **options: Any) -> None:
@@ -136,10 +162,13 @@ class ChunkedFeedForward:
         self.by_itself = torch.compile(self.compute, **options)
 
     def expect(self, tokens: int) -> None:
-        """Decide whether the next call, for `tokens` tokens, runs in chunks; call this outside of compiled code."""
-        # A compiled layer must not contain the loop over chunks: torch.compile would unroll it, and the chunks'
-        # activations would be in memory together.
-        whole = self.chunk is None or tokens <= self.chunk or gated_matrices(self.module) is not None
+        """Decide whether the next call, for `tokens` tokens, runs in chunks; call this
+        outside of compiled code."""
+        # A compiled layer must not contain the loop over chunks: torch.compile would unroll it, and
+        # the chunks' activations would be in memory together.
+        whole = (
+            self.chunk is None or tokens <= self.chunk or gated_matrices(self.module) is not None
+        )
         if whole != self.whole:
             self.whole, self.module.forward = whole, self.__call__ if whole else self.in_chunks
 
@@ -148,11 +177,15 @@ class ChunkedFeedForward:
             return self.compute(x, *rest, **named)
         gated = gated_matrices(self.module)
         if gated is None:  # it was called without its layer
-            return (self.compute if torch.compiler.is_compiling() else self.in_chunks)(x, *rest, **named)
+            return (self.compute if torch.compiler.is_compiling() else self.in_chunks)(
+                x, *rest, **named
+            )
         gate, up, down = gated
         weight = torch.cat((gate.weight, up.weight))  # as in our gated feed-forward
         bias = None if gate.bias is None else torch.cat((gate.bias, up.bias))
-        return chunked_feed_forward(x, weight, bias, down.weight, down.bias, activation="swiglu", chunk=self.chunk)
+        return chunked_feed_forward(
+            x, weight, bias, down.weight, down.bias, activation="swiglu", chunk=self.chunk
+        )
 
     @torch.compiler.disable
     def in_chunks(self, x: Tensor, *rest: Any, **named: Any) -> Any:
@@ -160,9 +193,15 @@ class ChunkedFeedForward:
         if self.chunk is None or x.shape[:-1].numel() <= self.chunk:
             return self.compute(x, *rest, **named)
         flat = x.reshape(1, -1, x.shape[-1])
-        if torch.is_grad_enabled() and not (rest or named or self.routes) and self._is_plain(flat[:, :1]):
+        if (
+            torch.is_grad_enabled()
+            and not (rest or named or self.routes)
+            and self._is_plain(flat[:, :1])
+        ):
             saved = _Saved.apply(flat)
-            return _OneByOne.apply(self, saved.grad_fn, saved, *self.trained()).view(*x.shape[:-1], -1)
+            return _OneByOne.apply(self, saved.grad_fn, saved, *self.trained()).view(
+                *x.shape[:-1], -1
+            )
 
         def once(part: Tensor) -> Any:
             return self.by_itself(part, *rest, **named)
@@ -171,7 +210,9 @@ class ChunkedFeedForward:
         found = [again(part) for part in flat.split(self.chunk, dim=1)]
         if isinstance(found[0], tuple):  # experts also return their routing
             parts = zip(*found, strict=True)
-            return tuple(torch.cat(one, dim=-2) if one[0].dim() < 3 else _joined(one, x) for one in parts)
+            return tuple(
+                torch.cat(one, dim=-2) if one[0].dim() < 3 else _joined(one, x) for one in parts
+            )
         return _joined(found, x)
 
     def trained(self) -> list[nn.Parameter]:
@@ -184,7 +225,11 @@ class ChunkedFeedForward:
             return False  # draws cannot be detected there
         training, devices = self.module.training, [token.device] if token.is_cuda else []
         if training not in self.plain:
-            with torch.no_grad(), torch.random.fork_rng(devices), torch.autocast(**_autocast_of(token)):
+            with (
+                torch.no_grad(),
+                torch.random.fork_rng(devices),
+                torch.autocast(**_autocast_of(token)),
+            ):
                 before = _random_states(devices)
                 found = self.compute(token.clone())
                 drew = not all(map(torch.equal, before, _random_states(devices)))
@@ -193,7 +238,8 @@ class ChunkedFeedForward:
 
 
 class _Saved(torch.autograd.Function):
-    """x, saved for the backward: recomputation of a checkpointed layer, in which nothing later is saved, stops here."""
+    """x, saved for the backward: recomputation of a checkpointed layer, in which nothing
+    later is saved, stops here."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -206,12 +252,15 @@ class _Saved(torch.autograd.Function):
 
 
 class _OneByOne(torch.autograd.Function):
-    """A feed-forward of x (1, T, E) in chunks, each recomputed in the backward and freed before the next."""
+    """A feed-forward of x (1, T, E) in chunks, each recomputed in the backward and
+    freed before the next."""
 
-    # saved is the node of `_Saved` that holds x (None: x needs no gradient); the gradients of the weights, those that
-    # need any, are summed in float32 (float64 for float64).
+    # saved is the node of `_Saved` that holds x (None: x needs no gradient); the gradients of the
+    # weights, those that need any, are summed in float32 (float64 for float64).
     @staticmethod
-    def forward(ctx: Any, owner: ChunkedFeedForward, saved: Any, x: Tensor, *weights: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, owner: ChunkedFeedForward, saved: Any, x: Tensor, *weights: Tensor
+    ) -> Tensor:
         ctx.owner, ctx.saved, ctx.chunk, ctx.autocast = owner, saved, owner.chunk, _autocast_of(x)
         if saved is None:
             ctx.save_for_backward(x)
@@ -231,7 +280,9 @@ class _OneByOne(torch.autograd.Function):
         weights = ctx.owner.trained()
         dx = torch.empty_like(x) if ctx.needs_input_grad[2] else None
         sums: list[Tensor | None] = [None] * len(weights)  # None: an expert without tokens
-        for number, (part, gradient) in enumerate(zip(x.split(ctx.chunk, 1), dout.split(ctx.chunk, 1), strict=True)):
+        for number, (part, gradient) in enumerate(
+            zip(x.split(ctx.chunk, 1), dout.split(ctx.chunk, 1), strict=True)
+        ):
             given = part.detach().requires_grad_(dx is not None)
             with torch.enable_grad(), torch.autocast(**ctx.autocast):
                 found = ctx.owner.by_itself(given)
@@ -243,12 +294,16 @@ class _OneByOne(torch.autograd.Function):
                     sums[at] = exact if before is None else before.add_(exact)
             if dx is not None:
                 dx[:, number * ctx.chunk : number * ctx.chunk + part.shape[1]] = made[-1]
-        dweights = [None if one is None else one.to(weight.dtype) for one, weight in zip(sums, weights, strict=True)]
+        dweights = [
+            None if one is None else one.to(weight.dtype)
+            for one, weight in zip(sums, weights, strict=True)
+        ]
         return (None, None, dx, *dweights)
 
 
 def _autocast_of(x: Tensor) -> dict[str, Any]:
-    """torch.autocast's current arguments, without its cache, which would reuse weights cast without gradients."""
+    """torch.autocast's current arguments, without its cache, which would reuse weights
+    cast without gradients."""
     device = x.device.type
     enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
     return {"device_type": device, "dtype": dtype, "enabled": enabled, "cache_enabled": False}

@@ -1,4 +1,5 @@
-"""What the loss of a transformers decoder adds to its body: its head's scale and cap, and the balancing loss."""
+"""What the loss of a transformers decoder adds to its body: its head's scale and cap,
+and the balancing loss."""
 
 from __future__ import annotations
 
@@ -15,14 +16,16 @@ from flashtrain.models.sharded_sequence import sharded_sequence
 
 
 class Balance(NamedTuple):
-    """Parameters of the routers' load-balancing loss; `loss` computes it as transformers' load_balancing_loss_func."""
+    """Parameters of the routers' load-balancing loss; `loss` computes it as transformers'
+    load_balancing_loss_func."""
 
     coefficient: float  # of the loss in the sum that is trained
     experts: int  # of a layer
     top: int  # experts that a token is routed to
 
     def loss(self, router_logits: Sequence[Tensor], batch: int) -> Tensor:
-        """Compute the balancing loss, a scalar over all layers' and devices' tokens, before the factor `coefficient`.
+        """Compute the balancing loss, a scalar over all layers' and devices' tokens, before
+        the factor `coefficient`.
 
         Args:
             router_logits: (tokens, experts) for each layer, or for each chunk of a layer in order.
@@ -30,13 +33,20 @@ class Balance(NamedTuple):
         """
         sequence, sums, first = sharded_sequence(), [], 0
         if sequence is not None:  # 1 for this device's tokens, 0 for padding
-            real = sequence.shard(torch.ones(batch, sequence.length, device=router_logits[0].device)).flatten()
+            real = sequence.shard(
+                torch.ones(batch, sequence.length, device=router_logits[0].device)
+            ).flatten()
         for logits in router_logits:
             chances = logits.flatten(0, -2).softmax(-1)
-            chosen = torch.zeros_like(chances).scatter_(1, chances.topk(self.top, dim=-1).indices, 1.0)
+            chosen = torch.zeros_like(chances).scatter_(
+                1, chances.topk(self.top, dim=-1).indices, 1.0
+            )
             both = torch.cat((chosen, chances, torch.ones_like(chances[:, :1])), 1).float()
             if sequence is not None:
-                both = both * real[(first + torch.arange(len(both), device=real.device)) % len(real), None]
+                both = (
+                    both
+                    * real[(first + torch.arange(len(both), device=real.device)) % len(real), None]
+                )
                 first += len(both)
             sums.append(both.sum(0))
         total = torch.stack(sums).sum(0)
@@ -46,16 +56,20 @@ class Balance(NamedTuple):
 
 
 def balance_of(module: Any) -> Balance | None:
-    """Return the balancing loss that transformers adds for a mixture of experts; None where it adds none."""
+    """Return the balancing loss that transformers adds for a mixture of experts;
+    None where it adds none."""
     config, own = module.config.get_text_config(), vars(sys.modules[type(module).__module__])
     if "load_balancing_loss_func" not in own or not getattr(config, "output_router_logits", False):
         return None
-    coefficient = getattr(config, "aux_loss_coef" if config.model_type == "jetmoe" else "router_aux_loss_coef")
+    coefficient = getattr(
+        config, "aux_loss_coef" if config.model_type == "jetmoe" else "router_aux_loss_coef"
+    )
     return Balance(coefficient, module.num_experts, module.num_experts_per_tok)
 
 
 class Head(NamedTuple):
-    """The map from lm_head's output x to logits: softcap * tanh(scale * x / softcap), scale * x where softcap is 0."""
+    """The map from lm_head's output x to logits: softcap * tanh(scale * x / softcap),
+    scale * x where softcap is 0."""
 
     scale: float
     softcap: float
@@ -63,9 +77,11 @@ class Head(NamedTuple):
 
 @torch.no_grad()
 def head_of(module: Any) -> Head | None:
-    """Find the scale and softcap that a model applies to lm_head's output; None where it applies another function.
+    """Find the scale and softcap that a model applies to lm_head's output; None where it
+    applies another function.
 
-    They are measured: the model's forward runs once with fixed states in place of its body, and without lm_head.
+    They are measured: the model's forward runs once with fixed states in place of its
+    body, and without lm_head.
     """
     head, config = module.get_output_embeddings(), module.config.get_text_config()
     if not isinstance(head, nn.Linear) or head.bias is not None:

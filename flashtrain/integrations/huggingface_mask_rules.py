@@ -1,7 +1,9 @@
-"""Rules on positions that describe a transformers mask function without evaluating it for every pair.
+"""Rules on positions that describe a transformers mask function without
+evaluating it for every pair.
 
-transformers (masking_utils) composes a mask function of (batch, head, query, key) from a few known parts, which give
-one interval of keys for each query. A function with other parts (a caller's own overlay) has no rules.
+transformers (masking_utils) composes a mask function of (batch, head, query, key) from a few known
+parts, which give one interval of keys for each query. A function with other parts (a caller's own
+overlay) has no rules.
 
 Shapes: B batch, S sequence (Sq queries, Sk keys).
 """
@@ -20,7 +22,8 @@ _MODULE = "transformers.masking_utils"
 
 
 class Rules(NamedTuple):
-    """The conditions under which a query sees a key, in absolute positions; all must hold, None is no condition."""
+    """The conditions under which a query sees a key, in absolute positions; all must
+    hold, None is no condition."""
 
     left: int | None = None  # key >= query - left
     right: int | None = None  # key <= query + right
@@ -31,10 +34,13 @@ class Rules(NamedTuple):
 
 
 def read(mask_function: Callable[..., Any]) -> Rules | None:
-    """Return the rules that describe a transformers mask function; None where it has an unknown part."""
+    """Return the rules that describe a transformers mask function; None where
+    it has an unknown part."""
     if getattr(mask_function, "__module__", None) != _MODULE:
         return None
-    part = mask_function.__qualname__.removesuffix(".<locals>.inner_mask").removesuffix(".<locals>.and_mask")
+    part = mask_function.__qualname__.removesuffix(".<locals>.inner_mask").removesuffix(
+        ".<locals>.and_mask"
+    )
     held = _held(mask_function)
     if part == "and_masks":
         parts = [read(function) for function in held["mask_functions"]]
@@ -53,13 +59,16 @@ def read(mask_function: Callable[..., Any]) -> Rules | None:
     if part == "packed_sequence_mask_function":
         return Rules(documents=held["packed_sequence_mask"])
     if part == "remap_positions_for_packed_sequence":
-        # Positions in a document rise by one per token, so that bounds on their difference are bounds on indices.
+        # Positions in a document rise by one per token, so that bounds on their difference
+        # are bounds on indices.
         inner = read(held["mask_function"])
         return None if inner is None else inner._replace(positions=held["position_ids"])
     return None
 
 
-def intervals(rules: Rules, query: Tensor, first_key: int, keys: int, batch: int) -> tuple[Tensor, Tensor, Tensor]:
+def intervals(
+    rules: Rules, query: Tensor, first_key: int, keys: int, batch: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the interval of keys that each query sees, and the first key of the query's document.
 
     Args:
@@ -98,7 +107,9 @@ def _all_of(parts: list[Rules]) -> Rules:
     merged = Rules(min(lefts, default=None), min(rights, default=None))
     for part in parts:
         fields = {name: value for name, value in part._asdict().items() if value is not None}
-        merged = merged._replace(**{name: fields[name] for name in fields if name not in ("left", "right")})
+        merged = merged._replace(
+            **{name: fields[name] for name in fields if name not in ("left", "right")}
+        )
     return merged
 
 

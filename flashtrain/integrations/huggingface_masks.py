@@ -1,4 +1,5 @@
-"""transformers' mask function for our kernels: intervals of keys for each query instead of an S x S tensor.
+"""transformers' mask function for our kernels: intervals of keys for each query
+instead of an S x S tensor.
 
 Shapes: B batch, S sequence (Sq queries, Sk keys).
 """
@@ -14,7 +15,11 @@ from torch import Tensor
 from flashtrain.errors import UserError
 from flashtrain.integrations import huggingface_mask_rules as mask_rules
 from flashtrain.integrations.huggingface_context import inputs_of
-from flashtrain.integrations.huggingface_document_search import documents_beside_padding, documents_in, documents_of
+from flashtrain.integrations.huggingface_document_search import (
+    documents_beside_padding,
+    documents_in,
+    documents_of,
+)
 from flashtrain.integrations.huggingface_mask_rules import Rules
 from flashtrain.models.sharded_sequence import ShardedSequence, sharded_sequence
 from flashtrain_kernels.environment import autocast_dtype
@@ -25,7 +30,8 @@ MaskFunction = Callable[..., Any]
 
 
 class AttentionMask(NamedTuple):
-    """The mask that our mask function gives to layers in place of a 4-D tensor; only our attention can read it."""
+    """The mask that our mask function gives to layers in place of a 4-D tensor; only our
+    attention can read it."""
 
     batch: int
     seqlen_q: int
@@ -33,7 +39,8 @@ class AttentionMask(NamedTuple):
     causal: bool = False  # as in flash_attn_func
     window_size: tuple[int, int] = (-1, -1)  # as in flash_attn_func
     mask: Mask | None = None  # intervals of keys
-    bias: Tensor | None = None  # (B, 1, Sq, Sk), -inf for hidden pairs, for masks that intervals cannot represent
+    # (B, 1, Sq, Sk), -inf for hidden pairs, for masks that intervals cannot represent.
+    bias: Tensor | None = None
     settled: bool = False  # whether packed documents are included already
 
     # transformers reads these before it passes a mask to the layers.
@@ -66,18 +73,20 @@ def attention_mask(
     device: torch.device | str = "cpu",
     **others: Any,
 ) -> AttentionMask | None:
-    """Make the mask of one kind of layer (full, sliding, ...); the arguments are those of transformers' sdpa_mask.
+    """Make the mask of one kind of layer (full, sliding, ...); the arguments are those of
+    transformers' sdpa_mask.
 
-    Where padding is passed, the device is synchronized once to find on which sides it is, and documents beside it.
-    Under torch.compile the graph breaks here.
+    Where padding is passed, the device is synchronized once to find on which sides it is, and
+    documents beside it. Under torch.compile the graph breaks here.
 
     Args:
-        attention_mask: (B, keys so far) bool, False for padding; or an earlier result of this function, which is
-            returned as it is (generation with a static cache makes masks in advance).
+        attention_mask: (B, keys so far) bool, False for padding; or an earlier result of
+            this function, which is returned as it is (generation with a static cache
+            makes masks in advance).
 
     Returns:
-        The mask. None means the layer's default, as for sdpa: causal where is_causal is True and Sq == Sk; a single
-        query sees every key.
+        The mask. None means the layer's default, as for sdpa: causal where is_causal is True and
+        Sq == Sk; a single query sees every key.
     """
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 
@@ -90,7 +99,8 @@ def attention_mask(
         if found is not None:
             return found
     rules = mask_rules.read(function)
-    if use_vmap or rules is None:  # a caller's own overlay or blocks of image tokens: transformers' matrix
+    # A caller's own overlay or blocks of image tokens: transformers' matrix.
+    if use_vmap or rules is None:
         visible: Any = sdpa_mask(
             batch_size=batch_size,
             q_length=q_length,
@@ -109,7 +119,9 @@ def attention_mask(
     if attention_mask is not None and rules.documents is None and q_length == kv_length:
         rules = rules._replace(documents=documents_beside_padding(q_length))
     padding = None if attention_mask is None else _of_keys(attention_mask, kv_offset, kv_length)
-    found = _of_rules(rules, batch_size, q_length, kv_length, q_offset, kv_offset, padding, may_skip, device)
+    found = _of_rules(
+        rules, batch_size, q_length, kv_length, q_offset, kv_offset, padding, may_skip, device
+    )
     head_dim = _head_dim(config)
     if found is None or found.mask is None or head_dim is None:
         return found
@@ -119,20 +131,26 @@ def attention_mask(
 
 @torch.compiler.disable
 def _of_whole(
-    sequence: ShardedSequence, function: MaskFunction | None, batch: int, tokens: int, device: torch.device | str
+    sequence: ShardedSequence,
+    function: MaskFunction | None,
+    batch: int,
+    tokens: int,
+    device: torch.device | str,
 ) -> AttentionMask | None:
-    """The mask of all tokens of a sharded sequence, where transformers describes this device's; None for others."""
+    """The mask of all tokens of a sharded sequence, where transformers describes this
+    device's; None for others."""
     inputs = inputs_of(sequence)
     if inputs is None or tokens != sequence.held:
         return None
     rules = None if function is None else mask_rules.read(function)
     if function is None or rules is None:
         raise UserError(
-            "an unknown mask function under context parallelism: expected causal, window, chunk and document rules "
-            "of transformers. Use another strategy (fsdp, ddp)."
+            "an unknown mask function under context parallelism: expected causal, window, "
+            "chunk and document rules of transformers. Use another strategy (fsdp, ddp)."
         )
     length, padding = sequence.length, inputs.padding
-    # The rules' tensors describe this device's tokens: they are made again for all, as transformers does.
+    # The rules' tensors describe this device's tokens: they are made again for all,
+    # as transformers does.
     if rules.documents is not None and inputs.positions is not None:
         positions = inputs.positions.expand(batch, -1)
         rules = rules._replace(documents=documents_of(positions), positions=positions)
@@ -146,7 +164,10 @@ def _of_whole(
     if found is None:
         return AttentionMask(batch, length, length, causal=True)
     if found.mask is not None and found.mask.keys is not None:
-        raise UserError("attention_mask with padding between tokens under context parallelism: expected on one side.")
+        raise UserError(
+            "attention_mask with padding between tokens under context parallelism: "
+            "expected on one side."
+        )
     return found
 
 
@@ -168,7 +189,9 @@ def _of_rules(
         padding = None if none else padding
         rules = rules if packed else rules._replace(documents=None)
     if padding is None and may_skip and isinstance(q_offset, int):
-        plain, found = _without_tensors(rules, batch_size, q_length, kv_length, q_offset - kv_offset)
+        plain, found = _without_tensors(
+            rules, batch_size, q_length, kv_length, q_offset - kv_offset
+        )
         if plain:
             return found
 
@@ -179,7 +202,11 @@ def _of_rules(
     keys = None
     if padding is not None:
         first, last = _ends(padding)
-        low, high, start = torch.maximum(low, first), torch.minimum(high, last), torch.maximum(start, first)
+        low, high, start = (
+            torch.maximum(low, first),
+            torch.minimum(high, last),
+            torch.maximum(start, first),
+        )
         if not one_sided:
             # A padded key between real ones gets a position outside of every interval.
             index = torch.arange(kv_length, device=device, dtype=torch.int32)
@@ -190,10 +217,14 @@ def _of_rules(
 
 
 def dense_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert a 4-D mask of transformers, bool (True: visible) or additive, to a bias with -inf for hidden pairs."""
-    # transformers hides by the dtype's lowest number. -inf hides fully, and adding a score to it cannot overflow.
+    """Convert a 4-D mask of transformers, bool (True: visible) or additive, to a bias with
+    -inf for hidden pairs."""
+    # transformers hides by the dtype's lowest number. -inf hides fully, and adding a score
+    # to it cannot overflow.
     if mask.dtype == torch.bool:
-        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(
+            ~mask, float("-inf")
+        )
     lowest = torch.finfo(mask.dtype).min
     return torch.where(mask <= lowest / 2, float("-inf"), mask).to(dtype)
 
@@ -201,14 +232,16 @@ def dense_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
 def _without_tensors(
     rules: Rules, batch: int, seqlen_q: int, seqlen_k: int, shift: int
 ) -> tuple[bool, AttentionMask | None]:
-    """(whether the rules need no tensors, the mask then). shift: The first query's index among the keys."""
+    """(whether the rules need no tensors, the mask then). shift: The first
+    query's index among the keys."""
     if rules.documents is not None or rules.chunk is not None:
         return False, None
     # Drop bounds that no query of this call reaches.
     left = None if rules.left is None or shift + seqlen_q - 1 - rules.left <= 0 else rules.left
     right = None if rules.right is None or shift + rules.right >= seqlen_k - 1 else rules.right
     if left is None and right is None:
-        # Explicit for several queries: some layers report is_causal in a model that is configured not to be.
+        # Explicit for several queries: some layers report is_causal in a model that is
+        # configured not to be.
         return True, None if seqlen_q == 1 else AttentionMask(batch, seqlen_q, seqlen_k)
     if shift + seqlen_q != seqlen_k:  # not aligned bottom-right, as the kernels' window is
         return False, None
@@ -219,7 +252,8 @@ def _without_tensors(
 
 
 def _of_keys(attention_mask: Tensor, kv_offset: int, kv_length: int) -> Tensor:
-    """(B, Sk), which of this call's keys are real; keys past the mask are a static cache's, not yet written."""
+    """(B, Sk), which of this call's keys are real; keys past the mask are a static
+    cache's, not yet written."""
     missing = kv_offset + kv_length - attention_mask.shape[-1]
     given = attention_mask.to(torch.bool)
     if missing > 0:
@@ -228,7 +262,8 @@ def _of_keys(attention_mask: Tensor, kv_offset: int, kv_length: int) -> Tensor:
 
 
 def _ends(padding: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, 1) int32 each: a row's first real key, and one past its last; both 0 where none is real."""
+    """(B, 1) int32 each: a row's first real key, and one past its last; both 0
+    where none is real."""
     real = padding.to(torch.int32)
     first = real.argmax(1)
     last = torch.where(padding.any(1), real.shape[1] - real.flip(1).argmax(1), 0)
@@ -236,7 +271,8 @@ def _ends(padding: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _look_at(padding: Tensor, documents: Tensor | None) -> tuple[bool, bool, bool]:
-    """(every key is real, no row has padding between real keys, a row has documents); all False for meta tensors."""
+    """(every key is real, no row has padding between real keys, a row has documents); all
+    False for meta tensors."""
     if padding.is_meta:
         return False, False, False
     first, last = _ends(padding)
@@ -247,10 +283,14 @@ def _look_at(padding: Tensor, documents: Tensor | None) -> tuple[bool, bool, boo
 
 
 def _head_dim(config: Any) -> int | None:
-    """The layers' head dimension, for the plan; None where it is unknown, so that each layer plans."""
+    """The layers' head dimension, for the plan; None where it is unknown, so
+    that each layer plans."""
     try:
         given = getattr(config, "head_dim", None)
-        hidden, heads = getattr(config, "hidden_size", None), getattr(config, "num_attention_heads", None)
+        hidden, heads = (
+            getattr(config, "hidden_size", None),
+            getattr(config, "num_attention_heads", None),
+        )
     except RuntimeError:  # raised where it differs between layers (Gemma 4)
         return None
     if isinstance(given, int):

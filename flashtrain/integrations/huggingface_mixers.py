@@ -1,7 +1,8 @@
 """Recurrences and convolutions of transformers' hybrids on packed rows: no document sees another.
 
-transformers masks packed documents in attention alone. Its hybrids call their other functions by name in their module,
-where these are replaced by ones that know the rows of the running forward (RUNNING); other calls get the original.
+transformers masks packed documents in attention alone. Its hybrids call their other functions by
+name in their module, where these are replaced by ones that know the rows of the running forward
+(RUNNING); other calls get the original.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from flashtrain.announce import say
 from flashtrain_kernels import recurrences
 from flashtrain_kernels.recurrences import Rows, fla
 
-READ_WEIGHTS = ("conv", "conv1d", "dt_proj")  # layers whose weights mixers read without calling them
+# Layers whose weights mixers read without calling them.
+READ_WEIGHTS = ("conv", "conv1d", "dt_proj")
 
 # The rows of the forward that runs in this thread; None outside of one.
 RUNNING: ContextVar[Rows | None] = ContextVar("rows", default=None)
@@ -29,7 +31,8 @@ RUNNING: ContextVar[Rows | None] = ContextVar("rows", default=None)
 
 @contextmanager
 def using(rows: Rows | None) -> Iterator[None]:
-    """Compute with these rows: in a forward, and in its recomputation, which autograd runs in a thread of its own."""
+    """Compute with these rows: in a forward, and in its recomputation, which autograd runs
+    in a thread of its own."""
     token = RUNNING.set(rows)
     try:
         yield
@@ -52,13 +55,20 @@ def serve_mixers(kind: type) -> None:
         if original is None or hasattr(original, "of_rows"):
             continue
         setattr(owner, attribute, _within_documents(original, of_rows))
-        reason = fla.unavailable(operator, torch.device("cuda")) if operator and torch.cuda.is_available() else None
+        reason = (
+            fla.unavailable(operator, torch.device("cuda"))
+            if operator and torch.cuda.is_available()
+            else None
+        )
         if reason is not None:
             say(f"{kind.__name__} computes its {operator} in plain torch, which is slow: {reason}")
 
 
-def _within_documents(original: Callable[..., Any], of_rows: Callable[..., Any]) -> Callable[..., Any]:
-    """`original` outside of a forward with packed rows, in which of_rows(rows, *arguments) is called."""
+def _within_documents(
+    original: Callable[..., Any], of_rows: Callable[..., Any]
+) -> Callable[..., Any]:
+    """`original` outside of a forward with packed rows, in which of_rows(rows,
+    *arguments) is called."""
 
     @torch.compiler.disable  # rows would become inputs of the graph, and be guarded by their values
     @wraps(original)
@@ -72,36 +82,50 @@ def _within_documents(original: Callable[..., Any], of_rows: Callable[..., Any])
     return dispatched
 
 
-def _convolution(rows: Rows, x: Tensor, weight: Tensor, bias: Any = None, activation: Any = None, **_: Any) -> Tensor:
+def _convolution(
+    rows: Rows, x: Tensor, weight: Tensor, bias: Any = None, activation: Any = None, **_: Any
+) -> Tensor:
     silu = {None: False, "silu": True, "swish": True}[activation]  # others are in no model
     return recurrences.short_convolution(x, weight, bias, rows, silu=silu)
 
 
-def _delta_rule(rows: Rows, q: Tensor, k: Tensor, v: Tensor, *, g: Tensor, beta: Tensor, **given: Any) -> Any:
+def _delta_rule(
+    rows: Rows, q: Tensor, k: Tensor, v: Tensor, *, g: Tensor, beta: Tensor, **given: Any
+) -> Any:
     normalize = given["use_qk_l2norm_in_kernel"]
-    return recurrences.gated_delta_rule(q, k, v, g, beta, rows, normalize=normalize), None  # no final state
+    # No final state.
+    return recurrences.gated_delta_rule(q, k, v, g, beta, rows, normalize=normalize), None
 
 
-def _state_space(rows: Rows, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **given: Any) -> Tensor:
+def _state_space(
+    rows: Rows, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **given: Any
+) -> Tensor:
     dt = F.softplus(dt + given["dt_bias"]).clamp(*given["dt_limit"])
     return recurrences.state_space(x, dt, A, B, C, rows, given["D"])
 
 
-def _selective_scan(rows: Rows, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **given: Any) -> Tensor:
+def _selective_scan(
+    rows: Rows, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **given: Any
+) -> Tensor:
     dt = F.softplus(dt + given["delta_bias"][:, None])
     return recurrences.selective_scan(x, dt, A, B, C, rows, given["D"]) * F.silu(given["z"])
 
 
-def _lightning(rows: Rows, layer: Any, hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+def _lightning(
+    rows: Rows, layer: Any, hidden_states: Tensor, *_: Any, **__: Any
+) -> tuple[Tensor, None]:
     """MiniMaxLightningAttention.forward, which has its recurrence inline."""
     qkv = layer.act_fn(layer.qkv_proj(hidden_states)).unflatten(2, (layer.num_attention_heads, -1))
     q, k, v = qkv.split(layer.head_dim, 3)
     out = recurrences.decayed_sum(v, -layer.slope_rate.flatten().expand(v.shape[:3]), k, q, rows)
-    return layer.out_proj(layer.output_gate(hidden_states).sigmoid() * layer.norm(out.flatten(2))), None
+    return layer.out_proj(
+        layer.output_gate(hidden_states).sigmoid() * layer.norm(out.flatten(2))
+    ), None
 
 
 def _projection(rows: Rows, layer: Any, hidden_states: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    """ZayaCCAProjection.forward, convolutions of queries and keys and values of the token before: by documents."""
+    """ZayaCCAProjection.forward, convolutions of queries and keys and values of the
+    token before: by documents."""
     documents = hidden_states.flatten(0, 1)[None].split(rows.bounds.diff().tolist(), 1)
     found = zip(*(type(layer).forward.original(layer, one, None) for one in documents), strict=True)
     return tuple(torch.cat(parts, 1)[0].unflatten(0, hidden_states.shape[:2]) for parts in found)
@@ -115,7 +139,8 @@ def _mask(rows: Rows, **named: Any) -> Any:
 
 
 def _unfused(rows: Rows, *_: Any, **__: Any) -> None:
-    """Decline mamba_ssm's fused mixer: it knows no documents, and reads out_proj.weight without its adapters."""
+    """Decline mamba_ssm's fused mixer: it knows no documents, and reads
+    out_proj.weight without its adapters."""
 
 
 # By their names in transformers' modules, with the operator that a GPU's kernels may run.
@@ -133,7 +158,26 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], str | None]] = {
 }
 # Those that tests/integrations/test_huggingface_mixers.py runs.
 FAMILIES = (
-    *("qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid", "kimi_linear", "bailing_hybrid", "nemotron_h", "bamba"),
-    *("granitemoehybrid", "falcon_h1", "zamba2", "mamba2", "falcon_mamba", "jamba", "lfm2", "lfm2_moe", "lfm3"),
+    *(
+        "qwen3_next",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "olmo_hybrid",
+        "kimi_linear",
+        "bailing_hybrid",
+        "nemotron_h",
+        "bamba",
+    ),
+    *(
+        "granitemoehybrid",
+        "falcon_h1",
+        "zamba2",
+        "mamba2",
+        "falcon_mamba",
+        "jamba",
+        "lfm2",
+        "lfm2_moe",
+        "lfm3",
+    ),
     *("minimax", "zaya"),
 )

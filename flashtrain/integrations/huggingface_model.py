@@ -1,4 +1,5 @@
-"""Building a trainable Hugging Face decoder from a folder, a hub name or a configuration (model=huggingface)."""
+"""Building a trainable Hugging Face decoder from a folder, a hub name or a
+configuration (model=huggingface)."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from flashtrain.models.rope_scaling import RopeScaling
 from flashtrain.settings import options
 
 _say_once = cache(say)  # settings are first checked and later built
-ATTENTIONS = {"flash": None, "sdpa": "sdpa", "standard": "eager"}  # transformers' own names; None is ours
+# transformers' own names; None is ours.
+ATTENTIONS = {"flash": None, "sdpa": "sdpa", "standard": "eager"}
 
 
 def transformers_decoder(
@@ -47,18 +49,23 @@ def transformers_decoder(
 
     Args:
         path: Folder, or name on the hub.
-        config: In place of path, for random weights: a config.json, its folder, "llama-8b" or another name of
-            conf/decoder_shapes.yaml, or a model type ("llama").
-        changes: Entries that replace those of the configuration; experts_implementation may be among them.
+        config: In place of path, for random weights: a config.json, its folder, "llama-8b" or
+            another name of conf/decoder_shapes.yaml, or a model type ("llama").
+        changes: Entries that replace those of the configuration;
+            experts_implementation may be among them.
         attention: "flash", "sdpa" or "standard".
-        context: The longest sequence in tokens, which extends rotary positions where needed (None: the model's).
+        context: The longest sequence in tokens, which extends rotary positions where
+            needed (None: the model's).
         residual: Dtype of the residual stream under autocast, "weights" or "compute": see Decoder.
         rope_base: New base of rotary positions (None: the model's).
-        rope, rope_factor: Scaling of rotary positions, a kind of RopeScaling (None: ntk) and its factor (None: 1).
-        lora: Arguments of peft's LoraConfig, to train adapters alone (None: train the model itself).
+        rope, rope_factor: Scaling of rotary positions, a kind of RopeScaling (None: ntk)
+            and its factor (None: 1).
+        lora: Arguments of peft's LoraConfig, to train adapters alone (None:
+            train the model itself).
         quantize: "nf4" to store the base matrices of adapters in 4 bits (None: as they are).
-        older_positions: Positions as before December 2026: all count from 0, rope_base and rope_factor change every
-            layer's, also scaled ones, and dynamic and longrope scaling compute from `context`.
+        older_positions: Positions as before December 2026: all count from 0, rope_base and
+            rope_factor change every layer's, also scaled ones, and dynamic and longrope scaling
+            compute from `context`.
 
     Raises:
         UserError: There is no such model, or it cannot be trained with these options.
@@ -66,7 +73,9 @@ def transformers_decoder(
     import transformers
 
     folder = None if path is None else folders.folder_of(path)
-    given, setting = (str(folder), "model.path") if folder is not None else (str(config), "model.config")
+    given, setting = (
+        (str(folder), "model.path") if folder is not None else (str(config), "model.config")
+    )
     changes = dict(changes or {})
     own = {name: changes.pop(name) for name in ("experts_implementation",) if name in changes}
     described = read_config(given, changes, setting)
@@ -75,18 +84,19 @@ def transformers_decoder(
             pass
     if described.get_text_config() is not described:
         raise UserError(
-            f"{given} is a {described.model_type}, which reads more than text: expected its text model alone, with a "
-            f"{CONFIG} of model_type {described.get_text_config().model_type}."
+            f"{given} is a {described.model_type}, which reads more than text: expected its text "
+            f"model alone, with a {CONFIG} of model_type {described.get_text_config().model_type}."
         )
     kind: Any = transformers.AutoModelForCausalLM._model_mapping[type(described)]
     if not served(kind) and (states := states_of(kind, described)):
         raise UserError(
-            f"{given}: {kind.__name__} mixes tokens by {states}, which does not support packed documents and context "
-            "parallelism: expected a model whose every layer is attention."
+            f"{given}: {kind.__name__} mixes tokens by {states}, which does not support packed "
+            "documents and context parallelism: expected a model whose every layer is attention."
         )
     longest = _stretch(described, context, rope_base, rope, rope_factor, given, older_positions)
     name = ours = register_with_transformers()
-    if ATTENTIONS[attention] and (attention != "sdpa" or torch.cuda.is_available()):  # on a CPU ours calls SDPA
+    # On a CPU ours calls SDPA.
+    if ATTENTIONS[attention] and (attention != "sdpa" or torch.cuda.is_available()):
         name = str(ATTENTIONS[attention])
     with torch.device("meta"):
         module = transformers.AutoModelForCausalLM.from_config(
@@ -94,23 +104,30 @@ def transformers_decoder(
         )
     check_architecture(module, decoder_layers(module), given, ours=name == ours)
     if lora is not None:
-        _add_adapters(module, lora, path or "")  # of a configuration alone peft has nothing to look up
+        # Of a configuration alone peft has nothing to look up.
+        _add_adapters(module, lora, path or "")
     if quantize is not None:
         _check_quantize(quantize, lora)
-    model = HuggingFaceDecoder(module, origin=path, residual=residual, quantize=quantize, context=longest)
+    model = HuggingFaceDecoder(
+        module, origin=path, residual=residual, quantize=quantize, context=longest
+    )
     if older_positions:
         model.first = 0
     _check_adapters(model)
     known = model.shape.context
     if context is not None and context > known:  # rotary ones were extended
-        raise UserError(f"context={context} is longer than the {known} learned positions of {given}. Lower it.")
+        raise UserError(
+            f"context={context} is longer than the {known} learned positions of {given}. Lower it."
+        )
     return model
 
 
 def _check_quantize(quantize: str, lora: Mapping[str, Any] | None) -> None:
     one_of("model.quantize", quantize, get_args(options.Quantize))
     if lora is None:
-        raise UserError(f"model.quantize={quantize} is for frozen weights only: add model.adapter=lora.")
+        raise UserError(
+            f"model.quantize={quantize} is for frozen weights only: add model.adapter=lora."
+        )
     with needs_package(f"model.quantize={quantize}", "torchao", "low-bit"):
         from torchao.quantization import to_nf4  # noqa: F401
 
@@ -121,27 +138,47 @@ def _add_adapters(module: Any, lora: Mapping[str, Any], name: str) -> None:
     with needs_package("model.adapter=lora", "peft", "hub"):
         from peft import LoraConfig, __version__
     module.name_or_path = name  # the base model that saved adapters name
-    # Phi-MoE's and Llama 4's routers are nn.Linear, but return tuples, which peft's layers do not. Adapters of weights
-    # that a mixer reads, without calling their layers, would get no gradient.
+    # Phi-MoE's and Llama 4's routers are nn.Linear, but return tuples, which peft's layers do not.
+    # Adapters of weights that a mixer reads, without calling their layers, would get no gradient.
     read = READ_WEIGHTS if served(type(module)) else ()
-    excluded = [n for n, one in module.named_modules() if isinstance(one, nn.Linear) and "Router" in type(one).__name__]
+    excluded = [
+        n
+        for n, one in module.named_modules()
+        if isinstance(one, nn.Linear) and "Router" in type(one).__name__
+    ]
     excluded += [name for name, _ in module.named_modules() if name.rpartition(".")[2] in read]
-    known = [(name, getattr(one, "weight", None)) for name, one in module.named_modules() if name not in excluded]
+    known = [
+        (name, getattr(one, "weight", None))
+        for name, one in module.named_modules()
+        if name not in excluded
+    ]
     matrices = [name for name, weight in known if weight is not None and weight.dim() > 1]
-    config, refusal = LoraConfig(task_type="CAUSAL_LM", exclude_modules=excluded or None, **lora), None
+    config, refusal = (
+        LoraConfig(task_type="CAUSAL_LM", exclude_modules=excluded or None, **lora),
+        None,
+    )
     try:
         module.add_adapter(config)
     except ValueError as error:
-        if not module._hf_peft_config_loaded:  # refused for peft's version, before it read the targets
+        # Refused for peft's version, before it read the targets.
+        if not module._hf_peft_config_loaded:
             raise UserError(
-                f"model.adapter=lora: transformers {transformers.__version__} does not accept peft {__version__} "
-                f"({first_line(error)}). Install that, or releases that work together: pip install 'flashtrain[hub]'."
+                f"model.adapter=lora: transformers {transformers.__version__} does not accept peft "
+                f"{__version__} ({first_line(error)}). Install that, or releases that work "
+                "together: pip install 'flashtrain[hub]'."
             ) from error
         refusal = error
-    # peft ignores names that no layer has; it has removed those of experts' matrices from its target_modules.
-    for target in [] if isinstance(lora.get("target_modules"), str) else sorted(config.target_modules or ()):
+    # peft ignores names that no layer has; it has removed those of experts' matrices
+    # from its target_modules.
+    for target in (
+        [] if isinstance(lora.get("target_modules"), str) else sorted(config.target_modules or ())
+    ):
         if not any(f".{name}".endswith(f".{target}") for name in matrices):
-            raise unknown("layer in model.adapter_targets", target, {name.rpartition(".")[2] for name in matrices})
+            raise unknown(
+                "layer in model.adapter_targets",
+                target,
+                {name.rpartition(".")[2] for name in matrices},
+            )
     if refusal is not None:
         raise UserError(f"peft refuses model.adapter_targets: {first_line(refusal)}") from refusal
 
@@ -150,36 +187,52 @@ def _check_adapters(model: HuggingFaceDecoder) -> None:
     """Raise UserError for an adapter of a matrix that two layers share."""
     names: dict[int, list[str]] = {}
     for name, weight in model.module.named_parameters(remove_duplicate=False):
-        names.setdefault(id(weight), []).append(name.removesuffix(".weight").removesuffix(".base_layer"))
+        names.setdefault(id(weight), []).append(
+            name.removesuffix(".weight").removesuffix(".base_layer")
+        )
     for _, layer in model.adapters:
         for weight in layer.get_base_layer().parameters():
             if len(names[id(weight)]) > 1:
                 raise UserError(
-                    f"model.adapter_targets: {' and '.join(names[id(weight)])} are one matrix (tie_word_embeddings), "
-                    "so that an adapter of one would be merged into both. Use other layers, such as all-linear."
+                    f"model.adapter_targets: {' and '.join(names[id(weight)])} are one matrix "
+                    "(tie_word_embeddings), so that an adapter of one would be merged into both. "
+                    "Use other layers, such as all-linear."
                 )
 
 
 def _stretch(
-    config: Any, context: int | None, base: float | None, kind: str | None, factor: float | None, path: str, older: bool
+    config: Any,
+    context: int | None,
+    base: float | None,
+    kind: str | None,
+    factor: float | None,
+    path: str,
+    older: bool,
 ) -> int | None:
-    """Extend the configuration's rotary positions to `context` tokens; returns them where it does not say so then."""
+    """Extend the configuration's rotary positions to `context` tokens; returns them where
+    it does not say so then."""
     trained = getattr(config, "max_position_embeddings", None)
     rotary = getattr(config, "rope_parameters", None)
     if rotary is None:
         for name, value in (("rope_base", base), ("rope_factor", factor)):
             if value is not None:
-                raise UserError(f"model.{name}={value:g} needs rotary positions, but {path} has none.")
+                raise UserError(
+                    f"model.{name}={value:g} needs rotary positions, but {path} has none."
+                )
         return context if served(type(config)) else None  # these hybrids have no positions at all
     kinds = [one for one in rotary.values() if isinstance(one, dict)] or [rotary]
     scaled = sorted({one.get("rope_type", "default") for one in kinds} - {"default"})
     if factor is not None and scaled and not older:
         raise UserError(
-            f"model.rope_factor={factor:g} would scale positions twice: the rope_type of {path} is {scaled[0]}. "
-            "Remove model.rope_factor, or change that scaling: +model.options={rope_parameters: {factor: ...}}."
+            f"model.rope_factor={factor:g} would scale positions twice: the rope_type of {path} is "
+            f"{scaled[0]}. Remove model.rope_factor, or change that scaling: "
+            "+model.options={rope_parameters: {factor: ...}}."
         )
-    local = None if older else rotary.get("sliding_attention")  # its distances stay those of the window
-    changed = [one for one in kinds if one is not local] if base is not None or factor is not None else []
+    # Its distances stay those of the window.
+    local = None if older else rotary.get("sliding_attention")
+    changed = (
+        [one for one in kinds if one is not local] if base is not None or factor is not None else []
+    )
     scaling = RopeScaling().scaled(kind, factor, trained or context or 0)
     for one in changed:
         one.update(scaling.parameters(base or one["rope_theta"], head_dim_of(config)))
@@ -187,8 +240,9 @@ def _stretch(
         return None
     if not changed and not scaled:
         _say_once(
-            f"context={context} is {context / trained:g} times the {trained} in the configuration of {path}. Consider "
-            f"model.rope_factor={context / trained:g} (RoPE scaling; with model.rope=yarn by YaRN)."
+            f"context={context} is {context / trained:g} times the {trained} in the configuration "
+            f"of {path}. Consider model.rope_factor={context / trained:g} (RoPE scaling; with "
+            "model.rope=yarn by YaRN)."
         )
     if scaled and not older:
         return context  # since some scalings compute from the entry, as dynamic and longrope do
@@ -196,8 +250,11 @@ def _stretch(
     return None
 
 
-def build(settings: Any, *, vocab_size: int, context: int, attention: str = "flash") -> HuggingFaceDecoder:
-    """Build model=huggingface from its settings; vocab_size is the tokenizer's, which must not exceed the model's."""
+def build(
+    settings: Any, *, vocab_size: int, context: int, attention: str = "flash"
+) -> HuggingFaceDecoder:
+    """Build model=huggingface from its settings; vocab_size is the tokenizer's, which must
+    not exceed the model's."""
     if settings.path is None and settings.config is None:
         raise UserError("model=huggingface needs model.path=FOLDER_OR_HUB_NAME.")
     lora = None
@@ -226,8 +283,9 @@ def build(settings: Any, *, vocab_size: int, context: int, attention: str = "fla
     known = model.shape.vocab_rows
     if vocab_size > known:
         raise UserError(
-            f"the tokenizer has {vocab_size:,} tokens, but {settings.path or settings.config} only {known:,}. Use the "
-            "tokenizer that it was trained with (data.tokenizer=huggingface reads it from the model's folder)."
+            f"the tokenizer has {vocab_size:,} tokens, but {settings.path or settings.config} only "
+            f"{known:,}. Use the tokenizer that it was trained with (data.tokenizer=huggingface "
+            "reads it from the model's folder)."
         )
     return model
 

@@ -1,7 +1,8 @@
-"""What the layers of a transformers decoder are, read from its configuration and its modules before weights are read.
+"""What the layers of a transformers decoder are, read from its configuration and its modules
+before weights are read.
 
-Only the configuration says how a layer mixes tokens. A model whose configuration says nothing is probed in the first
-step in which devices share its sequences (models/token_probe.py).
+Only the configuration says how a layer mixes tokens. A model whose configuration says nothing is
+probed in the first step in which devices share its sequences (models/token_probe.py).
 
 Letters: D head dimension, F width inside a feed-forward.
 """
@@ -15,17 +16,25 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from flashtrain.integrations.huggingface_layers import body_of, decoder_layers, feed_forward_of, gated_matrices
+from flashtrain.integrations.huggingface_layers import (
+    body_of,
+    decoder_layers,
+    feed_forward_of,
+    gated_matrices,
+)
 from flashtrain.models.attention_spec import AttentionSpec
 from flashtrain.models.layer_spec import ExpertsSpec, FeedForwardSpec, LayerSpec
 from flashtrain.models.mixer import MixerMemory, MixerSpec
 from flashtrain.models.trainable import DecoderShape
 
 WINDOWED, CHUNKED = "sliding_attention", "chunked_attention"
-ATTENTIONS = ("attention", "full_attention", WINDOWED, CHUNKED)  # entries of layer_types that are attention alone
-# Those by which a state passes from token to token, alone or beside attention; "mamba" and "recurrent" are older names.
+# Entries of layer_types that are attention alone.
+ATTENTIONS = ("attention", "full_attention", WINDOWED, CHUNKED)
+# Those by which a state passes from token to token, alone or beside attention; "mamba" and
+# "recurrent" are older names.
 STATES = ("linear_attention", "mamba", "recurrent", "conv", "hybrid", "hybrid_sliding")
-FEED_FORWARDS = ("mlp", "moe")  # layers that are a feed-forward alone, beside which others are a mixer alone
+# layers that are a feed-forward alone, beside which others are a mixer alone.
+FEED_FORWARDS = ("mlp", "moe")
 CHUNK = 64  # tokens; of flash-linear-attention's kernels
 GATES = {"gate_proj", "gate_up_proj", "w3"}  # the further matrix of a gated feed-forward
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -33,7 +42,8 @@ EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 @dataclass(frozen=True)
 class OtherSpec:
-    """A mixer that is not attention alone, made by transformers; its FLOPs and memory are unknown."""
+    """A mixer that is not attention alone, made by transformers; its FLOPs and
+    memory are unknown."""
 
     kind: str  # its entry in the configuration's layer_types
 
@@ -55,19 +65,23 @@ class OtherSpec:
 
 @dataclass(frozen=True)
 class StateSpec(OtherSpec):
-    """A mixer of one of STATES: a recurrence or a convolution, alone or beside attention in the same layer.
+    """A mixer of one of STATES: a recurrence or a convolution, alone or beside
+    attention in the same layer.
 
     Its memory is that of flash-linear-attention's kernels, which was not measured yet.
     """
 
     state: int = 0  # numbers of all heads' states
     products: int = 0  # FLOPs of a token's forward for each of them
-    inputs: int = 0  # numbers of a token that the backward needs: projections, convolution, inverses of chunks
+    # Numbers of a token that the backward needs: projections, convolution, inverses of chunks.
+    inputs: int = 0
     inner: int = 0  # width of the recurrence's result
     beside: AttentionSpec | None = None
 
     def flops(self, context: int) -> float:
-        return 3.0 * self.products * self.state + (self.beside.flops(context) if self.beside else 0.0)
+        return 3.0 * self.products * self.state + (
+            self.beside.flops(context) if self.beside else 0.0
+        )
 
     def memory(self, **sizes: Any) -> MixerMemory | None:
         each = sizes["activation"]
@@ -75,7 +89,8 @@ class StateSpec(OtherSpec):
             inputs=self.inputs * each,
             result=2 * self.inner * each,  # gated and normed too
             gradients=self.inner * each,
-            sums=4 * self.state / CHUNK + 6 * self.inner,  # states at chunks and their gradients; those of what is read
+            # States at chunks and their gradients; those of what is read.
+            sums=4 * self.state / CHUNK + 6 * self.inner,
         )
         both = (own, self.beside.memory(**sizes)) if self.beside else (own,)
         return MixerMemory(*map(sum, zip(*both, strict=True)))
@@ -101,7 +116,11 @@ class HuggingFaceShape(DecoderShape):
     def plain(self) -> dict[str, Any]:
         """Return plain values that a checkpoint stores, by which another model's is detected."""
         own = {name: value for name, value in vars(self).items() if name != "layers"}
-        return {**own, "layers": len(self.layers), "activation": self.layers[-1].feed_forward.activation}
+        return {
+            **own,
+            "layers": len(self.layers),
+            "activation": self.layers[-1].feed_forward.activation,
+        }
 
 
 def shape_of(module: Any) -> HuggingFaceShape:
@@ -125,32 +144,44 @@ def shape_of(module: Any) -> HuggingFaceShape:
 
 
 def head_dim_of(config: Any) -> int:
-    """Return the dimension of a configuration's heads, the largest where it differs between layers (Gemma 4)."""
-    return max(getattr(one, "head_dim", None) or one.hidden_size // heads_of(one) for one in each_config(config, 1))
+    """Return the dimension of a configuration's heads, the largest where it differs
+    between layers (Gemma 4)."""
+    return max(
+        getattr(one, "head_dim", None) or one.hidden_size // heads_of(one)
+        for one in each_config(config, 1)
+    )
 
 
 def heads_of(config: Any) -> int:
-    """Return a configuration's number of heads; without attention those of the recurrence, or 1 (Mamba)."""
+    """Return a configuration's number of heads; without attention those of the
+    recurrence, or 1 (Mamba)."""
     return getattr(config, "num_attention_heads", None) or int(getattr(config, "num_heads", 1))
 
 
 def each_config(config: Any, count: int) -> Sequence[Any]:
-    """Return the configuration of each of `count` layers: their own ones where layers differ (Gemma 4)."""
-    return config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config] * count
+    """Return the configuration of each of `count` layers: their own ones where
+    layers differ (Gemma 4)."""
+    return (
+        config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config] * count
+    )
 
 
 def layers_of(module: Any) -> tuple[LayerSpec, ...]:
     """Return what each layer of a transformers decoder is."""
     config, layers = module.config.get_text_config(), decoder_layers(module)
     rotary = learned_positions(module) is None
-    rotated = getattr(config, "no_rope_layers", None) or [1] * len(layers)  # 1: it has rotary positions (SmolLM3)
-    kinds = kinds_of(config) or [WINDOWED] * len(layers)  # without layer_types a window is every layer's (Mistral)
+    # 1: it has rotary positions (SmolLM3).
+    rotated = getattr(config, "no_rope_layers", None) or [1] * len(layers)
+    # Without layer_types a window is every layer's (Mistral).
+    kinds = kinds_of(config) or [WINDOWED] * len(layers)
     apart = any(kind in FEED_FORWARDS for kind in kinds)  # Nemotron-H
     parts = zip(each_config(config, len(layers)), kinds, layers, rotated, strict=True)
     return tuple(
         LayerSpec(
             mixer_of(own, kind, layer, rotary=rotary and bool(rotates)),
-            FeedForwardSpec(0) if apart and kind not in FEED_FORWARDS else feed_forward_spec(own, layer),
+            FeedForwardSpec(0)
+            if apart and kind not in FEED_FORWARDS
+            else feed_forward_spec(own, layer),
         )
         for own, kind, layer, rotates in parts
     )
@@ -158,15 +189,22 @@ def layers_of(module: Any) -> tuple[LayerSpec, ...]:
 
 def kinds_of(config: Any) -> Sequence[str]:
     """Return each layer's entry in a configuration's layer_types; [] where it says nothing."""
-    # transformers derives them from every model's own fields (attn_layer_indices, hybrid_override_pattern, ...).
+    # transformers derives them from every model's own fields (attn_layer_indices,
+    # hybrid_override_pattern, ...).
     return getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
 
 
 def states_of(kind: type, config: Any) -> str:
-    """Return the states of a model of this class, such as "linear_attention in 18 of 24 layers"; "" if it has none."""
+    """Return the states of a model of this class, such as "linear_attention in 18 of 24
+    layers"; "" if it has none."""
     kinds = kinds_of(config)
-    found = [f"{one} in {kinds.count(one)} of {len(kinds)} layers" for one in dict.fromkeys(kinds) if one in STATES]
-    # transformers' own mark: where the configuration says nothing (RWKV), or attention keeps states (DeepSeek V4).
+    found = [
+        f"{one} in {kinds.count(one)} of {len(kinds)} layers"
+        for one in dict.fromkeys(kinds)
+        if one in STATES
+    ]
+    # transformers' own mark: where the configuration says nothing (RWKV), or attention keeps
+    # states (DeepSeek V4).
     return ", ".join(found) or ("recurrent states" if getattr(kind, "_is_stateful", False) else "")
 
 
@@ -176,13 +214,18 @@ def mixer_of(config: Any, kind: str, layer: nn.Module, *, rotary: bool) -> Mixer
         return StateSpec(kind)
     if kind in STATES:
         both = kind.startswith("hybrid")
-        return state_of(kind, layer, mixer_of(config, ATTENTIONS[0], layer, rotary=rotary) if both else None)
+        return state_of(
+            kind, layer, mixer_of(config, ATTENTIONS[0], layer, rotary=rotary) if both else None
+        )
     if kind not in ATTENTIONS:
         return OtherSpec(kind)
     heads = heads_of(config)
-    named = {name.rpartition(".")[2] for name, _ in (*layer.named_modules(), *layer.named_parameters())}
+    named = {
+        name.rpartition(".")[2] for name, _ in (*layer.named_modules(), *layer.named_parameters())
+    }
     normed = any("norm" in name and name.startswith(("q", "k")) for name in named)
-    latent = getattr(config, "qk_head_dim", None)  # of multi-head latent attention (DeepSeek), with values of another
+    # Of multi-head latent attention (DeepSeek), with values of another.
+    latent = getattr(config, "qk_head_dim", None)
     attention = AttentionSpec(
         heads,
         getattr(config, "num_key_value_heads", None) or heads,
@@ -193,12 +236,21 @@ def mixer_of(config: Any, kind: str, layer: nn.Module, *, rotary: bool) -> Mixer
     )
     if kind == CHUNKED:
         return replace(attention, chunk=getattr(config, "attention_chunk_size", None))
-    return replace(attention, window=getattr(config, "sliding_window", None)) if kind == WINDOWED else attention
+    return (
+        replace(attention, window=getattr(config, "sliding_window", None))
+        if kind == WINDOWED
+        else attention
+    )
 
 
 def state_of(kind: str, layer: nn.Module, beside: Any) -> MixerSpec:
-    """Return the recurrence or convolution of a layer, by the names of its sizes in transformers' modules."""
-    mixes = [one for one in layer.modules() if any(isinstance(part, nn.Conv1d) for part in one.children())]
+    """Return the recurrence or convolution of a layer, by the names of its sizes in
+    transformers' modules."""
+    mixes = [
+        one
+        for one in layer.modules()
+        if any(isinstance(part, nn.Conv1d) for part in one.children())
+    ]
     mixes = mixes or [one for one in layer.modules() if hasattr(one, "slope_rate")]
     if not mixes:
         return OtherSpec(kind)
@@ -212,11 +264,16 @@ def state_of(kind: str, layer: nn.Module, beside: Any) -> MixerSpec:
             products, state = 9, width * size
         case {"num_heads": heads, "head_dim": width}:  # Kimi's delta attention
             products, state, inverses = 6, heads * width**2, 2 * CHUNK * heads
-        case {"num_attention_heads": heads, "head_dim": width, "block_size": _}:  # lightning attention
+        # Lightning attention.
+        case {"num_attention_heads": heads, "head_dim": width, "block_size": _}:
             products, state = 4, heads * width**2
     widths = inner = 0
     for name, part in mixes[0].named_modules():
-        if name.startswith(("out_proj", "o_proj")) and isinstance(part, nn.Linear) and "lora_" not in name:
+        if (
+            name.startswith(("out_proj", "o_proj"))
+            and isinstance(part, nn.Linear)
+            and "lora_" not in name
+        ):
             inner = part.in_features
         elif isinstance(part, nn.Linear | nn.Conv1d):
             widths += part.out_features if isinstance(part, nn.Linear) else part.out_channels
@@ -224,19 +281,28 @@ def state_of(kind: str, layer: nn.Module, beside: Any) -> MixerSpec:
 
 
 def feed_forward_spec(config: Any, layer: nn.Module) -> FeedForwardSpec:
-    """Return what a layer's feed-forward is: dense, or experts where the layer has modules of that name."""
+    """Return what a layer's feed-forward is: dense, or experts where the layer
+    has modules of that name."""
     module, names = feed_forward_of(layer), dict(layer.named_modules())
     named = {name.rpartition(".")[2] for name, _ in (*names.items(), *layer.named_parameters())}
     activation = "swiglu" if named & GATES else "gelu"
     by_autograd = module is None or gated_matrices(module) is None
-    inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * config.hidden_size
+    inner = (
+        getattr(config, "intermediate_size", None)
+        or getattr(config, "n_inner", None)
+        or 4 * config.hidden_size
+    )
     top = getattr(config, "num_experts_per_tok", None)
-    if not top or not any("experts" in f"{name} {type(one).__name__}".lower() for name, one in names.items()):
+    if not top or not any(
+        "experts" in f"{name} {type(one).__name__}".lower() for name, one in names.items()
+    ):
         return FeedForwardSpec(inner, activation, by_autograd)
     shared = [
         one.out_features
         for name, one in names.items()
-        if "shared" in name and name.rpartition(".")[2] in ("up_proj", "w3") and isinstance(one, nn.Linear)
+        if "shared" in name
+        and name.rpartition(".")[2] in ("up_proj", "w3")
+        and isinstance(one, nn.Linear)
     ]
     return ExpertsSpec(
         getattr(config, "moe_intermediate_size", None) or inner,
@@ -249,16 +315,18 @@ def feed_forward_spec(config: Any, layer: nn.Module) -> FeedForwardSpec:
 
 
 def learned_positions(module: Any) -> Tensor | None:
-    """Return a transformers model's table of learned positions; None where positions are rotary or computed."""
+    """Return a transformers model's table of learned positions; None where positions
+    are rotary or computed."""
     tables = [one.weight for one in body_of(module)[1].children() if isinstance(one, nn.Embedding)]
     return next((one for one in tables if one is not module.get_input_embeddings().weight), None)
 
 
 def flops_per_token(module: Any, length: int) -> float:
-    """Return the FLOPs of forward and backward for one token in a sequence of `length` tokens, as in Decoder.
+    """Return the FLOPs of forward and backward for one token in a sequence of `length`
+    tokens, as in Decoder.
 
-    Only the experts that a token is routed to and the keys in each layer's window are counted. A frozen matrix counts
-    4 FLOPs a weight instead of 6, since it has no gradient.
+    Only the experts that a token is routed to and the keys in each layer's window are counted. A
+    frozen matrix counts 4 FLOPs a weight instead of 6, since it has no gradient.
     """
     config = module.config.get_text_config()
     looked_up = {id(module.get_input_embeddings().weight), id(learned_positions(module))}

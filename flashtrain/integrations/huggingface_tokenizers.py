@@ -3,8 +3,9 @@
     how = save_tokenizer(tokenizer, "for_transformers", context=1024)
     # transformers.AutoTokenizer.from_pretrained("for_transformers")
 
-One difference is intended: where a text spells a special token ("<|endoftext|>"), ours read it as ordinary text, while
-transformers reads it as the token unless it is called with split_special_tokens=True.
+One difference is intended: where a text spells a special token ("<|endoftext|>"), ours read it as
+ordinary text, while transformers reads it as the token unless it is called with
+split_special_tokens=True.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from flashtrain.data.library_tokenizer import CONFIG, FILE, MARK, LibraryTokeniz
 from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.data.wordpiece import SpecialTokens
 
-NAMES = {"pad": "[PAD]", "classify": "[CLS]", "separate": "[SEP]", "mask": "[MASK]"}  # of SpecialTokens
+# Of SpecialTokens.
+NAMES = {"pad": "[PAD]", "classify": "[CLS]", "separate": "[SEP]", "mask": "[MASK]"}
 ROLES = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
 READ, NONE = "AutoTokenizer reads its tokenizer", "it has no tokenizer that transformers could read"
 
@@ -39,7 +41,8 @@ def save_tokenizer(
         tokenizer: A tokenizer of flashtrain.
         folder: The folder to write to, created where it is missing.
         context: The model's longest text in tokens (None: not limited).
-        special: A BERT's special tokens, which transformers then puts around a text (None: a decoder's tokenizer).
+        special: A BERT's special tokens, which transformers then puts around a text (None:
+            a decoder's tokenizer).
         segments: Whether the model takes token_type_ids.
 
     Returns:
@@ -56,8 +59,13 @@ def save_tokenizer(
     config: dict[str, Any] = {**tokenizer.config, **({} if special is None else ROLES)}
     if special is not None and library.token_to_id("[UNK]") is not None:
         config["unk_token"] = "[UNK]"
-    # Without this entry transformers passes token_type_ids to a GPT-2 too, which would add an embedding for them.
-    config["model_input_names"] = ["input_ids", *(["token_type_ids"] if segments else []), "attention_mask"]
+    # Without this entry transformers passes token_type_ids to a GPT-2 too, which would add
+    # an embedding for them.
+    config["model_input_names"] = [
+        "input_ids",
+        *(["token_type_ids"] if segments else []),
+        "attention_mask",
+    ]
     config[MARK] = {"kind": tokenizer.kind}
     if context is not None:
         config["model_max_length"] = context
@@ -71,11 +79,15 @@ def save_tokenizer(
 def _takes(library: Library, special: SpecialTokens) -> bool:
     """Add a BERT's four tokens to the library's tokenizer; returns whether they have these ids."""
     # New tokens are added in the order of their ids; WordPiece has them already.
-    library.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in NAMES.values()])
+    library.add_special_tokens(
+        [AddedToken(name, normalized=False, special=True) for name in NAMES.values()]
+    )
     if library.post_processor is None:
         library.post_processor = processors.TemplateProcessing(
             single="[CLS] $A [SEP]",
             pair="[CLS] $A [SEP] $B:1 [SEP]:1",
             special_tokens=[("[CLS]", special.classify), ("[SEP]", special.separate)],
         )
-    return all(library.token_to_id(name) == getattr(special, field) for field, name in NAMES.items())
+    return all(
+        library.token_to_id(name) == getattr(special, field) for field, name in NAMES.items()
+    )

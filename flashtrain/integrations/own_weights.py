@@ -1,4 +1,5 @@
-"""flashtrain's own weight format: model.safetensors with a config.json from which the model can be rebuilt."""
+"""flashtrain's own weight format: model.safetensors with a config.json from which
+the model can be rebuilt."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from flashtrain.errors import UserError, unknown
 from flashtrain.integrations.weight_files import write_folder
 
 FORMAT = "flashtrain"
-# Models by their name in config.json: (configuration class, module class), names in flashtrain.models.
+# Models by their name in config.json: (configuration class, module class), names
+# in flashtrain.models.
 MODELS = {"gpt2": ("DecoderConfig", "Decoder"), "bert": ("BertConfig", "Bert")}
 OWN = "flashtrain's own format: flashtrain.integrations' load_decoder or load_bert reads it"
 
@@ -33,11 +35,14 @@ def save_weights(model: Any, folder: str | Path) -> str:
             config = {"format": FORMAT, "model": name, "config": own}
             write_folder(folder, config, model.state_dict())
             return OWN
-    raise unknown("kind of model to export", type(model).__name__, (module for _, module in MODELS.values()))
+    raise unknown(
+        "kind of model to export", type(model).__name__, (module for _, module in MODELS.values())
+    )
 
 
 def own_config(content: Mapping[str, Any], kind: str, where: str | Path) -> Any:
-    """Return the model configuration from a config.json of save_weights; None if another program wrote the file.
+    """Return the model configuration from a config.json of save_weights; None if another
+    program wrote the file.
 
     Args:
         content: The content of config.json.

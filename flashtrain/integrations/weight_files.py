@@ -1,4 +1,5 @@
-"""Reading and writing weights in transformers' folder format: config.json and one or several safetensors files."""
+"""Reading and writing weights in transformers' folder format: config.json and one or
+several safetensors files."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def read_folder(folder_or_file: str | Path) -> tuple[dict[str, Any], dict[str, T
     """Read config.json and every tensor, onto the CPU.
 
     Args:
-        folder_or_file: A folder with one weights file, or with shards and their index; or a weights file.
+        folder_or_file: A folder with one weights file, or with shards and their
+            index; or a weights file.
 
     Raises:
         UserError: There are no weights, or a file is truncated.
@@ -48,7 +50,8 @@ def read_folder(folder_or_file: str | Path) -> tuple[dict[str, Any], dict[str, T
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
-    """Read every tensor of a safetensors file onto the CPU; UserError for a truncated file or another format."""
+    """Read every tensor of a safetensors file onto the CPU; UserError for a truncated
+    file or another format."""
     # huggingface_hub 2.4's load_state_dict_from_file advises to read a truncated file as a pickle.
     try:
         return load_file(file)
@@ -57,13 +60,16 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def cut_off(file: Path, error: SafetensorError) -> UserError:
-    """Return (not raise) the UserError for a truncated file; unlike safetensors' own error it names the file."""
-    return UserError(f"{file} is not a complete safetensors file ({error}). Copy or download it again.")
+    """Return (not raise) the UserError for a truncated file; unlike safetensors' own
+    error it names the file."""
+    return UserError(
+        f"{file} is not a complete safetensors file ({error}). Copy or download it again."
+    )
 
 
-# huggingface_hub assigns tensors to shards. Its save_torch_state_dict (2.4) removes the earlier files first, so that a
-# kill leaves none (40 of 40), and refuses views of a larger tensor. Hence a folder of unfinished files, and copies of
-# one shard at a time.
+# huggingface_hub assigns tensors to shards. Its save_torch_state_dict (2.4) removes the earlier
+# files first, so that a kill leaves none (40 of 40), and refuses views of a larger tensor. Hence a
+# folder of unfinished files, and copies of one shard at a time.
 def write_folder(
     folder: str | Path,
     config: Mapping[str, Any],
@@ -73,21 +79,26 @@ def write_folder(
 ) -> None:
     """Write config.json and the weights, all or nothing.
 
-    The weights are model.safetensors, or files of at most SHARD_BYTES each (a larger tensor gets its own) with an
-    index, as in transformers.
+    The weights are model.safetensors, or files of at most SHARD_BYTES each (a larger tensor gets
+    its own) with an index, as in transformers.
 
     Args:
         folder: The folder to write to, created where it is missing.
         config: The content of config.json.
         tensors: The tensors by name, on any device.
-        end_of_text: The id of the token that ends a text, for generation_config.json (None: no such file).
+        end_of_text: The id of the token that ends a text, for
+            generation_config.json (None: no such file).
 
     Raises:
-        OSError: The folder cannot be written, or the disk is full; earlier files then stay as they were.
+        OSError: The folder cannot be written, or the disk is full; earlier files
+            then stay as they were.
     """
     folder = Path(folder).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
-    sizes = {name: torch.empty(one.shape, dtype=one.dtype, device="meta") for name, one in tensors.items()}
+    sizes = {
+        name: torch.empty(one.shape, dtype=one.dtype, device="meta")
+        for name, one in tensors.items()
+    }
     split = split_torch_state_dict_into_shards(sizes, max_shard_size=SHARD_BYTES)
     texts = {CONFIG: config}
     if end_of_text is not None:
@@ -99,8 +110,11 @@ def write_folder(
             shard = {name: _compact(tensors[name]) for name in names}
             save_file(shard, Path(unfinished, file), metadata={"format": "pt"})
         for file, content in texts.items():
-            Path(unfinished, file).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        # A folder without config.json is not a model, so that a kill from here on leaves no mixture of two models.
+            Path(unfinished, file).write_text(
+                json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+            )
+        # A folder without config.json is not a model, so that a kill from here on leaves no
+        # mixture of two models.
         for earlier in (folder / CONFIG, folder / INDEX, folder / WEIGHTS, *folder.glob(SHARDS)):
             earlier.unlink(missing_ok=True)
         for name in (*split.filename_to_tensors, *reversed(texts)):
@@ -114,19 +128,28 @@ def _compact(tensor: Tensor) -> Tensor:
 
 
 def files_of_weights(path: Path) -> list[Path]:
-    """Return the safetensors files of a folder, or the file itself; UserError for none, or for another format."""
+    """Return the safetensors files of a folder, or the file itself; UserError for none,
+    or for another format."""
     if path.is_file():
         if path.suffix != ".safetensors":
-            raise UserError(f"{path.name} is not a safetensors file: expected such a file, or a folder with one.")
+            raise UserError(
+                f"{path.name} is not a safetensors file: "
+                "expected such a file, or a folder with one."
+            )
         return [path]
-    if (path / WEIGHTS).is_file():  # transformers' order: of a save over shards, which stay, one file is the newer
+    # transformers' order: of a save over shards, which stay, one file is the newer.
+    if (path / WEIGHTS).is_file():
         return [path / WEIGHTS]
     if not (path / INDEX).is_file():
         raise UserError(f"no {WEIGHTS} in {path}: expected this file, or its shards and {INDEX}.")
     # Only files in this folder, whatever the index names.
-    files = sorted({path / Path(name).name for name in read_json(path / INDEX)["weight_map"].values()})
+    files = sorted(
+        {path / Path(name).name for name in read_json(path / INDEX)["weight_map"].values()}
+    )
     if missing := [file.name for file in files if not file.is_file()]:
-        raise UserError(f"no {missing[0]} in {path}, which {INDEX} names. Copy or download it again.")
+        raise UserError(
+            f"no {missing[0]} in {path}, which {INDEX} names. Copy or download it again."
+        )
     return files
 
 
@@ -136,22 +159,26 @@ def check_architecture(
     computation: Mapping[str, Sequence[Any]],
     where: str | Path,
 ) -> None:
-    """Raise UserError for a transformers config.json of another architecture or another computation.
+    """Raise UserError for a transformers config.json of another architecture
+    or another computation.
 
     Args:
         content: The content of config.json.
         kinds: The supported values of model_type.
-        computation: Accepted values of further entries; the first also applies where an entry is missing.
+        computation: Accepted values of further entries; the first also applies
+            where an entry is missing.
         where: The file or folder, for messages.
     """
     given = content.get("model_type", "no model_type")
     if given not in kinds:
-        raise UserError(f"{where} contains a model of model_type {given}: expected {', '.join(kinds)}.")
+        raise UserError(
+            f"{where} contains a model of model_type {given}: expected {', '.join(kinds)}."
+        )
     for name, possible in computation.items():
         if content.get(name, possible[0]) not in possible:
             raise UserError(
-                f"{where}: {name}={content[name]} in {CONFIG} is not what our model computes: expected "
-                f"{' or '.join(map(str, possible))}."
+                f"{where}: {name}={content[name]} in {CONFIG} is not what our model computes: "
+                f"expected {' or '.join(map(str, possible))}."
             )
 
 
@@ -166,8 +193,9 @@ def converted(
     Args:
         tensors: The tensors under transformers' names.
         make: Builds our model; it is called on the meta device, for the names and shapes.
-        parts_of: Maps (name, rows) of one of our tensors to the (name, rows) of transformers' tensors that are
-            concatenated to it. Missing last rows, of an embedding table, become zero.
+        parts_of: Maps (name, rows) of one of our tensors to the (name, rows) of
+            transformers' tensors that are concatenated to it. Missing last rows, of an
+            embedding table, become zero.
         where: The file or folder, for messages.
 
     Raises:
@@ -180,7 +208,9 @@ def converted(
     for name in (*expected, *tensors):
         found = tuple(tensors[name].shape) if name in tensors else None
         if found != expected.get(name):
-            raise UserError(f"{where}: '{name}' has the shape {found}: {CONFIG} expects {expected.get(name)}.")
+            raise UserError(
+                f"{where}: '{name}' has the shape {found}: {CONFIG} expects {expected.get(name)}."
+            )
     state = {}
     for name, shape in ours.items():
         rows = [tensors[part] for part, _ in parts[name]]

@@ -1,6 +1,7 @@
 """Models as plain torch.nn modules: no Lightning, no Hydra, no files.
 
-Each public name is imported on its first use, so that training a decoder does not import the encoders.
+Each public name is imported on its first use, so that training a decoder does
+not import the encoders.
 """
 
 from __future__ import annotations

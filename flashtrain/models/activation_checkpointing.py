@@ -12,14 +12,19 @@ from typing import Any, get_args
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from flashtrain.errors import at_least, one_of
 from flashtrain.settings import options
 from flashtrain_kernels import FORWARDS
 
 CHECKPOINTING = get_args(options.ActivationCheckpointing)[:-1]  # without auto
-PINNED_BYTES = 2**28  # of one tensor: the allocator of pinned memory rounds its size up to a power of two
+# Of one tensor: the allocator of pinned memory rounds its size up to a power of two.
+PINNED_BYTES = 2**28
 
 _OURS = set(FORWARDS)  # attention operators whose outputs selective checkpointing stores
 _TORCHS = "aten._scaled_dot_product"  # how the names of torch's begin
@@ -27,15 +32,19 @@ _TORCHS = "aten._scaled_dot_product"  # how the names of torch's begin
 
 @dataclass(frozen=True)
 class MemorySavings:
-    """Options that reduce the memory of activations at the cost of time, without changing results or weights.
+    """Options that reduce the memory of activations at the cost of time, without
+    changing results or weights.
 
     Args:
-        checkpointing: Which activations of a block are stored; the backward recomputes the others (Chen et al. 2016,
-            "Training Deep Nets with Sublinear Memory Cost"). "none": all are stored; "selective": the block's input,
-            and attention's output and log-sum-exp, so that attention is not recomputed (Korthikanti et al. 2022,
-            "Reducing Activation Recomputation in Large Transformer Models"); "full": the block's input alone.
-        offload: Whether blocks' inputs are stored in pinned host memory, with "selective" or "full".
-        ffn_chunk: The number of tokens that the feed-forward computes at once, forward and backward (None: all).
+        checkpointing: Which activations of a block are stored; the backward recomputes the others
+            (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"). "none": all are
+            stored; "selective": the block's input, and attention's output and log-sum-exp, so that
+            attention is not recomputed (Korthikanti et al. 2022, "Reducing Activation Recomputation
+            in Large Transformer Models"); "full": the block's input alone.
+        offload: Whether blocks' inputs are stored in pinned host memory, with
+            "selective" or "full".
+        ffn_chunk: The number of tokens that the feed-forward computes at once, forward
+            and backward (None: all).
         loss_chunk: The number of tokens whose logits are stored at once (None: chosen by the loss).
 
     Raises:
@@ -53,7 +62,8 @@ class MemorySavings:
         at_least("loss_chunk", self.loss_chunk, 1)
 
     def describe(self) -> str:
-        """Describe the options, such as "full checkpointing, feed-forward by 16,384 tokens"; "" where all are off."""
+        """Describe the options, such as "full checkpointing, feed-forward by 16,384
+        tokens"; "" where all are off."""
         parts = [f"{self.checkpointing} checkpointing"] if self.checkpointing != "none" else []
         parts += ["inputs in host memory"] if self.offload else []
         parts += [f"feed-forward by {self.ffn_chunk:,} tokens"] if self.ffn_chunk else []
@@ -62,19 +72,26 @@ class MemorySavings:
 
 
 def checkpointed(
-    function: Callable[..., Tensor], x: Tensor, *, savings: MemorySavings, dropout: float = 0.0, **arguments: Any
+    function: Callable[..., Tensor],
+    x: Tensor,
+    *,
+    savings: MemorySavings,
+    dropout: float = 0.0,
+    **arguments: Any,
 ) -> Tensor:
-    """Compute function(x, **arguments) and store only x for the backward, with "selective" also attention's output.
+    """Compute function(x, **arguments) and store only x for the backward, with "selective"
+    also attention's output.
 
-    Selective checkpointing stores the outputs of our attention and of torch's SDPA, but nothing of standard attention,
-    whose S x S matrices would be stored. With savings.offload x is copied to the host and back in every step, and the
-    computation waits for it.
+    Selective checkpointing stores the outputs of our attention and of torch's SDPA, but nothing of
+    standard attention, whose S x S matrices would be stored. With savings.offload x is copied to
+    the host and back in every step, and the computation waits for it.
 
     Args:
         function: The block's computation, which may be compiled.
         x: The block's input, (B, S, E).
         savings: The memory options, with checkpointing "selective" or "full".
-        dropout: The dropout probability inside `function`; above 0, recomputation drops the same weights again.
+        dropout: The dropout probability inside `function`; above 0, recomputation drops
+            the same weights again.
         arguments: Further keyword arguments of `function`.
 
     Returns:
@@ -92,10 +109,15 @@ def checkpointed(
 
 
 def _to_host(x: Tensor) -> tuple[torch.device, torch.Size, list[Tensor]]:
-    """x in host memory. No synchronization is needed: whatever reads the copy is queued on the device after it."""
+    """x in host memory. No synchronization is needed: whatever reads the copy is queued
+    on the device after it."""
     parts = x.flatten().split(PINNED_BYTES // x.element_size())
     pinned = [torch.empty(one.shape, dtype=x.dtype, pin_memory=x.is_cuda) for one in parts]
-    return x.device, x.shape, [place.copy_(one, non_blocking=True) for place, one in zip(pinned, parts, strict=True)]
+    return (
+        x.device,
+        x.shape,
+        [place.copy_(one, non_blocking=True) for place, one in zip(pinned, parts, strict=True)],
+    )
 
 
 def _from_host(saved: tuple[torch.device, torch.Size, list[Tensor]]) -> Tensor:
@@ -107,7 +129,8 @@ def _from_host(saved: tuple[torch.device, torch.Size, list[Tensor]]) -> Tensor:
 
 
 def save_output_of(operator: Any) -> None:
-    """Make selective checkpointing store an operator's outputs too. The operator must not draw random numbers."""
+    """Make selective checkpointing store an operator's outputs too. The operator must
+    not draw random numbers."""
     _OURS.add(operator)
 
 
@@ -116,11 +139,13 @@ def _save_attention() -> Any:
 
 
 def _save_ours() -> Any:
-    # torch's attention draws its dropout from the generator inside of the operator: recomputation without it would
-    # shift all random numbers after it. Ours draws a seed outside.
+    # torch's attention draws its dropout from the generator inside of the operator: recomputation
+    # without it would shift all random numbers after it. Ours draws a seed outside.
     return create_selective_checkpoint_contexts(partial(_policy, False))
 
 
-def _policy(saves_torchs: bool, context: Any, operator: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
+def _policy(
+    saves_torchs: bool, context: Any, operator: Any, *arguments: Any, **options: Any
+) -> CheckpointPolicy:
     saved = operator in _OURS or (saves_torchs and str(operator).startswith(_TORCHS))
     return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.MUST_RECOMPUTE

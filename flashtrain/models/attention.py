@@ -4,7 +4,8 @@
     attention = Attention(embed=768, heads=12, causal=True, attention="flash")
     y = attention(x)                                # x and y (B, S, 768)
 
-Shapes: B batch, S sequence, H query heads, K key/value heads, D head dimension (E / H), E embedding width.
+Shapes: B batch, S sequence, H query heads, K key/value heads, D head dimension (E /
+H), E embedding width.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from flashtrain_kernels.arguments import MAX_HEAD_DIM
 
 
 class Attention(nn.Module):
-    """Self-attention (Vaswani et al. 2017), causal or not, multi-head or grouped-query (Ainslie et al. 2023).
+    """Self-attention (Vaswani et al. 2017), causal or not, multi-head or grouped-query
+    (Ainslie et al. 2023).
 
-    Scores are scaled by 1/sqrt(D). qkv.weight has (H + 2K) * D rows: those of query heads, then key heads, value heads.
+    Scores are scaled by 1/sqrt(D). qkv.weight has (H + 2K) * D rows: those of query heads, then
+    key heads, value heads.
 
     Args:
         embed: Width E of the input and the output.
@@ -37,9 +40,12 @@ class Attention(nn.Module):
         causal: Whether a token sees only itself and earlier tokens.
         bias: Whether both projections have biases.
         dropout: Probability of dropping an attention weight in training, in [0, 1).
-        attention: "flash" (flashtrain_kernels), "sdpa" (torch's) or "standard" (stores the S x S matrix).
-        rotary: Module that rotates queries and keys (B, S, N, D) by positions (B, S), such as RotaryPositions(E // H).
-        window: How many tokens a token sees, itself included (None: all); a mask replaces it, as it does `causal`.
+        attention: "flash" (flashtrain_kernels), "sdpa" (torch's) or "standard"
+            (stores the S x S matrix).
+        rotary: Module that rotates queries and keys (B, S, N, D) by positions (B, S), such as
+            RotaryPositions(E // H).
+        window: How many tokens a token sees, itself included (None: all); a mask replaces
+            it, as it does `causal`.
 
     Raises:
         UserError: Sizes do not divide, the attention is unknown, or the dropout is out of range.
@@ -85,17 +91,20 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Compute the self-attention of each sequence.
 
-        Under context parallelism (sharded_sequence.py) x is this device's shard of the sequence, `mask` is the mask of
-        the whole sequence, and flash attention across the devices is used, whatever `attention` is.
+        Under context parallelism (sharded_sequence.py) x is this device's shard of the sequence,
+        `mask` is the mask of the whole sequence, and flash attention across the devices is used,
+        whatever `attention` is.
 
         Args:
             x: The input, (B, S, E).
-            positions: (B, S) or (1, S) integers, used by rotary only (None: 0, 1, ..., or continued from the cache).
-            mask: Which tokens each token sees, in place of `causal` (flashtrain_kernels.masks or a BlockMask), for
-                example masks.document(ids, causal=True). Or the PackedSequences of one packed row, to which `causal`
-                applies; without a cache.
-            cache: Keys and values of the rows' earlier tokens, which these tokens see; those of these tokens are
-                appended to it. A mask then has S queries and, as keys, all tokens so far.
+            positions: (B, S) or (1, S) integers, used by rotary only (None: 0, 1, ..., or
+                continued from the cache).
+            mask: Which tokens each token sees, in place of `causal` (flashtrain_kernels.masks or a
+                BlockMask), for example masks.document(ids, causal=True). Or the PackedSequences of
+                one packed row, to which `causal` applies; without a cache.
+            cache: Keys and values of the rows' earlier tokens, which these tokens see;
+                those of these tokens are appended to it. A mask then has S queries and, as
+                keys, all tokens so far.
 
         Returns:
             The output, (B, S, E).
@@ -109,13 +118,20 @@ class Attention(nn.Module):
         window = self.window if self.window is not None and mask is None else NO_WINDOW
         options = AttentionOptions(self.causal, self.scale, mask, self.active_dropout, window)
         sequence = sharded_sequence() if cache is None else None
-        plain = self.rotary is None and self.kv_heads == self.heads and cache is None and sequence is None
+        plain = (
+            self.rotary is None
+            and self.kv_heads == self.heads
+            and cache is None
+            and sequence is None
+        )
         if self.attention == "flash" and plain and lengths is None:
             out = flash_packed_attention(qkv.unflatten(2, (3, self.heads)), options)
             return self.output(out.flatten(2))
         qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
         if self.rotary is not None:
-            qk = self.rotary(qk, next_positions(tokens, cache, x.device) if positions is None else positions)
+            qk = self.rotary(
+                qk, next_positions(tokens, cache, x.device) if positions is None else positions
+            )
         q, k = qk.split((self.heads, self.kv_heads), dim=2)
         if cache is not None:
             k, v = cache.append(k, v)
@@ -134,17 +150,25 @@ class Attention(nn.Module):
         return self.dropout if self.training else 0.0
 
     def extra_repr(self) -> str:
-        return f"heads={self.heads}, kv_heads={self.kv_heads}, causal={self.causal}, attention={self.attention}"
+        return (
+            f"heads={self.heads}, kv_heads={self.kv_heads}, causal={self.causal}, "
+            f"attention={self.attention}"
+        )
 
 
 def check_heads(embed: int, heads: int, kv_heads: int) -> int:
-    """Return the head dimension D = embed / heads; UserError where sizes do not divide or D is too large."""
-    for name, count, of, total in (("heads", heads, "embed", embed), ("kv_heads", kv_heads, "heads", heads)):
+    """Return the head dimension D = embed / heads; UserError where sizes do not
+    divide or D is too large."""
+    for name, count, of, total in (
+        ("heads", heads, "embed", embed),
+        ("kv_heads", kv_heads, "heads", heads),
+    ):
         if count < 1 or total < 1 or total % count:
             raise UserError(f"{name}={count} must divide {of}={total}.")
     head_dim = embed // heads
     if head_dim > MAX_HEAD_DIM:
         raise UserError(
-            f"head dimension {head_dim} ({embed} / {heads} heads): expected at most {MAX_HEAD_DIM}. Use more heads."
+            f"head dimension {head_dim} ({embed} / {heads} heads): "
+            f"expected at most {MAX_HEAD_DIM}. Use more heads."
         )
     return head_dim

@@ -1,15 +1,19 @@
-"""Attention as a function, softmax(q k^T scale) v, in three implementations that agree up to rounding.
+"""Attention as a function, softmax(q k^T scale) v, in three implementations
+that agree up to rounding.
 
-- causal is aligned bottom-right: the last query sees every key, as queries after a key/value cache need;
-- a mask (flashtrain_kernels.masks, or a BlockMask) replaces `causal` and `window`: it contains its own rule;
-- window (left, right): a query sees that many keys before and after its own position, -1 for all of them;
+- causal is aligned bottom-right: the last query sees every key, as queries after
+  a key/value cache need;
+- a mask (flashtrain_kernels.masks, or a BlockMask) replaces `causal` and `window`: it
+  contains its own rule;
+- window (left, right): a query sees that many keys before and after its own
+  position, -1 for all of them;
 - grouped-query attention: query head h reads key/value head h // (H // K);
-- dropout is the probability of dropping an attention weight; the others are divided by 1 - dropout. Each function draws
-  its own random numbers, so different weights are dropped;
+- dropout is the probability of dropping an attention weight; the others are divided by 1 - dropout.
+  Each function draws its own random numbers, so different weights are dropped;
 - a query that sees no key gives zeros.
 
-Shapes: B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension, T packed tokens.
-q (B, Sq, H, D); k and v (B, Sk, K, D); result (B, Sq, H, D).
+Shapes: B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head
+dimension, T packed tokens. q (B, Sq, H, D); k and v (B, Sk, K, D); result (B, Sq, H, D).
 """
 
 from __future__ import annotations
@@ -22,7 +26,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flashtrain.errors import UserError
-from flashtrain_kernels import BlockMask, Documents, Mask, dispatch, flash_attn_func, flash_attn_qkvpacked_func, masks
+from flashtrain_kernels import (
+    BlockMask,
+    Documents,
+    Mask,
+    dispatch,
+    flash_attn_func,
+    flash_attn_qkvpacked_func,
+    masks,
+)
 from flashtrain_kernels.environment import autocast_dtype
 
 AnyMask = Mask | BlockMask
@@ -30,7 +42,8 @@ NO_WINDOW = (-1, -1)
 
 
 class AttentionOptions(NamedTuple):
-    """What an attention function computes, besides its tensors; the module's docstring says what each means."""
+    """What an attention function computes, besides its tensors; the module's
+    docstring says what each means."""
 
     causal: bool
     scale: float
@@ -43,18 +56,26 @@ InnerAttention = Callable[[Tensor, Tensor, Tensor, AttentionOptions], Tensor]
 
 
 class PackedSequences(NamedTuple):
-    """The lengths of sequences packed into one row, for attention functions whose mask would be a T x T tensor."""
+    """The lengths of sequences packed into one row, for attention functions whose mask
+    would be a T x T tensor."""
 
-    lengths: tuple[int, ...]  # of the sequences, in their order in the row; tokens after them belong to none
+    # Of the sequences, in their order in the row; tokens after them belong to none.
+    lengths: tuple[int, ...]
 
-    def attend(self, attention: Callable[[Tensor, Tensor, Tensor], Tensor], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Call attention(q, k, v) for one sequence after the other, so that only one sequence's scores are stored.
+    def attend(
+        self, attention: Callable[[Tensor, Tensor, Tensor], Tensor], q: Tensor, k: Tensor, v: Tensor
+    ) -> Tensor:
+        """Call attention(q, k, v) for one sequence after the other, so that only one
+        sequence's scores are stored.
 
-        q is (1, T, H, D), k and v are (1, T, K, D). The result (1, T, H, D) is 0 at tokens after the last sequence.
+        q is (1, T, H, D), k and v are (1, T, K, D). The result (1, T, H, D) is 0 at tokens
+        after the last sequence.
         """
         sizes = [length for length in self.lengths if length]
         used = sum(sizes)
-        parts = zip(*(x[:, :used].split(sizes, dim=1) for x in (q, k, v)), strict=True) if sizes else ()
+        parts = (
+            zip(*(x[:, :used].split(sizes, dim=1) for x in (q, k, v)), strict=True) if sizes else ()
+        )
         rows = [attention(*part) for part in parts]
         rows.append(q.new_zeros(q.shape[0], q.shape[1] - used, *q.shape[2:]))
         return torch.cat(rows, dim=1)
@@ -63,14 +84,18 @@ class PackedSequences(NamedTuple):
 def takes_block_rows(q: Tensor, k: Tensor, v: Tensor, mask: object) -> bool:
     """Return whether block_rows_attention can compute attention with these arguments.
 
-    It needs a BlockMask of whole blocks without a band, the same for all rows and heads, no torch.compile, and no
-    gradients (each block of queries would make a gradient as large as all keys).
+    It needs a BlockMask of whole blocks without a band, the same for all rows and
+    heads, no torch.compile, and no gradients (each block of queries would make a
+    gradient as large as all keys).
     """
     if not isinstance(mask, BlockMask) or torch.compiler.is_compiling():
         return False
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return False
-    fits = mask.query_rows.shape[:2] == (1, 1) and (mask.seqlen_q, mask.seqlen_k) == (q.shape[1], k.shape[1])
+    fits = mask.query_rows.shape[:2] == (1, 1) and (mask.seqlen_q, mask.seqlen_k) == (
+        q.shape[1],
+        k.shape[1],
+    )
     whole = mask.seqlen_q % mask.block_size[0] == 0 and mask.seqlen_k % mask.block_size[1] == 0
     return fits and whole and mask.left is None and mask.right is None
 
@@ -78,13 +103,15 @@ def takes_block_rows(q: Tensor, k: Tensor, v: Tensor, mask: object) -> bool:
 def block_rows_attention(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: BlockMask, dropout: float = 0.0
 ) -> Tensor:
-    """Compute block-sparse attention in torch: for each block of queries, with the keys that the block sees.
+    """Compute block-sparse attention in torch: for each block of queries, with the
+    keys that the block sees.
 
-    takes_block_rows must be true of the arguments. This function evaluates block-sparse models on a CPU, where our
-    kernels do not run and a dense mask of 65,536 pixels takes 4 GiB.
+    takes_block_rows must be true of the arguments. This function evaluates block-sparse models on a
+    CPU, where our kernels do not run and a dense mask of 65,536 pixels takes 4 GiB.
     """
     size_q, size_k = mask.block_size
-    keys, values = (tensor.transpose(1, 2).unflatten(2, (-1, size_k)) for tensor in (k, v))  # (B, K, nk, size_k, D)
+    # (B, K, nk, size_k, D).
+    keys, values = (tensor.transpose(1, 2).unflatten(2, (-1, size_k)) for tensor in (k, v))
     out = torch.zeros_like(q)
     for number, (begin, _, end) in enumerate(mask.query_rows[0, 0].tolist()):
         if begin == end:
@@ -104,26 +131,35 @@ def block_rows_attention(
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
-    """Compute attention by flashtrain_kernels, exactly and in memory linear in S (FlashAttention, Dao et al. 2022)."""
+    """Compute attention by flashtrain_kernels, exactly and in memory linear in S
+    (FlashAttention, Dao et al. 2022)."""
     causal, scale, mask, dropout, window = options
     causal = causal and mask is None
-    out = flash_attn_func(q, k, v, dropout, softmax_scale=scale, causal=causal, window_size=window, mask=mask)
+    out = flash_attn_func(
+        q, k, v, dropout, softmax_scale=scale, causal=causal, window_size=window, mask=mask
+    )
     return cast(Tensor, out)  # without return_lse it is the output alone
 
 
 def flash_packed_attention(qkv: Tensor, options: AttentionOptions) -> Tensor:
-    """Compute flash_attention from one tensor of queries, keys and values, qkv (B, S, 3, H, D), without a copy."""
+    """Compute flash_attention from one tensor of queries, keys and values, qkv (B, S, 3,
+    H, D), without a copy."""
     causal, scale, mask, dropout, window = options
     causal = causal and mask is None
-    out = flash_attn_qkvpacked_func(qkv, dropout, softmax_scale=scale, causal=causal, window_size=window, mask=mask)
+    out = flash_attn_qkvpacked_func(
+        qkv, dropout, softmax_scale=scale, causal=causal, window_size=window, mask=mask
+    )
     return cast(Tensor, out)
 
 
 def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
-    """Compute attention by torch's scaled_dot_product_attention, with an Sq x Sk mask where torch needs one."""
+    """Compute attention by torch's scaled_dot_product_attention, with an Sq x Sk mask
+    where torch needs one."""
     causal, scale, mask, dropout, window = options
     if takes_block_rows(q, k, v, mask):
-        return block_rows_attention(q, k, v, scale=scale, mask=cast(BlockMask, mask), dropout=dropout)
+        return block_rows_attention(
+            q, k, v, scale=scale, mask=cast(BlockMask, mask), dropout=dropout
+        )
     queries, keys = q.shape[1], k.shape[1]
     # torch aligns is_causal top-left, which is bottom-right only for as many queries as keys.
     plain_causal = causal and mask is None and queries == keys and window == NO_WINDOW
@@ -133,7 +169,8 @@ def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
-        # A query that sees no key is given all of them, so that no NaN arises; its result is zeroed below.
+        # A query that sees no key is given all of them, so that no NaN arises; its
+        # result is zeroed below.
         attn_mask=visible if visible is None or unseeing is None else visible | unseeing,
         dropout_p=dropout,
         is_causal=plain_causal and queries > 1,
@@ -144,7 +181,8 @@ def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -
 
 
 def standard_attention(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
-    """Compute attention by its formula, which stores the whole Sq x Sk matrix: the baseline of Dao et al. 2022."""
+    """Compute attention by its formula, which stores the whole Sq x Sk matrix: the
+    baseline of Dao et al. 2022."""
     causal, scale, mask, dropout, window = options
     visible = visible_keys(q, k, causal, mask, window)
     unseeing = _queries_without_keys(visible, q, k, mask)
@@ -154,7 +192,8 @@ def standard_attention(q: Tensor, k: Tensor, v: Tensor, options: AttentionOption
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     scores = (q @ k.transpose(-2, -1)) * scale
     if visible is not None:
-        # The most negative number, not -inf: a row that is hidden throughout must not become NaN, here or in backward.
+        # The most negative number, not -inf: a row that is hidden throughout must not become NaN,
+        # here or in backward.
         scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
     probabilities = F.dropout(torch.softmax(scores, dim=-1), dropout).to(v.dtype)
     out = probabilities @ v
@@ -176,7 +215,8 @@ def plan_mask(
     Args:
         mask: Which tokens each token sees (None: no mask). A BlockMask needs no plan.
         x: The layers' input, which gives the device and, without autocast, the dtype of attention.
-        attention: "flash", "sdpa" or "standard". Only "flash" uses plans, and only where our kernels run.
+        attention: "flash", "sdpa" or "standard". Only "flash" uses plans, and only
+            where our kernels run.
         head_dim: The head dimension, D.
         dropout: The probability that attention will be called with (0 in evaluation).
 
@@ -196,7 +236,8 @@ def plan_mask(
 
 
 def padding_mask(length: int, lengths: Tensor) -> Mask:
-    """Make the mask of padded rows, without a causal rule: padding sees no token and is seen by none.
+    """Make the mask of padded rows, without a causal rule: padding sees no
+    token and is seen by none.
 
     Args:
         length: The length of the rows with padding, S.
@@ -210,18 +251,26 @@ def padding_mask(length: int, lengths: Tensor) -> Mask:
 def visible_keys(
     q: Tensor, k: Tensor, causal: bool, mask: AnyMask | None, window: tuple[int, int] = NO_WINDOW
 ) -> Tensor | None:
-    """Return which keys each query sees, (B or 1, 1 or H, Sq, Sk) bool; None where every query sees every key."""
+    """Return which keys each query sees, (B or 1, 1 or H, Sq, Sk) bool; None where
+    every query sees every key."""
     if mask is None:
         if window == NO_WINDOW and (not causal or q.shape[1] == 1):
             return None
-        mask = (masks.causal if causal else masks.full)(q.shape[1], k.shape[1], device=q.device).within(*window)
+        mask = (masks.causal if causal else masks.full)(
+            q.shape[1], k.shape[1], device=q.device
+        ).within(*window)
     visible = mask.dense() if isinstance(mask, BlockMask) else mask.dense()[:, None]
     if visible.shape[2:] != (q.shape[1], k.shape[1]):
-        raise UserError(f"a mask of {tuple(visible.shape[2:])} (queries, keys): expected {(q.shape[1], k.shape[1])}.")
+        raise UserError(
+            f"a mask of {tuple(visible.shape[2:])} (queries, keys): "
+            f"expected {(q.shape[1], k.shape[1])}."
+        )
     return visible
 
 
-def _queries_without_keys(visible: Tensor | None, q: Tensor, k: Tensor, mask: AnyMask | None) -> Tensor | None:
+def _queries_without_keys(
+    visible: Tensor | None, q: Tensor, k: Tensor, mask: AnyMask | None
+) -> Tensor | None:
     """The queries that see no key, (B or 1, 1 or H, Sq, 1) bool; None where there cannot be any."""
     if visible is None or (mask is None and q.shape[1] <= k.shape[1]):
         return None

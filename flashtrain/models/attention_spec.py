@@ -15,11 +15,13 @@ from flashtrain.models.mixer import MixerMemory, Rotary
 if TYPE_CHECKING:
     from flashtrain.models.attention import Attention
 
-# S x S attention: float32 scores and softmax, and their half-precision copies, of each head. "masked": torch's SDPA
-# with a mask of documents, which is stored once for all heads, in float32 and for a moment as booleans.
+# S x S attention: float32 scores and softmax, and their half-precision copies, of each head.
+# "masked": torch's SDPA with a mask of documents, which is stored once for all heads, in float32
+# and for a moment as booleans.
 STANDARD_BYTES_PER_SCORE, MASK_BYTES_PER_SCORE = 8, 5
 QUERY_GRADIENT_BYTES = 4  # the kernels add up dQ in float32, at head dimensions up to 128
-FEW_BYTES, PART_BYTES = 33 << 20, 256 << 20  # up to which a part of dK and dV is one of few tokens; of all parts
+# Up to which a part of dK and dV is one of few tokens; of all parts.
+FEW_BYTES, PART_BYTES = 33 << 20, 256 << 20
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class AttentionSpec:
     head_dim: int
     value_dim: int | None = None  # head dimension of the values; None: head_dim
     window: int | None = None  # tokens that a token sees, itself included; None: all
-    chunk: int | None = None  # tokens of a chunk, which see their own chunk alone (Llama 4); None: no chunks
+    # tokens of a chunk, which see their own chunk alone (Llama 4); None: no chunks.
+    chunk: int | None = None
     rotary: bool = False  # whether queries and keys are rotated by their positions
     # Whether the backward needs only the rotated queries and keys, not those before.
     rotated_alone: bool = False
@@ -52,21 +55,30 @@ class AttentionSpec:
 
         if self.chunk is not None or self.value_dim not in (None, self.head_dim):
             raise UserError(
-                f"attention with chunk={self.chunk} and value_dim={self.value_dim}: flashtrain's own decoders have "
-                "neither. Use recipe=hf."
+                f"attention with chunk={self.chunk} and value_dim={self.value_dim}: "
+                "flashtrain's own decoders have neither. Use recipe=hf."
             )
         made = rotary(self.head_dim) if self.rotary and rotary is not None else None
-        return Attention(embed, self.heads, self.kv_heads, rotary=made, window=self.window, **options)
+        return Attention(
+            embed, self.heads, self.kv_heads, rotary=made, window=self.window, **options
+        )
 
     def new_cache(self, tokens: int) -> LayerCache:
         return LayerCache(tokens)
 
     def flops(self, context: int) -> float:
-        """12 H D times the mean number of keys that a token sees (Chowdhery et al. 2022, appendix B, halved)."""
-        return 6.0 * self.heads * (self.head_dim + (self.value_dim or self.head_dim)) * self.seen(context)
+        """12 H D times the mean number of keys that a token sees (Chowdhery et al.
+        2022, appendix B, halved)."""
+        return (
+            6.0
+            * self.heads
+            * (self.head_dim + (self.value_dim or self.head_dim))
+            * self.seen(context)
+        )
 
     def seen(self, context: int) -> float:
-        """Return the mean number of keys that a token of a sequence of `context` tokens sees, under a causal rule."""
+        """Return the mean number of keys that a token of a sequence of `context` tokens
+        sees, under a causal rule."""
         if self.chunk is not None and self.chunk < context:
             return self.chunk / 2
         if self.window is not None and self.window < context:
@@ -78,17 +90,21 @@ class AttentionSpec:
         unrotated = self.rotary and not self.rotated_alone
         attended = query * activation + 4 * self.heads  # output and float32 LSE
         scores = {"standard": self.heads * STANDARD_BYTES_PER_SCORE, "masked": MASK_BYTES_PER_SCORE}
-        # The kernels' float32 parts of dK and dV (splits_of_group): of single heads if tokens are few, else of four.
+        # The kernels' float32 parts of dK and dV (splits_of_group): of single heads if tokens
+        # are few, else of four.
         group, part = max(1, query // kv_width), 8 * tokens * kv_width
         split = group if part < FEW_BYTES else -(-group // 4)
-        parts = split * part if split > 1 and (part < FEW_BYTES or split * part <= PART_BYTES) else 0
+        parts = (
+            split * part if split > 1 and (part < FEW_BYTES or split * part <= PART_BYTES) else 0
+        )
         return MixerMemory(
             inputs=(query + 2 * kv_width + unrotated * (query + kv_width)) * activation,
             result=attended,
             gradients=query * activation,
             sums=query * QUERY_GRADIENT_BYTES,
             scores=context * scores.get(attention, 0),
-            # Selective checkpointing saves nothing of standard attention: its S x S matrices are too large.
+            # Selective checkpointing saves nothing of standard attention: its S x S
+            # matrices are too large.
             selective=0 if attention == "standard" else attended,
             temporary=parts,
         )

@@ -23,13 +23,14 @@ POOLINGS = get_args(options.Pooling)
 
 
 class SequenceClassifier(nn.Module):
-    """A classifier that assigns each sequence one label, or any number of labels (multi_label), on BERT's encoder.
+    """A classifier that assigns each sequence one label, or any number of labels
+    (multi_label), on BERT's encoder.
 
     Args:
         encoder: Module with BertEncoder's forward and config.
         labels: Number of labels L, at least 2 (1 with multi_label).
-        pooling: "first" (the first token's state through a pooler, Devlin et al. 2019), "mean" or "max" over the
-            real tokens.
+        pooling: "first" (the first token's state through a pooler, Devlin et al. 2019), "mean" or
+            "max" over the real tokens.
         pooler: Trained pooler, such as Bert.pooler (None: a new one).
         dropout: Probability of dropping a pooled value before the classifier.
 
@@ -55,12 +56,17 @@ class SequenceClassifier(nn.Module):
         self.multi_label = multi_label
         self.pooling = pooling
         # The encoder may be trained already: only new heads start with BERT's initialization.
-        self.pooler = (pooler or start_normal(Pooler(config.embed, config.bias))) if pooling == "first" else None
+        self.pooler = (
+            (pooler or start_normal(Pooler(config.embed, config.bias)))
+            if pooling == "first"
+            else None
+        )
         self.dropout = nn.Dropout(dropout)
         self.classifier = start_normal(nn.Linear(config.embed, labels))
 
     def forward(self, tokens: Tensor, **given: Any) -> Tensor:
-        """Compute logits (N, L) for tokens (B, S) or (T,); given: further arguments of BertEncoder.forward."""
+        """Compute logits (N, L) for tokens (B, S) or (T,); given: further arguments
+        of BertEncoder.forward."""
         hidden = self.encoder(tokens, **given)
         cu_seqlens = given.get("cu_seqlens")
         if self.pooler is not None:
@@ -75,21 +81,25 @@ class SequenceClassifier(nn.Module):
 
         Args:
             tokens: (B, S) or (T,).
-            labels: Classes (N,) int64, or (N, L) of 0 and 1 with multi_label. A class of -100, or a row that contains
-                -100, is ignored.
-            given: Further arguments of BertEncoder.forward (segments, lengths, cu_seqlens, positions).
+            labels: Classes (N,) int64, or (N, L) of 0 and 1 with multi_label. A class of -100, or a
+                row that contains -100, is ignored.
+            given: Further arguments of BertEncoder.forward (segments, lengths,
+                cu_seqlens, positions).
         """
         logits = self(tokens, **given)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if not self.multi_label:
             return _mean_cross_entropy(logits, labels)
         counted = (labels != IGNORED).all(-1, keepdim=True)
-        each = F.binary_cross_entropy_with_logits(logits, labels.where(counted, 0).to(logits.dtype), reduction="none")
+        each = F.binary_cross_entropy_with_logits(
+            logits, labels.where(counted, 0).to(logits.dtype), reduction="none"
+        )
         return each.where(counted, 0).sum() / (counted.sum() * logits.shape[-1]).clamp(min=1)
 
 
 class TokenClassifier(nn.Module):
-    """A classifier that assigns each token one label: BERT's encoder, dropout, linear layer. It needs two labels."""
+    """A classifier that assigns each token one label: BERT's encoder, dropout, linear
+    layer. It needs two labels."""
 
     def __init__(self, encoder: BertEncoder, labels: int, *, dropout: float = 0.0) -> None:
         super().__init__()
@@ -103,13 +113,15 @@ class TokenClassifier(nn.Module):
         return self.classifier(self.dropout(self.encoder(tokens, **given)))
 
     def loss(self, tokens: Tensor, labels: Tensor, **given: Any) -> Tensor:
-        """Compute the mean cross-entropy in nats, float32, over labels (int64, shaped as tokens) that are not -100."""
+        """Compute the mean cross-entropy in nats, float32, over labels (int64, shaped as
+        tokens) that are not -100."""
         logits = self(tokens, **given)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return _mean_cross_entropy(logits.flatten(0, -2), labels.flatten())
 
 
 def _mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean over the labels that are not -100; 0 where there are none, for which torch gives NaN."""
+    """The mean over the labels that are not -100; 0 where there are none, for
+    which torch gives NaN."""
     total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
     return total / (labels != IGNORED).sum().clamp(min=1)

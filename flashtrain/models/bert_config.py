@@ -30,7 +30,8 @@ class BertSize(NamedTuple):
 
 
 BERT_SIZES = {
-    "tiny": BertSize(layers=2, heads=2, embed=128),  # the smallest of Turc et al. 2019 (arXiv 1908.08962)
+    # The smallest of Turc et al. 2019 (arXiv 1908.08962).
+    "tiny": BertSize(layers=2, heads=2, embed=128),
     "base": BertSize(layers=12, heads=12, embed=768),
     "large": BertSize(layers=24, heads=16, embed=1024),
 }
@@ -38,21 +39,25 @@ BERT_SIZES = {
 
 @dataclass(frozen=True)
 class BertConfig(AlikeLayers):
-    """The configuration of BERT's encoder and heads; with the weights it is enough to rebuild a model.
+    """The configuration of BERT's encoder and heads; with the weights it is
+    enough to rebuild a model.
 
     Args:
         vocab_size: Number of tokens, special tokens included.
-        vocab_rows: Rows of the embedding table, at least vocab_size; further rows are never predicted.
+        vocab_rows: Rows of the embedding table, at least vocab_size; further
+            rows are never predicted.
         context: Longest sequence in tokens, a limit with learned positions only.
         ffn: Width inside the feed-forward.
         segments: Number of segment embeddings (0: none).
-        norm_place: "post" (norm after each sum, as in BERT) or "pre" (norm before attention and feed-forward).
+        norm_place: "post" (norm after each sum, as in BERT) or "pre" (norm before
+            attention and feed-forward).
         activation: A name in feed_forward.ACTIVATIONS.
         dropout: Dropout probability for embeddings, attention weights and both branches of a block.
         epsilon: The epsilon of every LayerNorm.
         masked_head: Whether there is a head that predicts masked tokens.
         pooler: Whether the first token's state passes a layer with tanh.
-        next_sentence: Whether a head on the pooler, which it needs, predicts if the second segment followed the first.
+        next_sentence: Whether a head on the pooler, which it needs, predicts if the second
+            segment followed the first.
 
     Raises:
         UserError: Sizes do not fit together, or a name is unknown.
@@ -103,9 +108,10 @@ class BertConfig(AlikeLayers):
         Args:
             size: A name in BERT_SIZES, such as "base".
             family: "bert", or "modern" (pre-norm, rotary, GeGLU, no biases, no segments).
-            vocab_rows: Rows of the embedding table (None: vocab_size rounded up to a multiple of 64).
-            activation: A name in feed_forward.ACTIVATIONS (None: the family's; for "bert" GELU's tanh form, whereas
-                transformers' BERT computes "gelu_exact").
+            vocab_rows: Rows of the embedding table (None: vocab_size rounded up
+                to a multiple of 64).
+            activation: A name in feed_forward.ACTIVATIONS (None: the family's; for "bert" GELU's
+                tanh form, whereas transformers' BERT computes "gelu_exact").
 
         Raises:
             UserError: An unknown size or family.
@@ -121,7 +127,8 @@ class BertConfig(AlikeLayers):
             layers=layers,
             heads=heads,
             embed=embed,
-            # GeGLU has three matrices for GELU's two: 8/3 E instead of 4 E keeps the parameters equal.
+            # GeGLU has three matrices for GELU's two: 8/3 E instead of 4 E keeps
+            # the parameters equal.
             ffn=round_up(math.ceil(embed * 8 / 3), 128) if modern else 4 * embed,
             segments=0 if modern else 2,
             positions="rotary" if modern else "learned",
@@ -133,9 +140,11 @@ class BertConfig(AlikeLayers):
         )
 
     def cost_per_token(self, masked_share: float = 0.0) -> float:
-        """Return the FLOPs of one token's forward and backward, without those of attention's scores.
+        """Return the FLOPs of one token's forward and backward, without those
+        of attention's scores.
 
-        Each weight of a matrix costs six (Chowdhery et al. 2022, appendix B); embedding look-ups cost nothing.
+        Each weight of a matrix costs six (Chowdhery et al. 2022, appendix B); embedding
+        look-ups cost nothing.
 
         Args:
             masked_share: The share of the tokens that have a label, 0 to 1.
@@ -146,11 +155,13 @@ class BertConfig(AlikeLayers):
         return 6.0 * (self.layers * (4 * width * width + ffn) + head)
 
     def cost_per_pair(self) -> float:
-        """Return the FLOPs of one query's attention to one key in all layers: two products forward, four backward."""
+        """Return the FLOPs of one query's attention to one key in all layers: two products
+        forward, four backward."""
         return 12.0 * self.layers * self.embed
 
     def flops(self, lengths: Sequence[int], masked: int = 0) -> float:
-        """Return the model FLOPs of a batch's forward and backward; padding and recomputation are not counted.
+        """Return the model FLOPs of a batch's forward and backward; padding and
+        recomputation are not counted.
 
         Args:
             lengths: The lengths of the batch's sequences.

@@ -20,17 +20,22 @@ from flashtrain_kernels.environment import autocast_dtype
 
 
 class BertEncoder(nn.Module):
-    """BERT's encoder (Devlin et al. 2019) or its modern variant; every token sees all tokens of its sequence.
+    """BERT's encoder (Devlin et al. 2019) or its modern variant; every token sees all
+    tokens of its sequence.
 
     Args:
-        attention: "flash", "sdpa" or "standard"; it changes speed and memory, not the result or the weights.
-        residual: Dtype of the residual stream: "weights" (the weights' own) or "compute" (autocast's).
+        attention: "flash", "sdpa" or "standard"; it changes speed and memory, not the
+            result or the weights.
+        residual: Dtype of the residual stream: "weights" (the weights' own) or
+            "compute" (autocast's).
 
     Raises:
         UserError: An unknown attention or residual.
     """
 
-    def __init__(self, config: BertConfig, attention: str = "flash", residual: str = "compute") -> None:
+    def __init__(
+        self, config: BertConfig, attention: str = "flash", residual: str = "compute"
+    ) -> None:
         super().__init__()
         one_of("residual", residual, ("weights", "compute"))
         self.config = config
@@ -38,12 +43,18 @@ class BertEncoder(nn.Module):
         self.residual = residual
         learned, post = config.positions == "learned", config.norm_place == "post"
         self.token_embedding = nn.Embedding(config.vocab_rows, config.embed)
-        self.position_embedding = LearnedPositions(config.context, config.embed) if learned else None
-        self.segment_embedding = nn.Embedding(config.segments, config.embed) if config.segments else None
+        self.position_embedding = (
+            LearnedPositions(config.context, config.embed) if learned else None
+        )
+        self.segment_embedding = (
+            nn.Embedding(config.segments, config.embed) if config.segments else None
+        )
         self.embedding_norm = norm_of(config) if post else None
         self.dropout = nn.Dropout(config.dropout)
         rotary = partial(RotaryPositions, base=config.rope_base)
-        self.blocks = make_blocks(config, config.layer_specs, causal=False, attention=attention, rotary=rotary)
+        self.blocks = make_blocks(
+            config, config.layer_specs, causal=False, attention=attention, rotary=rotary
+        )
         self.final_norm = None if post else norm_of(config)
         start_normal(self)
 
@@ -58,15 +69,16 @@ class BertEncoder(nn.Module):
     ) -> Tensor:
         """Compute the states (B, S, E) of padded tokens (B, S), or (T, E) of packed tokens (T,).
 
-        Without our kernels, and outside torch.compile, packed lengths are read from the device (one synchronization).
+        Without our kernels, and outside torch.compile, packed lengths are read from the device
+        (one synchronization).
 
         Args:
             tokens: Token ids, (B, S) or (T,).
             segments: Segment ids, shaped as tokens (None: all 0).
             lengths: (B,) numbers of real tokens in padded rows (None: no padding).
-            cu_seqlens: (N + 1,) int32 on the tokens' device, required for packed tokens: 0, then each sequence's end.
-                Empty sequences at the end are ignored, so that N can be the same for all batches. Tokens past the last
-                end see no token and are seen by none.
+            cu_seqlens: (N + 1,) int32 on the tokens' device, required for packed tokens: 0, then
+                each sequence's end. Empty sequences at the end are ignored, so that N can be the
+                same for all batches. Tokens past the last end see no token and are seen by none.
             positions: Positions, shaped as tokens (None: counted from each sequence's first token).
 
         Raises:
@@ -83,24 +95,35 @@ class BertEncoder(nn.Module):
             counted = torch.arange(tokens.shape[1], device=tokens.device, dtype=torch.int32)[None]
         if positions is not None:
             counted = positions[None] if packed else positions
-        x = self._embed(rows, segments[None] if packed and segments is not None else segments, counted, packed)
+        x = self._embed(
+            rows, segments[None] if packed and segments is not None else segments, counted, packed
+        )
         planned: AnyMask | PackedSequences | None = mask
         if isinstance(mask, Mask):
-            planned = plan_mask(mask, x, attention=self.attention, head_dim=self.config.head_dim, dropout=dropout)
+            planned = plan_mask(
+                mask, x, attention=self.attention, head_dim=self.config.head_dim, dropout=dropout
+            )
         for block in self.blocks:
             x = block(x, positions=counted, mask=planned)
         if self.final_norm is not None:
             x = self.final_norm(x)
         return x[0] if packed else x
 
-    def _embed(self, tokens: Tensor, segments: Tensor | None, positions: Tensor, packed: bool) -> Tensor:
+    def _embed(
+        self, tokens: Tensor, segments: Tensor | None, positions: Tensor, packed: bool
+    ) -> Tensor:
         """(B, S) -> (B, S, E)."""
         x = self.token_embedding(tokens)
         if self.position_embedding is not None:
             x = x + self.position_embedding(positions, packed=packed)
         if self.segment_embedding is not None:
-            # The backward of one row for all tokens is a sum, not a scatter of every token into two rows.
-            x = x + (self.segment_embedding.weight[0] if segments is None else self.segment_embedding(segments))
+            # The backward of one row for all tokens is a sum, not a scatter of every
+            # token into two rows.
+            x = x + (
+                self.segment_embedding.weight[0]
+                if segments is None
+                else self.segment_embedding(segments)
+            )
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         x = self.dropout(x)
@@ -108,14 +131,21 @@ class BertEncoder(nn.Module):
             x = x.to(autocast_dtype(x.device.type) or x.dtype)
         return x
 
-    def _packed(self, cu_seqlens: Tensor, tokens: Tensor, drops: bool) -> tuple[Mask | PackedSequences, Tensor]:
-        """The mask that separates the sequences of a packed row, and each token's position in its own, (1, T) int32."""
+    def _packed(
+        self, cu_seqlens: Tensor, tokens: Tensor, drops: bool
+    ) -> tuple[Mask | PackedSequences, Tensor]:
+        """The mask that separates the sequences of a packed row, and each token's position in
+        its own, (1, T) int32."""
         documents = documents_from_cu_seqlens(cu_seqlens, tokens.shape[0])
         index = torch.arange(tokens.shape[0], device=tokens.device, dtype=torch.int32)[None]
         positions = torch.where(documents.end > documents.start, index - documents.start, 0)
-        kernels = self.attention == "flash" and dispatch.implementation_for(tokens.device.type) != "torch"
+        kernels = (
+            self.attention == "flash" and dispatch.implementation_for(tokens.device.type) != "torch"
+        )
         if kernels or torch.compiler.is_compiling() or tokens.is_meta:
             if drops:  # the Hopper kernels support dropout with varlen masks only
-                return masks.varlen(cu_seqlens, cu_seqlens, tokens.shape[0], tokens.shape[0]), positions
+                return masks.varlen(
+                    cu_seqlens, cu_seqlens, tokens.shape[0], tokens.shape[0]
+                ), positions
             return masks.document(documents, causal=False), positions
         return PackedSequences(tuple(cu_seqlens.diff().tolist())), positions

@@ -12,10 +12,11 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from flashtrain.errors import at_least, between, one_of
+from flashtrain.errors import UserError, at_least, between, one_of
 from flashtrain.models.activation_checkpointing import MemorySavings, checkpointed
 from flashtrain.models.attention_functions import AnyMask, PackedSequences
-from flashtrain.models.layer_spec import LayerSpec
+from flashtrain.models.feed_forward import FeedForward
+from flashtrain.models.layer_spec import ExpertsSpec, LayerSpec
 from flashtrain.models.mixer import Mixer, Rotary
 
 NORMS = ("layernorm", "rmsnorm")
@@ -25,8 +26,11 @@ INITIAL_STD = 0.02  # GPT-2's and BERT's
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def normalization(norm: str, embed: int, bias: bool, epsilon: float = EPSILON) -> nn.LayerNorm | nn.RMSNorm:
-    """Make the norm "layernorm" or "rmsnorm" of width `embed` (RMSNorm, Zhang and Sennrich 2019, has no bias)."""
+def normalization(
+    norm: str, embed: int, bias: bool, epsilon: float = EPSILON
+) -> nn.LayerNorm | nn.RMSNorm:
+    """Make the norm "layernorm" or "rmsnorm" of width `embed` (RMSNorm, Zhang and
+    Sennrich 2019, has no bias)."""
     norms: dict[str, Any] = {"layernorm": partial(nn.LayerNorm, bias=bias), "rmsnorm": nn.RMSNorm}
     return norms[norm](embed, eps=epsilon)
 
@@ -37,7 +41,8 @@ def norm_of(config: Any) -> nn.LayerNorm | nn.RMSNorm:
 
 
 def start_normal(model: Model) -> Model:
-    """Initialize a module as GPT-2 and BERT do (weights normal(0, 0.02), biases 0, norms 1 and 0), and return it."""
+    """Initialize a module as GPT-2 and BERT do (weights normal(0, 0.02), biases 0, norms 1
+    and 0), and return it."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=INITIAL_STD)
@@ -49,7 +54,8 @@ def start_normal(model: Model) -> Model:
 
 
 def check_config(config: Any, sizes: Sequence[str], names: Mapping[str, Iterable[str]]) -> None:
-    """Raise UserError for a size below 1, too few embedding rows, a dropout outside [0, 1) or an unknown name.
+    """Raise UserError for a size below 1, too few embedding rows, a dropout outside
+    [0, 1) or an unknown name.
 
     Args:
         config: A model's configuration, with vocab_size and dropout.
@@ -72,16 +78,19 @@ def round_up(number: int, multiple: int) -> int:
 class Block(nn.Module):
     """Pre-norm block (GPT-2): x + mixer(norm(x)), then x + feed_forward(norm(x)).
 
-    The submodules of the mixer and its norm have the mixer's kind in their names: `attention`, `attention_norm`.
+    The submodules of the mixer and its norm have the mixer's kind in their names:
+    `attention`, `attention_norm`.
 
     Args:
         embed: Width E.
         layer: The mixer and the feed-forward.
         norm: "layernorm" or "rmsnorm".
         bias: Whether projections and LayerNorm have biases.
-        dropout: Dropout probability for attention weights and for both branches before they are added.
+        dropout: Dropout probability for attention weights and for both branches
+            before they are added.
         causal, attention: See Attention.
-        rotary: Makes the module that rotates queries and keys of a head dimension (None: no layer rotates them).
+        rotary: Makes the module that rotates queries and keys of a head dimension (None:
+            no layer rotates them).
     """
 
     def __init__(
@@ -104,7 +113,12 @@ class Block(nn.Module):
         self.add_module(f"{kind}_norm", normalization(norm, embed, bias, epsilon))
         self.add_module(kind, layer.mixer.make(embed, rotary=rotary, **options))
         self.feed_forward_norm = normalization(norm, embed, bias, epsilon)
-        self.feed_forward = inner.make(embed, bias)
+        if isinstance(inner, ExpertsSpec):
+            raise UserError(
+                f"a mixture of {inner.experts} experts: flashtrain's own decoders have none. "
+                "Use recipe=hf."
+            )
+        self.feed_forward = FeedForward(embed, inner.width, inner.activation, bias)
         self.dropout = nn.Dropout(dropout)
         self.savings = MemorySavings()
         self._compiled: Callable[..., Tensor] | None = None
@@ -117,15 +131,19 @@ class Block(nn.Module):
         mask: AnyMask | PackedSequences | None = None,
         cache: Any = None,
     ) -> Tensor:
-        """Compute the block's output (B, S, E) from x (B, S, E); positions, mask, cache: see Mixer."""
+        """Compute the block's output (B, S, E) from x (B, S, E); positions,
+        mask, cache: see Mixer."""
         compute = self.compute if self._compiled is None or cache is not None else self._compiled
         if self.savings.checkpointing == "none" or cache is not None or not torch.is_grad_enabled():
             return compute(x, positions=positions, mask=mask, cache=cache)
         dropout = self.mixer.active_dropout
-        return checkpointed(compute, x, savings=self.savings, dropout=dropout, positions=positions, mask=mask)
+        return checkpointed(
+            compute, x, savings=self.savings, dropout=dropout, positions=positions, mask=mask
+        )
 
     def compute(self, x: Tensor, **options: Any) -> Tensor:
-        """Compute the block without activation checkpointing; options: the mixer's keyword arguments."""
+        """Compute the block without activation checkpointing; options: the
+        mixer's keyword arguments."""
         x = x + self.dropout(self.mixer(self.mixer_norm(x), **options))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
@@ -145,30 +163,35 @@ class Block(nn.Module):
         self.feed_forward.chunk = savings.ffn_chunk
 
     def compile_inside(self, **options: Any) -> None:
-        """Compile `compute` by torch.compile with these options; checkpointing stays outside of compiled code."""
+        """Compile `compute` by torch.compile with these options; checkpointing stays
+        outside of compiled code."""
         self._compiled = torch.compile(self.compute, **options)
 
     def residual_projections(self) -> tuple[nn.Linear, nn.Linear]:
-        """Return the two layers that write into the residual stream (GPT-2 initializes them smaller in deep models)."""
+        """Return the two layers that write into the residual stream (GPT-2 initializes them
+        smaller in deep models)."""
         return self.mixer.output, self.feed_forward.down
 
 
 class PostNormBlock(Block):
-    """Post-norm Transformer block (Vaswani et al. 2017; BERT): a norm follows each sum of x and a branch.
+    """Post-norm Transformer block (Vaswani et al. 2017; BERT): a norm follows each
+    sum of x and a branch.
 
-    The arguments are Block's. Sums have the input's dtype, also where norms under autocast return float32.
+    The arguments are Block's. Sums have the input's dtype, also where norms under
+    autocast return float32.
     """
 
     def compute(self, x: Tensor, **options: Any) -> Tensor:
-        """Compute norm(x + mixer(x)), then norm(x + feed_forward(x)), from x (B, S, E) to (B, S, E)."""
+        """Compute norm(x + mixer(x)), then norm(x + feed_forward(x)), from x
+        (B, S, E) to (B, S, E)."""
         dtype = x.dtype
         x = self.mixer_norm(x + self.dropout(self.mixer(x, **options))).to(dtype)
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x))).to(dtype)
 
 
 def make_blocks(config: Any, layers: Iterable[LayerSpec], **options: Any) -> nn.ModuleList:
-    """Make a block of each layer, pre-norm or post-norm as it says, with the norm, bias, dropout and epsilon of the
-    model's configuration; options: Block's other keyword arguments."""
+    """Make a block of each layer, pre-norm or post-norm as it says, with the norm, bias, dropout
+    and epsilon of the model's configuration; options: Block's other keyword arguments."""
     kinds = {"pre": Block, "post": PostNormBlock}
     options |= {name: getattr(config, name) for name in ("norm", "bias", "dropout", "epsilon")}
     return nn.ModuleList(kinds[layer.norms](config.embed, layer, **options) for layer in layers)

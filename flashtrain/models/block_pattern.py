@@ -15,7 +15,8 @@ from flashtrain_kernels import BlockMask, block_mask, block_sparse
 
 DENSE = "dense"
 TILED = ("tiles", "butterfly-tiles")
-BLOCK = 128  # queries and keys of a block: the size that the sm_90 kernels support in both directions
+# Queries and keys of a block: the size that the sm_90 kernels support in both directions.
+BLOCK = 128
 
 
 def _butterfly(blocks: int, local: int, globals: int) -> Tensor:
@@ -48,19 +49,25 @@ def check_tiles(side: int, block: int) -> None:
     """Raise UserError unless tiles of `block` pixels fill a square image of this side."""
     height, width = tile_of(block)
     if side % width:
-        raise UserError(f"side={side} with tiles of {height} x {width} pixels: expected a multiple of {width}.")
+        raise UserError(
+            f"side={side} with tiles of {height} x {width} pixels: expected a multiple of {width}."
+        )
 
 
 def tile_order(side: int, block: int) -> Tensor:
-    """Return the raster numbers of a square image's pixels in the order of tiles, (side * side,) int64."""
+    """Return the raster numbers of a square image's pixels in the order of
+    tiles, (side * side,) int64."""
     check_tiles(side, block)
     height, width = tile_of(block)
-    pixels = torch.arange(side * side, device="cpu").view(side // height, height, side // width, width)
+    pixels = torch.arange(side * side, device="cpu").view(
+        side // height, height, side // width, width
+    )
     return pixels.permute(0, 2, 1, 3).reshape(-1)
 
 
 def near_tiles(side: int, block: int, local: int, globals: int) -> Tensor:
-    """Compute which tiles see each other: tiles that are near vertically and horizontally, and global ones with all.
+    """Compute which tiles see each other: tiles that are near vertically and horizontally,
+    and global ones with all.
 
     Args:
         side: The side of the square image, in pixels.
@@ -74,25 +81,29 @@ def near_tiles(side: int, block: int, local: int, globals: int) -> Tensor:
     height, width = tile_of(block)
     number = torch.arange((side // height) * (side // width), device="cpu")
     row, column = number // (side // width), number % (side // width)
-    near = ((row[:, None] - row).abs() * height <= local * width) & ((column[:, None] - column).abs() <= local)
+    near = ((row[:, None] - row).abs() * height <= local * width) & (
+        (column[:, None] - column).abs() <= local
+    )
     near[:globals] = True
     near[:, :globals] = True
     return near
 
 
 class BlockPattern(nn.Module):
-    """The blocks of tokens that see each other, the same in every layer and head (Dao et al. 2022, section 3.3).
+    """The blocks of tokens that see each other, the same in every layer and head (Dao et
+    al. 2022, section 3.3).
 
-    A block of consecutive raster pixels is a strip of one row, far in the sequence from the pixels above it. Patterns
-    of tiles therefore order the pixels tile by tile.
+    A block of consecutive raster pixels is a strip of one row, far in the sequence from the pixels
+    above it. Patterns of tiles therefore order the pixels tile by tile.
 
     Args:
-        name: "butterfly" (block i sees those whose numbers differ in one binary digit), "local-global",
-            "butterfly-local-global" (both), "tiles" (local-global with the tiles of a square image as blocks), or
-            "butterfly-tiles".
+        name: "butterfly" (block i sees those whose numbers differ in one binary digit),
+            "local-global", "butterfly-local-global" (both), "tiles" (local-global with the tiles of
+            a square image as blocks), or "butterfly-tiles".
         length: The number of tokens in a sequence, S.
         block: The number of tokens in a block, a power of two from 16 to 1,024.
-        local: How many neighbouring blocks on each side a block sees; with tiles, the distance in tile widths.
+        local: How many neighbouring blocks on each side a block sees; with tiles, the
+            distance in tile widths.
         globals: The number of first blocks, which see all blocks and are seen by all.
         side: The side of the square image in pixels, for tiles.
 
@@ -104,7 +115,14 @@ class BlockPattern(nn.Module):
     places: Tensor | None  # (S,) int64: the token of each pixel
 
     def __init__(
-        self, name: str, length: int, *, block: int = BLOCK, local: int = 1, globals: int = 1, side: int | None = None
+        self,
+        name: str,
+        length: int,
+        *,
+        block: int = BLOCK,
+        local: int = 1,
+        globals: int = 1,
+        side: int | None = None,
     ) -> None:
         super().__init__()
         if block not in (16, 32, 64, 128, 256, 512, 1024):

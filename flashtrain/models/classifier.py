@@ -1,8 +1,9 @@
-"""A plain Transformer encoder that classifies sequences of tokens or single pixels: no convolution, no patches.
+"""A plain Transformer encoder that classifies sequences of tokens or single pixels: no
+convolution, no patches.
 
     config = ClassifierConfig(classes=2, length=128 * 128, side=128)
     model = Classifier(config, attention="flash")
-    logits = model(pixels)                                   # pixels (B, S) uint8 in raster order; logits (B, classes)
+    logits = model(pixels)                # pixels (B, S) uint8 in raster order; logits (B, classes)
 
 Shapes: B batch, S sequence, E embedding width, M masked tokens per row, C rows with masked tokens.
 """
@@ -32,7 +33,8 @@ INITIAL_STD = 0.1  # of embeddings
 
 
 class Losses(NamedTuple):
-    """The losses of a classifier's batch, of labels and of masked pixels, and the share of correct rows; scalars."""
+    """The losses of a classifier's batch, of labels and of masked pixels, and the share of
+    correct rows; scalars."""
 
     classification: Tensor  # mean cross-entropy of the labels, in nats
     pixels: Tensor  # mean cross-entropy of the masked pixels, in nats; 0 where none are masked
@@ -40,7 +42,8 @@ class Losses(NamedTuple):
 
 
 class GreyEmbedding(nn.Module):
-    """The embedding of a grey level: its value, scaled to [-1, 1], times one learned vector, plus another."""
+    """The embedding of a grey level: its value, scaled to [-1, 1], times one
+    learned vector, plus another."""
 
     def __init__(self, embed: int) -> None:
         super().__init__()
@@ -48,18 +51,22 @@ class GreyEmbedding(nn.Module):
         self.bias = nn.Parameter(torch.empty(embed))
 
     def forward(self, levels: Tensor) -> Tensor:
-        """Embed levels (B, S), integers 0..255, as (B, S, E), in the weights' dtype also under autocast."""
+        """Embed levels (B, S), integers 0..255, as (B, S, E), in the weights'
+        dtype also under autocast."""
         value = (levels.to(self.weight.dtype) / (GREY_LEVELS - 1) - 0.5) / 0.5
         return value[..., None] * self.weight + self.bias
 
 
 class Classifier(nn.Module):
-    """A Transformer classifier: embedding and positions, pre-norm blocks (not causal), norm, pooling, head.
+    """A Transformer classifier: embedding and positions, pre-norm blocks (not
+    causal), norm, pooling, head.
 
-    The head has one hidden layer of width E with GELU. The model runs under torch.compile(fullgraph=True).
+    The head has one hidden layer of width E with GELU. The model runs under
+    torch.compile(fullgraph=True).
 
     Args:
-        attention: "flash", "sdpa" or "standard"; it changes speed and memory, not the result or the weights.
+        attention: "flash", "sdpa" or "standard"; it changes speed and memory, not the
+            result or the weights.
 
     Raises:
         UserError: An unknown attention.
@@ -75,13 +82,19 @@ class Classifier(nn.Module):
         self.mask_embedding = nn.Parameter(torch.empty(embed)) if config.grey_bins else None
         self.dropout = nn.Dropout(config.dropout)
         rotary = partial(_rotary, config)
-        self.blocks = make_blocks(config, config.layer_specs, causal=False, attention=attention, rotary=rotary)
+        self.blocks = make_blocks(
+            config, config.layer_specs, causal=False, attention=attention, rotary=rotary
+        )
         self.final_norm = norm_of(config)
         self.pooling = AttentionPooling(embed) if config.pooling == "attention" else None
         self.head = nn.Sequential(
-            nn.Linear(embed if config.towers == 1 else 4 * embed, embed), nn.GELU(), nn.Linear(embed, config.classes)
+            nn.Linear(embed if config.towers == 1 else 4 * embed, embed),
+            nn.GELU(),
+            nn.Linear(embed, config.classes),
         )
-        self.pixel_head = nn.Linear(embed, config.grey_bins, bias=False) if config.grey_bins else None
+        self.pixel_head = (
+            nn.Linear(embed, config.grey_bins, bias=False) if config.grey_bins else None
+        )
         self.pattern = None
         if config.pattern != DENSE:
             self.pattern = BlockPattern(
@@ -95,8 +108,8 @@ class Classifier(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize embeddings normally, layers as torch does, and scale the layers that write into the residual
-        stream by 1/sqrt(2 layers) (Radford et al. 2019)."""
+        """Initialize embeddings normally, layers as torch does, and scale the layers that write
+        into the residual stream by 1/sqrt(2 layers) (Radford et al. 2019)."""
         for parameter in (*self.embedding.parameters(), self.mask_embedding):
             if parameter is not None:
                 nn.init.normal_(parameter, std=INITIAL_STD)
@@ -106,10 +119,12 @@ class Classifier(nn.Module):
                     projection.weight.mul_((2 * self.config.layers) ** -0.5)
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Compute logits (B, classes) for tokens (B, S), or (B, 2, S) with two towers, of any integer dtype.
+        """Compute logits (B, classes) for tokens (B, S), or (B, 2, S) with two
+        towers, of any integer dtype.
 
         Args:
-            lengths: (B,) or (B, 2), the number of tokens of each row before its padding, at least 1 (None: no padding).
+            lengths: (B,) or (B, 2), the number of tokens of each row before its padding, at least
+                1 (None: no padding).
 
         Raises:
             UserError: Rows have padding under a block pattern.
@@ -129,13 +144,21 @@ class Classifier(nn.Module):
         Args:
             tokens: Tokens or grey levels, (B, S).
             lengths: (B,) numbers of real tokens in padded rows (None: no padding).
-            masked: (B, S) bool, True at tokens or pixels that are hidden from the model (None: none are).
-            positions: (B, S) int64, the pixels' raster numbers where only some are given (None: all, in order).
+            masked: (B, S) bool, True at tokens or pixels that are hidden from the
+                model (None: none are).
+            positions: (B, S) int64, the pixels' raster numbers where only some are given
+                (None: all, in order).
         """
         mask = self._mask(tokens, lengths)
-        order, places = (None, None) if self.pattern is None else (self.pattern.order, self.pattern.places)
+        order, places = (
+            (None, None) if self.pattern is None else (self.pattern.order, self.pattern.places)
+        )
         if positions is None:
-            positions = torch.arange(tokens.shape[1], device=tokens.device)[None] if order is None else order[None]
+            positions = (
+                torch.arange(tokens.shape[1], device=tokens.device)[None]
+                if order is None
+                else order[None]
+            )
         if order is not None:  # tiles reorder the tokens; each keeps its own position
             tokens = tokens[:, order]
             masked = None if masked is None else masked[:, order]
@@ -144,14 +167,17 @@ class Classifier(nn.Module):
             x = torch.where(masked[..., None], self.mask_embedding, x)
         x = self.dropout(x)
         dropout = self.config.dropout if self.training else 0.0
-        mask = plan_mask(mask, x, attention=self.attention, head_dim=self.config.head_dim, dropout=dropout)
+        mask = plan_mask(
+            mask, x, attention=self.attention, head_dim=self.config.head_dim, dropout=dropout
+        )
         for block in self.blocks:
             x = block(x, positions=positions, mask=mask)
         x = self.final_norm(x)
         return x if places is None else x[:, places]
 
     def logits(self, hidden: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Compute logits (B, classes) from hidden (B, S, E); with two towers hidden has 2B rows, two per sample."""
+        """Compute logits (B, classes) from hidden (B, S, E); with two towers hidden has
+        2B rows, two per sample."""
         pool = self.pooling or (mean_of_tokens if self.config.pooling == "mean" else max_of_tokens)
         pooled = pool(hidden, lengths)
         if self.config.towers == 2:
@@ -169,14 +195,17 @@ class Classifier(nn.Module):
         *,
         copies: bool = True,
     ) -> Losses:
-        """Compute the losses of a batch, in at least float32; tokens and lengths as in forward, labels (B,) int64.
+        """Compute the losses of a batch, in at least float32; tokens and lengths as in
+        forward, labels (B,) int64.
 
         Args:
-            masked: (C, M) int64, C at most B: indices of the tokens or pixels of the first C rows that are hidden and
-                predicted from the others (Devlin et al. 2019; Amos et al. 2023, arXiv 2310.02980), -1 for none.
+            masked: (C, M) int64, C at most B: indices of the tokens or pixels of the first C rows
+                that are hidden and predicted from the others (Devlin et al. 2019; Amos et al. 2023,
+                arXiv 2310.02980), -1 for none.
             positions: As in `hidden`; only without masked.
-            copies: Whether masked rows are read in addition to the unmasked batch, from which labels are then
-                predicted. Otherwise labels are predicted from the masked rows, and C = B.
+            copies: Whether masked rows are read in addition to the unmasked batch, from
+                which labels are then predicted. Otherwise labels are predicted from the
+                masked rows, and C = B.
         """
         rows, row_lengths = _rows(tokens, lengths)
         if masked is None:
@@ -188,8 +217,12 @@ class Classifier(nn.Module):
             hides = hides.scatter(1, torch.where(masked < 0, length, masked), True)[:, :length]
             if copies:
                 whole = torch.zeros((batch, length), dtype=torch.bool, device=rows.device)
-                twice = None if row_lengths is None else torch.cat((row_lengths, row_lengths[:count]))
-                both = self.hidden(torch.cat((rows, rows[:count])), twice, torch.cat((whole, hides)))
+                twice = (
+                    None if row_lengths is None else torch.cat((row_lengths, row_lengths[:count]))
+                )
+                both = self.hidden(
+                    torch.cat((rows, rows[:count])), twice, torch.cat((whole, hides))
+                )
                 hidden, reread = both[:batch], both[batch:]
             else:
                 hidden = reread = self.hidden(rows, row_lengths, hides)
@@ -201,7 +234,8 @@ class Classifier(nn.Module):
         return Losses(classification, pixels, correct)
 
     def pixel_loss(self, hidden: Tensor, levels: Tensor, masked: Tensor) -> Tensor:
-        """Compute the mean cross-entropy in nats of the masked tokens, or of the masked grey levels' bins.
+        """Compute the mean cross-entropy in nats of the masked tokens, or of the
+        masked grey levels' bins.
 
         Args:
             hidden: The states after the last norm, (C, S, E).
@@ -226,11 +260,12 @@ class Classifier(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def flops_per_sample(self, length: int | None = None) -> float:
-        """Return the FLOPs of forward and backward for one sample of `length` tokens (None: config.length).
+        """Return the FLOPs of forward and backward for one sample of `length` tokens
+        (None: config.length).
 
-        For each tower: 6 N S + 12 layers heads head_dim S^2 times the pattern's density (Chowdhery et al. 2022,
-        appendix B, not halved, since nothing is causal), with N parameters in the blocks. Embeddings, pooling and a
-        second reading with masked pixels are not counted.
+        For each tower: 6 N S + 12 layers heads head_dim S^2 times the pattern's density (Chowdhery
+        et al. 2022, appendix B, not halved, since nothing is causal), with N parameters in the
+        blocks. Embeddings, pooling and a second reading with masked pixels are not counted.
         """
         config = self.config
         tokens = config.length if length is None else length
@@ -254,7 +289,8 @@ def _rotary(config: ClassifierConfig, head_dim: int) -> nn.Module:
 
 
 def _rows(tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Tokens (rows, S) and lengths (rows,), in which the two sequences of a sample are two consecutive rows."""
+    """Tokens (rows, S) and lengths (rows,), in which the two sequences of a sample
+    are two consecutive rows."""
     if tokens.dim() == 2:
         return tokens, lengths
     return tokens.flatten(0, 1), None if lengths is None else lengths.flatten()

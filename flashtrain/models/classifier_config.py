@@ -27,17 +27,20 @@ class ClassifierConfig(AlikeLayers):
         classes: Number of classes.
         length: The longest sequence in tokens, a limit with a block pattern only.
         vocab_size: Number of tokens, padding included (rows of the token table).
-        inputs: "tokens" (numbers below vocab_size, looked up in a table) or "grey" (grey levels 0..255 as a value in
-            [-1, 1] times one learned vector plus another, so that levels which no training image had mean something,
-            as a curriculum of differing contrasts needs).
-        positions: "rotary", or "axial" (rotary by row and column of a square image of `side` pixels).
+        inputs: "tokens" (numbers below vocab_size, looked up in a table) or "grey" (grey levels
+            0..255 as a value in [-1, 1] times one learned vector plus another, so that levels which
+            no training image had mean something, as a curriculum of differing contrasts needs).
+        positions: "rotary", or "axial" (rotary by row and column of a square
+            image of `side` pixels).
         rope_base: Base of the rotary angles (None: 10000, axial 100).
-        pooling: How a sequence's states become one vector: their "mean", their component-wise "max", or "attention"
-            (sequence_pooling.AttentionPooling).
-        towers: 1, or 2 where a sample is two sequences; of their vectors a and b the head reads [a, b, a * b, a - b].
-        grey_bins: Classes for masked grey levels, a power of two up to 256; for masked tokens vocab_size; 0: no such
-            head.
-        pattern, pattern_block, pattern_local, pattern_globals: See BlockPattern; "dense": every token sees all.
+        pooling: How a sequence's states become one vector: their "mean", their component-wise
+            "max", or "attention" (sequence_pooling.AttentionPooling).
+        towers: 1, or 2 where a sample is two sequences; of their vectors a and b the head
+            reads [a, b, a * b, a - b].
+        grey_bins: Classes for masked grey levels, a power of two up to 256; for masked tokens
+            vocab_size; 0: no such head.
+        pattern, pattern_block, pattern_local, pattern_globals: See BlockPattern;
+            "dense": every token sees all.
 
     Raises:
         UserError: Sizes do not fit together, or a name is unknown.
@@ -79,18 +82,21 @@ class ClassifierConfig(AlikeLayers):
         check_rotary(head_dim, self.angle_base, multiple=4 if self.positions == "axial" else 2)
         if (self.pattern in TILED or self.positions == "axial") and not self._is_square:
             raise UserError(
-                f"pattern={self.pattern} and positions={self.positions} with length={self.length} and "
-                f"side={self.side}: tiles and axial positions need square images, length = side * side."
+                f"pattern={self.pattern} and positions={self.positions} with "
+                f"length={self.length} and side={self.side}: tiles and axial positions need "
+                "square images, length = side * side."
             )
         if self.grey_bins and self.inputs == "tokens":
             if self.towers == 2:
                 raise UserError(
-                    f"grey_bins={self.grey_bins} predicts masked tokens, which towers=2 (samples of two sequences) "
-                    "does not support. Set grey_bins=0 to train without that loss."
+                    f"grey_bins={self.grey_bins} predicts masked tokens, which towers=2 "
+                    "(samples of two sequences) does not support. Set grey_bins=0 to "
+                    "train without that loss."
                 )
             if self.grey_bins != self.vocab_size:
                 raise UserError(
-                    f"grey_bins={self.grey_bins} for masked tokens: expected vocab_size ({self.vocab_size}) or 0."
+                    f"grey_bins={self.grey_bins} for masked tokens: "
+                    f"expected vocab_size ({self.vocab_size}) or 0."
                 )
         elif self.grey_bins and (self.grey_bins < 2 or GREY_LEVELS % self.grey_bins):
             raise UserError(f"grey_bins={self.grey_bins}: expected a power of two from 2 to 256.")

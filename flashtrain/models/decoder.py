@@ -35,12 +35,14 @@ RESIDUALS = get_args(options.Residual)
 
 
 class Decoder(Trainable):
-    """A GPT-2 or Llama-style decoder: embedding, blocks, final norm, output head (tied to the embedding or not).
+    """A GPT-2 or Llama-style decoder: embedding, blocks, final norm, output head (tied to
+    the embedding or not).
 
     Args:
-        attention: "flash", "sdpa" or "standard"; it changes speed and memory, not the result or the weights.
-        residual: Dtype of the residual stream under autocast: "weights" (the weights' own, float32) or "compute"
-            (autocast's: half the traffic, and each block's sum is rounded to it).
+        attention: "flash", "sdpa" or "standard"; it changes speed and memory, not the
+            result or the weights.
+        residual: Dtype of the residual stream under autocast: "weights" (the weights' own, float32)
+            or "compute" (autocast's: half the traffic, and each block's sum is rounded to it).
 
     Raises:
         UserError: An unknown attention or residual.
@@ -48,7 +50,9 @@ class Decoder(Trainable):
 
     generates = True
 
-    def __init__(self, config: DecoderConfig, attention: str = "flash", residual: str = "compute") -> None:
+    def __init__(
+        self, config: DecoderConfig, attention: str = "flash", residual: str = "compute"
+    ) -> None:
         super().__init__()
         one_of("residual", residual, RESIDUALS)
         self.residual = residual
@@ -56,12 +60,18 @@ class Decoder(Trainable):
         self.attention = attention
         self.token_embedding = nn.Embedding(config.vocab_rows, config.embed)
         learned = config.positions == "learned"
-        self.position_embedding = LearnedPositions(config.context, config.embed) if learned else None
+        self.position_embedding = (
+            LearnedPositions(config.context, config.embed) if learned else None
+        )
         self.dropout = nn.Dropout(config.dropout)
         rotary = partial(RotaryPositions, base=config.rope_base, scaling=config.rope)
         self.blocks = make_blocks(config, config.layers, attention=attention, rotary=rotary)
         self.final_norm = norm_of(config)
-        self.head = None if config.tie_embeddings else nn.Linear(config.embed, config.vocab_rows, bias=False)
+        self.head = (
+            None
+            if config.tie_embeddings
+            else nn.Linear(config.embed, config.vocab_rows, bias=False)
+        )
         self._exact = type(self) is Decoder  # FSDP2 makes it another class
         self.reset_parameters()
 
@@ -74,12 +84,15 @@ class Decoder(Trainable):
         return self._exact or super().shares_sequences
 
     def reset_parameters(self) -> None:
-        """Initialize as GPT-2: weights normal(0, 0.02), biases 0, residual projections times 1/sqrt(2 layers)."""
+        """Initialize as GPT-2: weights normal(0, 0.02), biases 0, residual projections
+        times 1/sqrt(2 layers)."""
         start_normal(self)
         for module in self.modules():
             if isinstance(module, Block):
                 for projection in module.residual_projections():
-                    nn.init.normal_(projection.weight, std=INITIAL_STD / math.sqrt(2 * len(self.blocks)))
+                    nn.init.normal_(
+                        projection.weight, std=INITIAL_STD / math.sqrt(2 * len(self.blocks))
+                    )
 
     def forward(
         self,
@@ -90,16 +103,19 @@ class Decoder(Trainable):
         cache: KeyValueCache | None = None,
         last_only: bool = False,
     ) -> Tensor:
-        """Compute logits (B, S, V) for the token after each of tokens (B, S) int64; -inf past vocab_size.
+        """Compute logits (B, S, V) for the token after each of tokens (B, S)
+        int64; -inf past vocab_size.
 
         Args:
             positions: (B, S) integers (None: 0, 1, ..., or continued from the cache).
             mask: Which tokens each token sees, in place of the causal rule (see Attention.forward).
-            cache: Keys and values of earlier tokens, from new_cache(); those of these tokens are appended.
+            cache: Keys and values of earlier tokens, from new_cache(); those of
+                these tokens are appended.
             last_only: Whether to return the last token's logits alone, (B, 1, V).
 
         Raises:
-            UserError: There are more tokens than learned positions or the cache allow, or the mask has other sizes.
+            UserError: There are more tokens than learned positions or the cache allow, or the
+                mask has other sizes.
         """
         hidden = self.hidden(tokens, positions=positions, mask=mask, cache=cache)
         return self.logits(hidden[:, -1:] if last_only else hidden)
@@ -114,7 +130,9 @@ class Decoder(Trainable):
     ) -> Tensor:
         """Compute the states (B, S, E) that the output head reads; arguments as in forward."""
         if self.position_embedding is not None:
-            check_learned(tokens.shape[1] + (cache.length if cache is not None else 0), self.config.context)
+            check_learned(
+                tokens.shape[1] + (cache.length if cache is not None else 0), self.config.context
+            )
         if positions is None:
             positions = next_positions(tokens.shape[1], cache, tokens.device)
         x = self.token_embedding(tokens)
@@ -139,8 +157,11 @@ class Decoder(Trainable):
         """Compute logits (B, S, V), -inf past vocab_size, from hidden (B, S, E)."""
         logits = F.linear(hidden, self.output_weight)
         if self.config.vocab_rows > self.config.vocab_size:
-            # The logits of imported GPT-2 weights are far below 0, so that added rows of zeros would win every softmax.
-            padding = torch.arange(self.config.vocab_rows, device=logits.device) >= self.config.vocab_size
+            # The logits of imported GPT-2 weights are far below 0, so that added rows of zeros
+            # would win every softmax.
+            padding = (
+                torch.arange(self.config.vocab_rows, device=logits.device) >= self.config.vocab_size
+            )
             logits = logits.masked_fill(padding, -torch.inf)
         return logits
 
@@ -153,10 +174,12 @@ class Decoder(Trainable):
         mask: AnyMask | None = None,
         reduction: str = "mean",
     ) -> Tensor:
-        """Compute the mean cross-entropy in nats over the labels that are not -100, a scalar; 0 without labels.
+        """Compute the mean cross-entropy in nats over the labels that are not -100, a
+        scalar; 0 without labels.
 
-        The loss is float32 whatever the weights or autocast (float64 for a float64 model). The logits of at most a few
-        thousand tokens are stored at a time. torch.compile(model.loss, fullgraph=True) works.
+        The loss is float32 whatever the weights or autocast (float64 for a float64 model). The
+        logits of at most a few thousand tokens are stored at a time. torch.compile(model.loss,
+        fullgraph=True) works.
 
         Args:
             tokens: (B, S) int64.
@@ -175,16 +198,19 @@ class Decoder(Trainable):
         )
 
     def new_cache(self, tokens: int | None = None) -> KeyValueCache:
-        """Make an empty cache for `tokens` tokens (None: the context); the first append allocates its memory."""
+        """Make an empty cache for `tokens` tokens (None: the context); the first
+        append allocates its memory."""
         tokens = self.config.context if tokens is None else tokens
         return KeyValueCache(layer.mixer.new_cache(tokens) for layer in self.config.layers)
 
     def flops_per_token(self, context: int | None = None) -> float:
-        """Return the FLOPs of forward and backward for one token in a sequence of `context` tokens (None: config's).
+        """Return the FLOPs of forward and backward for one token in a sequence of `context`
+        tokens (None: config's).
 
-        6 N + 12 * layers * heads * head_dim * context / 2 (Chowdhery et al. 2022, appendix B; halved since half of the
-        scores are masked). N is the parameters that multiply a token: all but the position table and an untied input
-        embedding, which are looked up. Document masks, padding and recomputation are not considered.
+        6 N + 12 * layers * heads * head_dim * context / 2 (Chowdhery et al. 2022, appendix B;
+        halved since half of the scores are masked). N is the parameters that multiply a token: all
+        but the position table and an untied input embedding, which are looked up. Document masks,
+        padding and recomputation are not considered.
         """
         config = self.config
         multiplied = self.parameter_count()

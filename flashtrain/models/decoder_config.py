@@ -1,4 +1,5 @@
-"""The configuration of a decoder, and the named sizes: GPT-2's (Radford et al. 2019), and Llama-style ones as large."""
+"""The configuration of a decoder, and the named sizes: GPT-2's (Radford et al. 2019), and
+Llama-style ones as large."""
 
 from __future__ import annotations
 
@@ -33,11 +34,13 @@ class Size(NamedTuple):
 
 
 SIZES = {
-    "demo": Size(layers=4, heads=4, embed=128, llama_kv_heads=1),  # about 1M parameters with a byte vocabulary
+    # About 1M parameters with a byte vocabulary.
+    "demo": Size(layers=4, heads=4, embed=128, llama_kv_heads=1),
     "124m": Size(layers=12, heads=12, embed=768, llama_kv_heads=3),
     "355m": Size(layers=24, heads=16, embed=1024, llama_kv_heads=4),
     "774m": Size(layers=36, heads=20, embed=1280, llama_kv_heads=5),
-    "1.3b": Size(layers=24, heads=16, embed=2048, llama_kv_heads=4),  # GPT-3 XL's width with heads of 128
+    # GPT-3 XL's width with heads of 128.
+    "1.3b": Size(layers=24, heads=16, embed=2048, llama_kv_heads=4),
     "1.5b": Size(layers=48, heads=25, embed=1600, llama_kv_heads=5),
 }
 
@@ -48,8 +51,8 @@ class DecoderConfig(DecoderShape):
 
     Args:
         vocab_size: Number of tokens in the vocabulary.
-        vocab_rows: Rows of the embedding table, at least vocab_size (a multiple of 64 is faster); further rows are
-            never predicted.
+        vocab_rows: Rows of the embedding table, at least vocab_size (a multiple of 64 is faster);
+            further rows are never predicted.
         context: Longest sequence in tokens, a limit with learned positions only.
         embed: Width E.
         layers: What each layer is made of.
@@ -90,7 +93,9 @@ class DecoderConfig(DecoderShape):
             if mixer.rotary:
                 check_rotary(head_dim, self.rope_base)
         if self.positions != "rotary" and self.rope.factor != 1:
-            raise UserError(f"rope_factor={self.rope.factor:g} with learned positions. Set positions=rotary.")
+            raise UserError(
+                f"rope_factor={self.rope.factor:g} with learned positions. Set positions=rotary."
+            )
 
     @property
     def outside(self) -> int:  # type: ignore[override]
@@ -99,18 +104,22 @@ class DecoderConfig(DecoderShape):
 
     @property
     def alike(self) -> LayerSpec | None:
-        """The layer that every layer is, if it is attention to all tokens; None where layers differ."""
+        """The layer that every layer is, if it is attention to all tokens;
+        None where layers differ."""
         first = self.layers[0]
         mixer = first.mixer
         whole = (
-            isinstance(mixer, AttentionSpec) and mixer.window is None and mixer.rotary == (self.positions == "rotary")
+            isinstance(mixer, AttentionSpec)
+            and mixer.window is None
+            and mixer.rotary == (self.positions == "rotary")
         )
         return first if whole and len(set(self.layers)) == 1 else None
 
     def plain(self) -> dict[str, Any]:
         """Return plain values for a file, of which `of_plain` makes the configuration again.
 
-        Layers that are all alike are their number and their sizes, as files had them before layers could differ.
+        Layers that are all alike are their number and their sizes, as files had them
+        before layers could differ.
         """
         own = {one.name: getattr(self, one.name) for one in fields(self)}
         own["rope_factor"] = own.pop("rope").plain()
@@ -123,15 +132,21 @@ class DecoderConfig(DecoderShape):
 
     @classmethod
     def of_plain(cls, values: Mapping[str, Any], **changes: Any) -> DecoderConfig:
-        """Make a configuration of the values of `plain`, with some of them changed. UserError: they do not fit."""
+        """Make a configuration of the values of `plain`, with some of them changed.
+        UserError: they do not fit."""
         own = {**values, **changes}
         rope = RopeScaling.of_entries(own.pop("rope_factor", 1.0))
         if isinstance(own["layers"], int):
             sizes = (own.pop(name) for name in ("heads", "kv_heads", "ffn"))
             heads, kv_heads, ffn = sizes
             check_heads(own["embed"], heads, kv_heads)
-            options = {"activation": own.pop("activation", "gelu"), "rotary": own.get("positions") == "rotary"}
-            own["layers"] = layers_alike(own["layers"], own["embed"], heads, kv_heads, ffn, **options)
+            options = {
+                "activation": own.pop("activation", "gelu"),
+                "rotary": own.get("positions") == "rotary",
+            }
+            own["layers"] = layers_alike(
+                own["layers"], own["embed"], heads, kv_heads, ffn, **options
+            )
         else:
             own["layers"] = tuple(layer_of(layer) for layer in own["layers"])
         return cls(rope=rope, **own)
@@ -165,18 +180,20 @@ class DecoderConfig(DecoderShape):
 
         Args:
             size: A name in SIZES, such as "124m".
-            family: "gpt2", or "llama" (RMSNorm, SwiGLU, rotary positions, grouped-query, no biases).
-            vocab_rows: Rows of the embedding table (None: vocab_size rounded up to a multiple of 64).
+            family: "gpt2", or "llama" (RMSNorm, SwiGLU, rotary positions,
+                grouped-query, no biases).
+            vocab_rows: Rows of the embedding table (None: vocab_size rounded up
+                to a multiple of 64).
             positions: "learned" or "rotary" (None: the family's).
             rope_base: As DecoderConfig's, for rotary positions only (None: 10000).
-            rope, rope_factor: Scaling of rotary positions from context / rope_factor tokens, a kind of RopeScaling
-                (None: ntk) and its factor (None: 1).
+            rope, rope_factor: Scaling of rotary positions from context / rope_factor tokens, a kind
+                of RopeScaling (None: ntk) and its factor (None: 1).
             layers, width, heads, kv_heads, ffn: Sizes in place of those of the named size.
             pattern: The mixers of the layers, which it is repeated over (layer_pattern.py).
 
         Raises:
-            UserError: A size, family or mixer is unknown, sizes do not fit together, or rope_base or rope_factor is
-                given with learned positions.
+            UserError: A size, family or mixer is unknown, sizes do not fit together, or rope_base
+                or rope_factor is given with learned positions.
         """
         one_of("model size", size, SIZES)
         one_of("model family", family, FAMILIES)
@@ -184,13 +201,17 @@ class DecoderConfig(DecoderShape):
         row = SIZES[size]
         positions = positions or ("rotary" if llama else "learned")
         if rope_base is not None and positions != "rotary":
-            raise UserError(f"rope_base={rope_base:g} with {positions} positions. Set positions=rotary.")
+            raise UserError(
+                f"rope_base={rope_base:g} with {positions} positions. Set positions=rotary."
+            )
         embed, heads = width or row.embed, heads or row.heads
         if kv_heads is None:  # the size's own share of the heads, as far as it divides them
             kv_heads = math.gcd(heads, row.llama_kv_heads) if llama else heads
         # SwiGLU has three matrices for GELU's two: 8/3 E instead of 4 E keeps the parameters equal.
         ffn = ffn or (round_up(math.ceil(embed * 8 / 3), 128) if llama else 4 * embed)
-        attention = AttentionSpec(heads, kv_heads, check_heads(embed, heads, kv_heads), rotary=positions == "rotary")
+        attention = AttentionSpec(
+            heads, kv_heads, check_heads(embed, heads, kv_heads), rotary=positions == "rotary"
+        )
         inner = FeedForwardSpec(ffn, "swiglu" if llama else "gelu")
         return cls(
             vocab_size=vocab_size,

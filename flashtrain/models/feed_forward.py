@@ -1,7 +1,7 @@
 """The feed-forward of a block, which may compute a chunk of the tokens at a time.
 
-Shapes: T tokens, E embedding width, F width inside the feed-forward; U is F, or 2F for a gated activation (gate, then
-value).
+Shapes: T tokens, E embedding width, F width inside the feed-forward; U is F, or 2F for a gated
+activation (gate, then value).
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 _DEVICES = ("cpu", "cuda")
-_WEIGHTS = "Tensor up, Tensor? up_bias, Tensor down, Tensor? down_bias, str activation, SymInt chunk"
+_WEIGHTS = (
+    "Tensor up, Tensor? up_bias, Tensor down, Tensor? down_bias, str activation, SymInt chunk"
+)
 
 
 class FeedForward(nn.Module):
-    """A feed-forward: down(activation(up(x))), or down(activation(gate(x)) * value(x)) for a gated activation.
+    """A feed-forward: down(activation(up(x))), or down(activation(gate(x)) * value(x))
+    for a gated activation.
 
     Args:
         embed: Width E of the input and the output.
@@ -45,7 +48,8 @@ class FeedForward(nn.Module):
         super().__init__()
         self.activation = activation
         self.gated = activation in GATED
-        self.up = nn.Linear(embed, 2 * ffn if self.gated else ffn, bias=bias)  # gated: the gate's rows, the value's
+        # gated: the gate's rows, the value's.
+        self.up = nn.Linear(embed, 2 * ffn if self.gated else ffn, bias=bias)
         self.down = nn.Linear(ffn, embed, bias=bias)
         self.chunk: int | None = None  # the number of tokens computed at a time; None: all
 
@@ -55,7 +59,13 @@ class FeedForward(nn.Module):
         plain = are_plain(up, down)  # else without chunks, which the memory estimate knows
         if plain and self.chunk is not None and x.shape[:-1].numel() > self.chunk:
             return chunked_feed_forward(
-                x, up.weight, up.bias, down.weight, down.bias, activation=self.activation, chunk=self.chunk
+                x,
+                up.weight,
+                up.bias,
+                down.weight,
+                down.bias,
+                activation=self.activation,
+                chunk=self.chunk,
             )
         if plain and self.activation == "gelu" and up.bias is not None and down.bias is not None:
             return gelu_feed_forward(x, up.weight, up.bias, down.weight, down.bias)
@@ -67,7 +77,8 @@ class FeedForward(nn.Module):
 
 
 def are_plain(*layers: object) -> bool:
-    """Return whether these are nn.Linear itself: adapters, quantized and float8 layers compute differently."""
+    """Return whether these are nn.Linear itself: adapters, quantized and float8
+    layers compute differently."""
     return all(type(one) is nn.Linear for one in layers)
 
 
@@ -81,15 +92,17 @@ def chunked_feed_forward(
     activation: str,
     chunk: int,
 ) -> Tensor:
-    """Compute a feed-forward chunk by chunk, so that the hidden activations (T, F) are never stored whole.
+    """Compute a feed-forward chunk by chunk, so that the hidden activations (T, F)
+    are never stored whole.
 
-    The result equals the whole computation up to rounding and is differentiable once. The backward recomputes the up
-    projection of each chunk, and sums the weights' gradients in float32 (float64 for float64). Under autocast both
-    compute in autocast's dtype.
+    The result equals the whole computation up to rounding and is differentiable once. The backward
+    recomputes the up projection of each chunk, and sums the weights' gradients in float32 (float64
+    for float64). Under autocast both compute in autocast's dtype.
 
     Args:
         x: The input, (..., E).
-        up: The weights of the up projection, (U, E), with a bias (U,) or None; U is F, or 2F for a gated activation.
+        up: The weights of the up projection, (U, E), with a bias (U,) or None; U is F, or 2F
+            for a gated activation.
         down: The weights of the down projection, (E, F), with a bias (E,) or None.
         activation: A name in ACTIVATIONS.
         chunk: The number of tokens in a chunk.
@@ -104,15 +117,18 @@ def chunked_feed_forward(
     return FEED_FORWARD(*tensors, activation, chunk).view(*x.shape[:-1], -1)
 
 
-# Forward and backward are operators, so that torch.compile neither unrolls the chunks (at a million tokens, dozens in
-# every layer) nor merges the backward's recomputation with the forward, which would store it after all.
+# Forward and backward are operators, so that torch.compile neither unrolls the chunks (at a million
+# tokens, dozens in every layer) nor merges the backward's recomputation with the forward, which
+# would store it after all.
 def _define(name: str, schema: str) -> Any:
     torch.library.define(f"flashtrain::{name}", schema, tags=torch.Tag.pt2_compliant_tag)
     return getattr(torch.ops.flashtrain, name).default
 
 
 FEED_FORWARD = _define("feed_forward", f"(Tensor x, {_WEIGHTS}) -> Tensor")
-BACKWARD = _define("feed_forward_backward", f"(Tensor dy, Tensor x, {_WEIGHTS}) -> ({', '.join(['Tensor'] * 5)})")
+BACKWARD = _define(
+    "feed_forward_backward", f"(Tensor dy, Tensor x, {_WEIGHTS}) -> ({', '.join(['Tensor'] * 5)})"
+)
 
 
 @torch.library.impl("flashtrain::feed_forward", _DEVICES)
@@ -129,7 +145,9 @@ def _backward(dy, x, up, up_bias, down, down_bias, activation, chunk):
     total = torch.promote_types(x.dtype, torch.float32)
     dup, ddown = torch.zeros_like(up, dtype=total), torch.zeros_like(down, dtype=total)
     dup_bias, ddown_bias = dup.new_zeros(up.shape[0]), dup.new_zeros(down.shape[0])
-    for dy_part, x_part, dx_part in zip(dy.split(chunk), x.split(chunk), dx.split(chunk), strict=True):
+    for dy_part, x_part, dx_part in zip(
+        dy.split(chunk), x.split(chunk), dx.split(chunk), strict=True
+    ):
         inner, outer = _inner(x_part, up, up_bias, activation)
         add_product(ddown, dy_part.mT, inner)
         del inner  # freed before the next product, so that the two are never in memory together
@@ -150,7 +168,8 @@ torch.library.impl("flashtrain::feed_forward_backward", _DEVICES, _backward)
 
 
 def _or_empty(gradient: Tensor, bias: Tensor | None) -> Tensor:
-    """The gradient, or an empty tensor where there is no bias, since an operator cannot return None."""
+    """The gradient, or an empty tensor where there is no bias, since an
+    operator cannot return None."""
     return gradient if bias is not None else gradient.new_empty(0)
 
 
@@ -172,7 +191,9 @@ def _outer_gradient(dy: Tensor, down: Tensor, outer: Tensor, activation: str) ->
     if activation == "gelu":
         return torch.ops.flashtrain_kernels.product_times_gelu_gradient(dy, down, outer)
     dinner = dy @ down
-    backward = torch.ops.aten.silu_backward if activation == "swiglu" else torch.ops.aten.gelu_backward
+    backward = (
+        torch.ops.aten.silu_backward if activation == "swiglu" else torch.ops.aten.gelu_backward
+    )
     if activation not in GATED:
         return backward(dinner, outer)
     gate, value = outer.chunk(2, dim=-1)
@@ -190,8 +211,16 @@ def _fake_forward(x, up, up_bias, down, down_bias, activation, chunk):
 
 @torch.library.register_fake("flashtrain::feed_forward_backward")
 def _fake_backward(dy, x, up, up_bias, down, down_bias, activation, chunk):
-    dup_bias, ddown_bias = (x.new_empty(0 if bias is None else bias.shape) for bias in (up_bias, down_bias))
-    return x.new_empty(x.shape), up.new_empty(up.shape), dup_bias, down.new_empty(down.shape), ddown_bias
+    dup_bias, ddown_bias = (
+        x.new_empty(0 if bias is None else bias.shape) for bias in (up_bias, down_bias)
+    )
+    return (
+        x.new_empty(x.shape),
+        up.new_empty(up.shape),
+        dup_bias,
+        down.new_empty(down.shape),
+        ddown_bias,
+    )
 
 
 def _save(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -202,8 +231,16 @@ def _save(ctx: Any, inputs: tuple, output: Tensor) -> None:
 @once_differentiable
 def _gradients(ctx: Any, dy: Tensor) -> tuple:
     x, up, up_bias, down, down_bias = ctx.saved_tensors
-    dx, dup, dup_bias, ddown, ddown_bias = BACKWARD(dy, x, up, up_bias, down, down_bias, ctx.activation, ctx.chunk)
-    given = (dx, dup, None if up_bias is None else dup_bias, ddown, None if down_bias is None else ddown_bias)
+    dx, dup, dup_bias, ddown, ddown_bias = BACKWARD(
+        dy, x, up, up_bias, down, down_bias, ctx.activation, ctx.chunk
+    )
+    given = (
+        dx,
+        dup,
+        None if up_bias is None else dup_bias,
+        ddown,
+        None if down_bias is None else ddown_bias,
+    )
     return (*given, None, None)
 
 

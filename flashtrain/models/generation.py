@@ -14,11 +14,12 @@ from flashtrain.errors import UserError, at_least, between
 from flashtrain.models.trainable import Trainable
 from flashtrain_kernels import Mask
 
-# Called with the keywords documents and positions (B, S) integers, seqlen S and device; returns which tokens each token
-# sees (None: the model's own causal rule).
+# Called with the keywords documents and positions (B, S) integers, seqlen S and device; returns
+# which tokens each token sees (None: the model's own causal rule).
 MaskMaker = Callable[..., Mask | None]
 MAX_TEMPERATURE = 1e6  # all tokens are equally likely at much lower ones
-MIN_TEMPERATURE = 1e-30  # near float32's smallest number; below it the likeliest token is taken, as at 0
+# Near float32's smallest number; below it the likeliest token is taken, as at 0.
+MIN_TEMPERATURE = 1e-30
 
 
 def generate(
@@ -34,10 +35,11 @@ def generate(
 ) -> Tensor:
     """Generate up to max_new_tokens tokens after a prompt.
 
-    A model sees at most its context. Of a longer prompt it reads the last `context` tokens. When the context is full,
-    generation goes on with the last context // 2 tokens alone, which are read again, so that reading stays cheap.
-    Generation runs in evaluation mode on the model's device; the model's mode is restored. A model on the meta device
-    (transformers_decoder's) first loads its weights, on the prompt's device.
+    A model sees at most its context. Of a longer prompt it reads the last `context` tokens. When
+    the context is full, generation goes on with the last context // 2 tokens alone, which are read
+    again, so that reading stays cheap. Generation runs in evaluation mode on the model's device;
+    the model's mode is restored. A model on the meta device (transformers_decoder's) first loads
+    its weights, on the prompt's device.
 
     Args:
         model: A model whose `generates` is true.
@@ -46,27 +48,45 @@ def generate(
         temperature: Divides the logits before sampling; 0 takes the likeliest token (greedy).
         top_k: Sample among the k likeliest tokens (None: all).
         seed: The same seed, model and device give the same tokens.
-        end_of_text: Token ids that end a text, one or several. A row that has drawn one is filled with the first of
-            these ids; generation ends when all rows have ended.
-        mask: Makes the mask of the tokens read so far, as of one document (None: the model's own causal rule).
+        end_of_text: Token ids that end a text, one or several. A row that has drawn one is filled
+            with the first of these ids; generation ends when all rows have ended.
+        mask: Makes the mask of the tokens read so far, as of one document (None: the
+            model's own causal rule).
 
     Returns:
         The prompt followed by the new tokens, (B, S + new) int64.
 
     Raises:
-        UserError: The model cannot generate, the prompt is empty or outside the vocabulary, an option is out of range,
-            or logits are NaN or infinite.
+        UserError: The model cannot generate, the prompt is empty or outside the vocabulary, an
+            option is out of range, or logits are NaN or infinite.
     """
     shape = model.shape
     if shape is None or not model.generates:
         raise UserError(f"{type(model).__name__} cannot generate text: expected a decoder.")
-    ends = [] if end_of_text is None else [end_of_text] if isinstance(end_of_text, int) else list(end_of_text)
+    ends = (
+        []
+        if end_of_text is None
+        else [end_of_text]
+        if isinstance(end_of_text, int)
+        else list(end_of_text)
+    )
     if not isinstance(tokens, Tensor) or tokens.dim() != 2 or not tokens.numel():
-        given = f"of shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else f"is a {type(tokens).__name__}"
-        line = "expected ids (rows, tokens), at least one token a row. Texts and messages need flashtrain.load(RUN)."
+        given = (
+            f"of shape {tuple(tokens.shape)}"
+            if isinstance(tokens, Tensor)
+            else f"is a {type(tokens).__name__}"
+        )
+        line = (
+            "expected ids (rows, tokens), at least one token a row. "
+            "Texts and messages need flashtrain.load(RUN)."
+        )
         raise UserError(f"prompt {given}: {line}")
-    if not 0 <= int(tokens.min()) <= int(tokens.max()) < shape.vocab_size:  # the table may have more rows
-        raise UserError(f"token ids {int(tokens.min())} to {int(tokens.max())}: expected ids below {shape.vocab_size}.")
+    # The table may have more rows.
+    if not 0 <= int(tokens.min()) <= int(tokens.max()) < shape.vocab_size:
+        raise UserError(
+            f"token ids {int(tokens.min())} to {int(tokens.max())}: "
+            f"expected ids below {shape.vocab_size}."
+        )
     at_least("max_new_tokens", max_new_tokens, 0)
     between("temperature", temperature, 0, MAX_TEMPERATURE)
     at_least("top_k", top_k, 1)
@@ -74,7 +94,8 @@ def generate(
     device, context = next(model.parameters()).device, shape.context
     tokens, closing = tokens.to(device), torch.tensor(ends, device=device)
     generator = torch.Generator(device=device).manual_seed(seed)
-    # The cache has room for no more than these tokens: a context of a million would take tens of GiB for a few words.
+    # The cache has room for no more than these tokens: a context of a million would take tens of
+    # GiB for a few words.
     size = min(context, tokens.shape[1] + max_new_tokens)
     cache, read = model.new_cache(size), 0
     finished = torch.zeros(tokens.shape[0], 1, dtype=torch.bool, device=device)
@@ -87,7 +108,9 @@ def generate(
                 if read + unread.shape[1] > context:
                     cache, read = model.new_cache(size), 0
                     unread = tokens[:, -max(1, context // 2) :]
-                seen = None if mask is None else row_mask(mask, read + unread.shape[1], device, read)
+                seen = (
+                    None if mask is None else row_mask(mask, read + unread.shape[1], device, read)
+                )
                 options = {} if seen is None else {"mask": seen}
                 logits = model(unread, cache=cache, last_only=True, **options)[:, 0]
                 read += unread.shape[1]
@@ -104,13 +127,18 @@ def generate(
 
 
 def row_mask(make: MaskMaker, seqlen: int, device: torch.device, read: int = 0) -> Mask | None:
-    """Make the mask of one document of `seqlen` tokens, for the queries after the first `read` tokens."""
+    """Make the mask of one document of `seqlen` tokens, for the queries after
+    the first `read` tokens."""
     positions = torch.arange(seqlen, device=device)[None]
-    mask = make(documents=torch.zeros_like(positions), positions=positions, seqlen=seqlen, device=device)
+    mask = make(
+        documents=torch.zeros_like(positions), positions=positions, seqlen=seqlen, device=device
+    )
     return mask.select(positions[0, read:], positions[0]) if mask is not None and read else mask
 
 
-def _draw(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> Tensor:
+def _draw(
+    logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator
+) -> Tensor:
     """One token per row, (B, 1), from logits (B, V)."""
     largest = logits.max(dim=-1, keepdim=True).values
     if not bool(largest.isfinite().all()):  # the largest of a row with a NaN is NaN

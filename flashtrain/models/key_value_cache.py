@@ -23,7 +23,8 @@ class LayerCache:
         self._values: Tensor | None = None
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the keys and values of new tokens; use it under torch.no_grad(), since it is not differentiable.
+        """Append the keys and values of new tokens; use it under torch.no_grad(), since it
+        is not differentiable.
 
         Args:
             k: Keys of the new tokens, (B, S, K, D).
@@ -37,7 +38,10 @@ class LayerCache:
         """
         start, end = self.length, self.length + k.shape[1]
         if end > self.context:
-            raise UserError(f"{end} tokens for a cache of {self.context}: expected at most {self.context} tokens.")
+            raise UserError(
+                f"{end} tokens for a cache of {self.context}: "
+                f"expected at most {self.context} tokens."
+            )
         if self._keys is None or self._values is None:
             shape = (k.shape[0], self.context, *k.shape[2:])
             self._keys, self._values = k.new_empty(shape), v.new_empty(shape)
@@ -48,7 +52,8 @@ class LayerCache:
 
 
 class KeyValueCache:
-    """One cache per layer. Pass it to every call of a model's forward, with only the new tokens each time.
+    """One cache per layer. Pass it to every call of a model's forward, with only
+    the new tokens each time.
 
     Args:
         layers: What each mixer's spec made (new_cache), such as a LayerCache.

@@ -1,4 +1,5 @@
-"""The mask of each layer of a decoder: layers of attention to a window see less of the batch's mask."""
+"""The mask of each layer of a decoder: layers of attention to a window see
+less of the batch's mask."""
 
 from __future__ import annotations
 
@@ -13,9 +14,15 @@ from flashtrain_kernels import BlockMask
 
 
 def layer_masks(
-    mask: AnyMask | None, x: Tensor, layers: Sequence[LayerSpec], *, attention: str, dropout: float = 0.0
+    mask: AnyMask | None,
+    x: Tensor,
+    layers: Sequence[LayerSpec],
+    *,
+    attention: str,
+    dropout: float = 0.0,
 ) -> list[AnyMask | None]:
-    """Return the mask of each layer: one planned mask for all attention of the same window and head dimension.
+    """Return the mask of each layer: one planned mask for all attention of the same
+    window and head dimension.
 
     Args:
         mask, x, attention, dropout: As plan_mask's.
@@ -29,7 +36,13 @@ def layer_masks(
             continue
         kind = mixer.window, mixer.head_dim
         if kind not in planned:
-            narrow = mask if mixer.window is None or isinstance(mask, BlockMask) else mask.within(mixer.window - 1)
-            planned[kind] = plan_mask(narrow, x, attention=attention, head_dim=mixer.head_dim, dropout=dropout)
+            narrow = (
+                mask
+                if mixer.window is None or isinstance(mask, BlockMask)
+                else mask.within(mixer.window - 1)
+            )
+            planned[kind] = plan_mask(
+                narrow, x, attention=attention, head_dim=mixer.head_dim, dropout=dropout
+            )
         found.append(planned[kind])
     return found

@@ -2,8 +2,8 @@
 
     [window:1024, window:1024, full]
 
-A word is full (attention to all earlier tokens), window:TOKENS, nope (full, without positions; Kazemnejad et al. 2023),
-or the kind of a registered mixer, with what it reads after a colon.
+A word is full (attention to all earlier tokens), window:TOKENS, nope (full, without positions;
+Kazemnejad et al. 2023), or the kind of a registered mixer, with what it reads after a colon.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def layers_of_pattern(
 
     Args:
         pattern: The words.
-        attention: Attention to all earlier tokens, with the heads that every layer of attention has.
+        attention: Attention to all earlier tokens, with the heads that every
+            layer of attention has.
         inner: The feed-forward of every layer.
 
     Raises:
@@ -47,7 +48,12 @@ def mixer_of(word: str, attention: AttentionSpec) -> MixerSpec:
     if kind == "window" and value.isdigit() and int(value):
         return replace(attention, window=int(value))
     if kind == "window" or value:
-        raise UserError(f"model.pattern has {word}. Expected full, nope or window:TOKENS, such as window:1024.")
+        raise UserError(
+            f"model.pattern has {word}. Expected full, nope or window:TOKENS, such as window:1024."
+        )
     if kind == "nope" and not attention.rotary:
-        raise UserError("model.pattern has nope, layers without positions. Set model.positions=rotary for the others.")
+        raise UserError(
+            "model.pattern has nope, layers without positions. "
+            "Set model.positions=rotary for the others."
+        )
     return attention if kind == "full" else replace(attention, rotary=False)

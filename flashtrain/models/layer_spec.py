@@ -1,6 +1,8 @@
-"""A layer of a decoder or encoder as plain values: its mixer, its feed-forward, and where its norms stand.
+"""A layer of a decoder or encoder as plain values: its mixer, its feed-forward, and
+where its norms stand.
 
-A model's configuration holds a tuple of them. In a file (`plain`, `layer_of`) a spec has only what is no default.
+A model's configuration holds a tuple of them. In a file (`plain`, `layer_of`) a spec has
+only what is no default.
 
 Letters: E embedding width, F width inside the feed-forward.
 """
@@ -9,17 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from flashtrain.errors import UserError
 from flashtrain.models.attention_spec import AttentionSpec
 from flashtrain.models.mixer import MixerSpec
 from flashtrain.registry import component
 
-if TYPE_CHECKING:
-    from flashtrain.models.feed_forward import FeedForward
-
-GATED = ("swiglu", "geglu")  # the activation of one half of a twice as wide projection, times the other half
+# The activation of one half of a twice as wide projection, times the other half.
+GATED = ("swiglu", "geglu")
 
 
 @dataclass(frozen=True)
@@ -28,13 +27,8 @@ class FeedForwardSpec:
 
     width: int  # F
     activation: str = "gelu"  # a name in feed_forward.ACTIVATIONS
-    by_autograd: bool = False  # whether autograd differentiates its chunks; our operator stores less
-
-    def make(self, embed: int, bias: bool) -> FeedForward:
-        """Make the module of width `embed`."""
-        from flashtrain.models.feed_forward import FeedForward
-
-        return FeedForward(embed, self.width, self.activation, bias)
+    # Whether autograd differentiates its chunks; our operator stores less.
+    by_autograd: bool = False
 
     @property
     def width_of_token(self) -> int:
@@ -49,14 +43,12 @@ class FeedForwardSpec:
 
 @dataclass(frozen=True)
 class ExpertsSpec(FeedForwardSpec):
-    """A mixture of experts, each a feed-forward of inner width `width` that some of the tokens go through."""
+    """A mixture of experts, each a feed-forward of inner width `width` that some of
+    the tokens go through."""
 
     experts: int = 1
     top: int = 1  # experts that a token is routed to
     shared: int = 0  # inner width of the feed-forward that every token goes through besides
-
-    def make(self, embed: int, bias: bool) -> FeedForward:
-        raise UserError(f"a mixture of {self.experts} experts: flashtrain's own decoders have none. Use recipe=hf.")
 
     @property
     def width_of_token(self) -> int:
@@ -69,20 +61,29 @@ class LayerSpec:
 
     mixer: MixerSpec
     feed_forward: FeedForwardSpec
-    norms: str = "pre"  # before the mixer and the feed-forward (GPT-2), or after each sum ("post": BERT)
+    # Before the mixer and the feed-forward (GPT-2), or after each sum ("post": BERT).
+    norms: str = "pre"
 
     def plain(self) -> dict[str, Any]:
         """Return plain values for a file, of which layer_of makes the spec again."""
-        own = {"mixer": {"kind": self.mixer.kind, **_given(self.mixer)}, "feed_forward": _given(self.feed_forward)}
+        own = {
+            "mixer": {"kind": self.mixer.kind, **_given(self.mixer)},
+            "feed_forward": _given(self.feed_forward),
+        }
         return own if self.norms == "pre" else {**own, "norms": self.norms}
 
 
 def layer_of(values: Mapping[str, Any]) -> LayerSpec:
-    """Make a layer of the values of LayerSpec.plain. UserError: no mixer of this kind is registered."""
+    """Make a layer of the values of LayerSpec.plain. UserError: no mixer of
+    this kind is registered."""
     mixer = {name: value for name, value in values["mixer"].items() if name != "kind"}
     inner = values["feed_forward"]
     form = ExpertsSpec if "experts" in inner else FeedForwardSpec
-    return LayerSpec(component("mixer", values["mixer"]["kind"])(**mixer), form(**inner), values.get("norms", "pre"))
+    return LayerSpec(
+        component("mixer", values["mixer"]["kind"])(**mixer),
+        form(**inner),
+        values.get("norms", "pre"),
+    )
 
 
 def layers_alike(

@@ -1,6 +1,6 @@
 """Extension of a trained decoder to a longer context.
 
-    config, state_dict = load_decoder("gpt2")                                # 1,024 learned positions
+    config, state_dict = load_decoder("gpt2")                              # 1,024 learned positions
     config, state_dict = with_context(config, state_dict, 8192, interpolate=True)
     model = Decoder(config)
     model.load_state_dict(state_dict)
@@ -31,24 +31,29 @@ def with_context(
     rope: str | None = None,
     rope_factor: float | None = None,
 ) -> tuple[DecoderConfig, dict[str, Tensor]]:
-    """Adapt a trained decoder's configuration and state dict to sequences of up to `context` tokens; return both.
+    """Adapt a trained decoder's configuration and state dict to sequences of up to
+    `context` tokens; return both.
 
     Args:
         config: The trained model's configuration.
         state_dict: The trained model's state dict, whose tensors are not changed.
         context: The new longest sequence in tokens; ignored if the model's own context is as long.
-        interpolate: Whether to stretch learned positions (C, E) to (context, E); without it they do not fit.
+        interpolate: Whether to stretch learned positions (C, E) to (context, E);
+            without it they do not fit.
         rope_base: New base of rotary positions (None: unchanged).
-        rope, rope_factor: New scaling of rotary positions, a kind of RopeScaling (None: the model's, or else ntk) and
-            its factor (None: unchanged).
+        rope, rope_factor: New scaling of rotary positions, a kind of RopeScaling (None: the
+            model's, or else ntk) and its factor (None: unchanged).
 
     Raises:
-        UserError: rope_base or rope_factor is given for a model with learned positions, or rope is not the model's.
+        UserError: rope_base or rope_factor is given for a model with learned positions, or
+            rope is not the model's.
     """
     rotary = config.positions == "rotary"
     for name, given in (("rope_base", rope_base), ("rope_factor", rope_factor)):
         if given is not None and not rotary:
-            raise UserError(f"{name}={given:g} needs rotary positions, but this model has learned ones.")
+            raise UserError(
+                f"{name}={given:g} needs rotary positions, but this model has learned ones."
+            )
     if rope_base is not None:
         config = replace(config, rope_base=rope_base)
     config = replace(config, rope=config.rope.scaled(rope, rope_factor, config.context))
@@ -62,14 +67,17 @@ def with_context(
 def stretched(table: Tensor, context: int) -> Tensor:
     """Interpolate a learned position table (C, E) linearly to (context, E), in its own dtype.
 
-    Position p of the long context is position (C - 1) / (context - 1) * p of the trained one, so that the first and
-    last rows stay and nothing is extrapolated (Dosovitskiy et al. 2021, section 3.2, for images; for rotary positions
-    Chen et al. 2023, "Position Interpolation"). The model needs further training with the new table.
+    Position p of the long context is position (C - 1) / (context - 1) * p of the trained one, so
+    that the first and last rows stay and nothing is extrapolated (Dosovitskiy et al. 2021, section
+    3.2, for images; for rotary positions Chen et al. 2023, "Position Interpolation"). The model
+    needs further training with the new table.
     """
     rows = table.shape[0]
     if rows == 1 or context == 1:
         return table[:1].expand(context, -1).clone()
-    place = torch.arange(context, dtype=torch.float64, device=table.device) * ((rows - 1) / (context - 1))
+    place = torch.arange(context, dtype=torch.float64, device=table.device) * (
+        (rows - 1) / (context - 1)
+    )
     before = place.floor().long().clamp(max=rows - 2)
     share = (place - before)[:, None]
     precise = table.to(torch.promote_types(table.dtype, torch.float32))

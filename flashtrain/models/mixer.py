@@ -1,6 +1,8 @@
-"""A mixer, the part of a layer in which tokens see each other: as plain values (MixerSpec) and as a module (Mixer).
+"""A mixer, the part of a layer in which tokens see each other: as plain values (MixerSpec)
+and as a module (Mixer).
 
-A run asks a spec before any module exists: what the mixer costs, which masks it computes, how devices share it.
+A run asks a spec before any module exists: what the mixer costs, which masks it
+computes, how devices share it.
 
 Shapes: B batch, S sequence, E embedding width.
 """
@@ -25,12 +27,15 @@ class Mixer(Protocol):
     def active_dropout(self) -> float:
         """The dropout probability inside the mixer, 0 in evaluation mode."""
 
-    def __call__(self, x: Tensor, *, positions: Tensor | None = None, mask: Any = None, cache: Any = None) -> Tensor:
+    def __call__(
+        self, x: Tensor, *, positions: Tensor | None = None, mask: Any = None, cache: Any = None
+    ) -> Tensor:
         """Compute (B, S, E) from x (B, S, E).
 
         Args:
             positions: (B, S) or (1, S) integers, 0 at the first token of each document.
-            mask: Which tokens each token sees (see Attention.forward), planned; None: the mixer's own rule.
+            mask: Which tokens each token sees (see Attention.forward), planned; None:
+                the mixer's own rule.
             cache: What the spec's new_cache made, which this call continues; None: none.
         """
 
@@ -41,7 +46,8 @@ class MixerMemory(NamedTuple):
     inputs: float  # what the backward needs besides the result, such as queries, keys and values
     result: float  # the mixer's result, with what the backward needs of it
     gradients: float  # of the result, while the mixer's backward runs
-    sums: float = 0.0  # in float32, of the mixer's backward; where devices exchange, their exchange counts them
+    # In float32, of the mixer's backward; where devices exchange, their exchange counts them.
+    sums: float = 0.0
     scores: float = 0.0  # S x S matrices, which no compiler fuses
     selective: float = 0.0  # what selective checkpointing stores of `result`
     temporary: int = 0  # buffers of one mixer's backward, whatever the number of tokens
@@ -50,8 +56,9 @@ class MixerMemory(NamedTuple):
 class MixerSpec(Protocol):
     """A mixer as plain values: a frozen dataclass, stored with the weights.
 
-    One that is registered as `mixer` also has the class method of_pattern(value, attention), which makes the spec that
-    `KIND` (value is None) or `KIND:value` names in model.pattern; `attention` has the sizes of the model's attention.
+    One that is registered as `mixer` also has the class method of_pattern(value, attention), which
+    makes the spec that `KIND` (value is None) or `KIND:value` names in model.pattern; `attention`
+    has the sizes of the model's attention.
     """
 
     @property
@@ -60,24 +67,30 @@ class MixerSpec(Protocol):
 
     @property
     def crosses_devices(self) -> str | None:
-        """What devices that share a sequence exchange: "attention", where our methods pass keys and values; None: they
-        cannot share one, and context parallelism refuses the layer."""
+        """What devices that share a sequence exchange: "attention", where our methods pass keys and
+        values; None: they cannot share one, and context parallelism refuses the layer."""
 
     @property
     def any_mask(self) -> bool:
         """Whether it computes any mask; if not, the causal one within documents alone."""
 
     def make(self, embed: int, *, rotary: Rotary | None, **options: Any) -> Any:
-        """Make the Mixer of width `embed`; options: causal, bias, dropout, attention (see Attention)."""
+        """Make the Mixer of width `embed`; options: causal, bias, dropout,
+        attention (see Attention)."""
 
     def new_cache(self, tokens: int) -> Any:
-        """Make an empty cache of one layer for `tokens` tokens; it has `length`, the tokens that it has read."""
+        """Make an empty cache of one layer for `tokens` tokens; it has `length`, the
+        tokens that it has read."""
 
     def flops(self, context: int) -> float:
-        """Return a token's FLOPs, forward and backward, besides the products with weights; nan where unknown."""
+        """Return a token's FLOPs, forward and backward, besides the products with
+        weights; nan where unknown."""
 
-    def memory(self, *, tokens: int, context: int, activation: int, attention: str) -> MixerMemory | None:
-        """Return what a training step stores; None where that is unknown, so that nothing is estimated.
+    def memory(
+        self, *, tokens: int, context: int, activation: int, attention: str
+    ) -> MixerMemory | None:
+        """Return what a training step stores; None where that is unknown, so
+        that nothing is estimated.
 
         Args:
             tokens, context: tokens of a micro-batch on a device, and of its longest sequence.

@@ -8,7 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-DARK = 8  # the brightest grey level of the background and of most of a shape's faint ring, which training may leave out
+# The brightest grey level of the background and of most of a shape's faint ring, which
+# training may leave out.
+DARK = 8
 
 
 def pixels_to_mask(
@@ -24,7 +26,8 @@ def pixels_to_mask(
         lengths: (rows,) numbers of real tokens in padded rows (None: no padding).
 
     Returns:
-        (rows, M) int64, ascending indices, where M is round(share * S); -1 fills rows with fewer selected pixels.
+        (rows, M) int64, ascending indices, where M is round(share * S); -1 fills rows with
+        fewer selected pixels.
     """
     count = min(length, max(1, round(share * length)))
     drawn = torch.rand((rows, length), generator=generator, device=generator.device)

@@ -1,6 +1,8 @@
-"""Rotary positions at a longer context than that of the original training, with transformers' names and formulas.
+"""Rotary positions at a longer context than that of the original training, with
+transformers' names and formulas.
 
-Pair i of a head of D numbers turns by base^(-2i/D) a token. Scalings slow the slow pairs, which read long distances.
+Pair i of a head of D numbers turns by base^(-2i/D) a token. Scalings slow the slow pairs,
+which read long distances.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from torch import Tensor
 from flashtrain.errors import UserError, at_least, one_of
 
 ORIGINAL = "original_max_position_embeddings"
-# The entries that each kind always has in a file; ntk, which transformers has not, is another base there.
+# The entries that each kind always has in a file; ntk, which transformers has not,
+# is another base there.
 ENTRIES = {
     "ntk": ("factor",),
     "linear": ("factor",),
@@ -27,13 +30,17 @@ ENTRIES = {
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """A scaling of rotary positions. UserError: rope_type is unknown, or the factor or the original context too low."""
+    """A scaling of rotary positions. UserError: rope_type is unknown, or the factor or the
+    original context too low."""
 
-    rope_type: str = "ntk"  # or linear (Chen et al. 2023), yarn (Peng et al. 2023), llama3 (Llama 3.1)
+    # Or linear (Chen et al. 2023), yarn (Peng et al. 2023), llama3 (Llama 3.1).
+    rope_type: str = "ntk"
     factor: float = 1.0  # how many times longer the context is; ntk of 1 is no scaling
     original_max_position_embeddings: int = 0  # tokens of the original context, for yarn and llama3
-    attention_factor: float | None = None  # of queries and keys under yarn; None: 1 + 0.1 ln(factor)
-    mscale: float | None = None  # if both are given, multiples of the logarithm in a quotient of two such factors
+    # Of queries and keys under yarn; None: 1 + 0.1 ln(factor).
+    attention_factor: float | None = None
+    # If both are given, multiples of the logarithm in a quotient of two such factors.
+    mscale: float | None = None
     mscale_all_dim: float | None = None
     beta_fast: float = 32.0  # yarn leaves pairs alone that turn more often in the original context
     beta_slow: float = 1.0  # and slows pairs that turn less often by the whole factor
@@ -44,11 +51,16 @@ class RopeScaling:
     def __post_init__(self) -> None:
         one_of("rope_type", self.rope_type, ENTRIES)
         at_least("rope_factor", self.factor, 1)
-        at_least(ORIGINAL, self.original_max_position_embeddings, int(ORIGINAL in ENTRIES[self.rope_type]))
+        at_least(
+            ORIGINAL,
+            self.original_max_position_embeddings,
+            int(ORIGINAL in ENTRIES[self.rope_type]),
+        )
 
     @classmethod
     def of_entries(cls, given: float | Mapping[str, Any]) -> RopeScaling:
-        """Make a scaling of transformers' entries, or of the value of `plain`. UserError: it is of another kind."""
+        """Make a scaling of transformers' entries, or of the value of `plain`. UserError:
+        it is of another kind."""
         if not isinstance(given, Mapping):
             return cls(factor=given)
         kind = given.get("rope_type") or given.get("type") or "default"
@@ -56,15 +68,26 @@ class RopeScaling:
             return cls()
         if kind == "ntk" or kind not in ENTRIES or not given.get("factor"):
             raise UserError(
-                f"rope_type={kind}: expected default, linear, yarn or llama3, with a factor. Use recipe=hf."
+                f"rope_type={kind}: expected default, linear, yarn or llama3, with a factor. "
+                "Use recipe=hf."
             )
-        known = [one.name for one in fields(cls) if one.name != ORIGINAL or ORIGINAL in ENTRIES[kind]]
-        return cls(**{name: given[name] for name in known if given.get(name) is not None} | {"rope_type": kind})
+        known = [
+            one.name for one in fields(cls) if one.name != ORIGINAL or ORIGINAL in ENTRIES[kind]
+        ]
+        return cls(
+            **{name: given[name] for name in known if given.get(name) is not None}
+            | {"rope_type": kind}
+        )
 
     def plain(self) -> float | dict[str, Any]:
-        """Return a plain value for a file: transformers' entries; of ntk the factor, as when there was no other."""
+        """Return a plain value for a file: transformers' entries; of ntk the factor, as
+        when there was no other."""
         written, default = ("rope_type", *ENTRIES[self.rope_type]), asdict(RopeScaling())
-        own = {name: one for name, one in asdict(self).items() if name in written or one != default[name]}
+        own = {
+            name: one
+            for name, one in asdict(self).items()
+            if name in written or one != default[name]
+        }
         return self.factor if self.rope_type == "ntk" else own
 
     def parameters(self, base: float, head_dim: int) -> dict[str, Any]:
@@ -73,9 +96,12 @@ class RopeScaling:
         return {"rope_theta": self.base(base, head_dim), **(own if isinstance(own, dict) else {})}
 
     def scaled(self, kind: str | None, factor: float | None, original: float) -> RopeScaling:
-        """Return the scaling with model.rope and model.rope_factor; `original`: tokens of a context without scaling."""
+        """Return the scaling with model.rope and model.rope_factor; `original`: tokens of a
+        context without scaling."""
         if kind is not None and factor is None:
-            raise UserError(f"model.rope={kind} needs model.rope_factor, such as model.rope_factor=4.")
+            raise UserError(
+                f"model.rope={kind} needs model.rope_factor, such as model.rope_factor=4."
+            )
         if factor is None:
             return self
         if self.factor == 1:
@@ -83,16 +109,18 @@ class RopeScaling:
             return RopeScaling(kind or "ntk", factor, tokens)
         if kind not in (None, self.rope_type):
             raise UserError(
-                f"model.rope={kind} would scale positions twice: the weights have {self.rope_type}. Remove model.rope: "
-                "model.rope_factor alone replaces their factor."
+                f"model.rope={kind} would scale positions twice: the weights have "
+                f"{self.rope_type}. Remove model.rope: model.rope_factor alone "
+                "replaces their factor."
             )
         return replace(self, factor=factor)
 
     def base(self, base: float, head_dim: int) -> float:
-        """Return the base of the angles. ntk (posted by bloc97 in June 2023; Peng et al. 2023, section 3.1) raises it.
+        """Return the base of the angles. ntk (posted by bloc97 in June 2023; Peng et al. 2023,
+        section 3.1) raises it.
 
-        The slowest pair then turns `factor` times slower, so that the longest distance turns it no further than in
-        training; the fastest pair, which distinguishes neighbours, turns as before.
+        The slowest pair then turns `factor` times slower, so that the longest distance turns it no
+        further than in training; the fastest pair, which distinguishes neighbours, turns as before.
         """
         raised = self.rope_type == "ntk" and self.factor != 1
         return base * self.factor ** (head_dim / (head_dim - 2)) if raised else base
@@ -100,14 +128,18 @@ class RopeScaling:
     def frequencies(
         self, head_dim: int, base: float, device: Any = None, dtype: Any = torch.float64
     ) -> tuple[Tensor, float]:
-        """Return the inverse frequencies (D/2,), in radians a token, and the factor of queries and keys."""
+        """Return the inverse frequencies (D/2,), in radians a token, and the
+        factor of queries and keys."""
         exponent = torch.arange(0, head_dim, 2, device=device, dtype=dtype) / head_dim
         plain = self.base(base, head_dim) ** -exponent
         if self.rope_type in ("ntk", "linear"):
             return plain if self.rope_type == "ntk" else plain / self.factor, 1.0
         if self.rope_type == "llama3":
             turns = self.original_max_position_embeddings / math.tau * plain
-            left, by = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 1.0
+            left, by = (
+                (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor),
+                1.0,
+            )
         else:
             fast, slow = self._pairs(head_dim, base)
             left, by = (slow - exponent * (head_dim / 2)) / (slow - fast), self._attention_factor()
@@ -115,9 +147,15 @@ class RopeScaling:
         return plain * left + plain / self.factor * (1 - left), by
 
     def _pairs(self, head_dim: int, base: float) -> tuple[float, float]:
-        """yarn: the numbers of the pairs that turn beta_fast and beta_slow times in the original context."""
-        original, turns = self.original_max_position_embeddings / math.tau, (self.beta_fast, self.beta_slow)
-        fast, slow = (head_dim * math.log(original / often) / (2 * math.log(base)) for often in turns)
+        """yarn: the numbers of the pairs that turn beta_fast and beta_slow times
+        in the original context."""
+        original, turns = (
+            self.original_max_position_embeddings / math.tau,
+            (self.beta_fast, self.beta_slow),
+        )
+        fast, slow = (
+            head_dim * math.log(original / often) / (2 * math.log(base)) for often in turns
+        )
         if self.truncate:
             fast, slow = math.floor(fast), math.ceil(slow)
         fast, slow = max(fast, 0), min(slow, head_dim - 1)
@@ -125,5 +163,9 @@ class RopeScaling:
 
     def _attention_factor(self) -> float:
         log = 0.1 * math.log(self.factor)
-        given = self.mscale and self.mscale_all_dim and (self.mscale * log + 1) / (self.mscale_all_dim * log + 1)
+        given = (
+            self.mscale
+            and self.mscale_all_dim
+            and (self.mscale * log + 1) / (self.mscale_all_dim * log + 1)
+        )
         return (given or log + 1) if self.attention_factor is None else self.attention_factor

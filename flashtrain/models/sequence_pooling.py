@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 
-def mean_of_tokens(hidden: Tensor, lengths: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
+def mean_of_tokens(
+    hidden: Tensor, lengths: Tensor | None = None, cu_seqlens: Tensor | None = None
+) -> Tensor:
     """Compute the mean state of each sequence's real tokens, in float32; 0 for an empty sequence.
 
     Args:
@@ -35,23 +37,31 @@ def mean_of_tokens(hidden: Tensor, lengths: Tensor | None = None, cu_seqlens: Te
     return (total / count.clamp(min=1)[:, None]).to(hidden.dtype)
 
 
-def max_of_tokens(hidden: Tensor, lengths: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
-    """Compute the maximum (N, E) of each component over a sequence's real tokens; arguments: see mean_of_tokens.
+def max_of_tokens(
+    hidden: Tensor, lengths: Tensor | None = None, cu_seqlens: Tensor | None = None
+) -> Tensor:
+    """Compute the maximum (N, E) of each component over a sequence's real tokens;
+    arguments: see mean_of_tokens.
 
     The gradient goes to the first of equal maxima.
     """
-    # amax's gradient goes to all elements equal to the result. Under torch.compile that can be none: the backward may
-    # compare states that were rounded differently.
+    # amax's gradient goes to all elements equal to the result. Under torch.compile that can be
+    # none: the backward may compare states that were rounded differently.
     if cu_seqlens is not None:
         return _MAX_OF_SEQUENCES(hidden, cu_seqlens)[0]
     if lengths is None:
         return hidden.max(1).values
     real = real_tokens(hidden.shape[1], lengths)
-    return hidden.masked_fill(~real[..., None], -torch.inf).max(1).values.masked_fill((lengths == 0)[:, None], 0)
+    return (
+        hidden.masked_fill(~real[..., None], -torch.inf)
+        .max(1)
+        .values.masked_fill((lengths == 0)[:, None], 0)
+    )
 
 
 class AttentionPooling(nn.Module):
-    """Attention pooling: the mean of a sequence's states, weighted by the softmax of their products with a vector.
+    """Attention pooling: the mean of a sequence's states, weighted by the softmax of their
+    products with a vector.
 
     The vector is learned (Lin et al. 2017, arXiv 1703.03130, with one hop).
     """
@@ -61,26 +71,33 @@ class AttentionPooling(nn.Module):
         self.score = nn.Linear(embed, 1, bias=False)
 
     def forward(self, hidden: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Pool hidden (B, S, E) to (B, E); lengths: (B,) numbers of real tokens, at least 1 (None: no padding)."""
+        """Pool hidden (B, S, E) to (B, E); lengths: (B,) numbers of real tokens, at
+        least 1 (None: no padding)."""
         scores = self.score(hidden).to(torch.promote_types(hidden.dtype, torch.float32))
         if lengths is not None:
             padding = ~real_tokens(hidden.shape[1], lengths)[..., None]
-            scores, hidden = scores.masked_fill(padding, -torch.inf), hidden.masked_fill(padding, 0.0)
+            scores, hidden = (
+                scores.masked_fill(padding, -torch.inf),
+                hidden.masked_fill(padding, 0.0),
+            )
         return (torch.softmax(scores, dim=1).to(hidden.dtype) * hidden).sum(dim=1)
 
 
 def real_tokens(length: int, lengths: Tensor) -> Tensor:
-    """Return which tokens of padded rows are real, (B, S) bool, from the padded length S and the lengths (B,)."""
+    """Return which tokens of padded rows are real, (B, S) bool, from the padded length
+    S and the lengths (B,)."""
     return torch.arange(length, device=lengths.device) < lengths[:, None]
 
 
 def _sequence_of(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """The index (T,) of each token's sequence; tokens past the last end get one more, which callers drop."""
+    """The index (T,) of each token's sequence; tokens past the last end get one
+    more, which callers drop."""
     index = torch.arange(hidden.shape[0], device=hidden.device, dtype=cu_seqlens.dtype)
     return torch.searchsorted(cu_seqlens[1:].contiguous(), index, right=True)
 
 
-# This is an operator so that its comparison sees the same rounded states whatever is compiled around it.
+# This is an operator so that its comparison sees the same rounded states whatever
+# is compiled around it.
 torch.library.define(
     "flashtrain::max_of_sequences",
     "(Tensor hidden, Tensor cu_seqlens) -> (Tensor, Tensor)",
@@ -94,10 +111,14 @@ def _max_of_sequences(hidden: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tenso
     """The maxima (N, E) and the tokens that have them, int64 (N, E); T for an empty sequence."""
     tokens, embed = hidden.shape
     of = _sequence_of(hidden, cu_seqlens)[:, None].expand_as(hidden)
-    values = hidden.new_zeros(len(cu_seqlens), embed).scatter_reduce(0, of, hidden, "amax", include_self=False)
+    values = hidden.new_zeros(len(cu_seqlens), embed).scatter_reduce(
+        0, of, hidden, "amax", include_self=False
+    )
     index = torch.arange(tokens, device=hidden.device, dtype=torch.int32)[:, None]
     candidates = torch.where((hidden == values.gather(0, of)) | hidden.isnan(), index, tokens)
-    places = candidates.new_full((len(cu_seqlens), embed), tokens).scatter_reduce(0, of, candidates, "amin")
+    places = candidates.new_full((len(cu_seqlens), embed), tokens).scatter_reduce(
+        0, of, candidates, "amin"
+    )
     return values[:-1].contiguous(), places[:-1].long()
 
 
@@ -113,9 +134,12 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]
 
 
 def _to_maxima(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor, None]:
-    """Scatter the gradients to the maxima; those of empty sequences go to an extra row, which is dropped."""
+    """Scatter the gradients to the maxima; those of empty sequences go to an extra
+    row, which is dropped."""
     (places,) = ctx.saved_tensors
-    return gradient.new_zeros(ctx.tokens + 1, gradient.shape[1]).scatter(0, places, gradient)[:-1], None
+    return gradient.new_zeros(ctx.tokens + 1, gradient.shape[1]).scatter(0, places, gradient)[
+        :-1
+    ], None
 
 
 torch.library.register_autograd("flashtrain::max_of_sequences", _to_maxima, setup_context=_save)

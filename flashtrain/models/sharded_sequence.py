@@ -1,10 +1,12 @@
-"""The interface by which models compute on sequences that are sharded over devices (context parallelism).
+"""The interface by which models compute on sequences that are sharded over devices
+(context parallelism).
 
-A model computes on the tokens that it is given. Attention, default positions and labels need the whole sequence: where
-a sharded sequence is active (flashtrain.distributed.context provides one), models use its methods.
+A model computes on the tokens that it is given. Attention, default positions and labels need the
+whole sequence: where a sharded sequence is active (flashtrain.distributed.context provides one),
+models use its methods.
 
-Shapes: B batch, S sequence, n tokens of a row on this device (padding included), H query heads, K key/value heads,
-D head dimension.
+Shapes: B batch, S sequence, n tokens of a row on this device (padding included), H query heads, K
+key/value heads, D head dimension.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from flashtrain_kernels import Mask
 class ShardedSequence(Protocol):
     """A batch whose sequences are sharded over devices, as models see it on one device."""
 
-    label_count: Tensor  # the labels of the whole sequences; with several groups of devices, the mean over them
+    # The labels of the whole sequences; with several groups of devices, the mean over them.
+    label_count: Tensor
 
     @property
     def length(self) -> int:
@@ -34,7 +37,8 @@ class ShardedSequence(Protocol):
         """The number of a sequence's tokens on this device, n."""
 
     def positions(self, tokens: int, device: torch.device) -> Tensor:
-        """Return the positions in the sequence of this device's tokens, (B or 1, n) int64; `tokens` must be n."""
+        """Return the positions in the sequence of this device's tokens, (B or 1, n)
+        int64; `tokens` must be n."""
 
     def attention(
         self,
@@ -50,7 +54,8 @@ class ShardedSequence(Protocol):
         softcap: float = 0.0,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Compute the attention of this device's queries to the whole sequence; other arguments as flash_attn_func's.
+        """Compute the attention of this device's queries to the whole sequence; other
+        arguments as flash_attn_func's.
 
         Args:
             q: This device's queries, (B, n, H, D).
@@ -69,15 +74,18 @@ class ShardedSequence(Protocol):
         Attention functions that compute on one device alone call this method first.
 
         Args:
-            keys: The number of keys that the attention is called with; as many as the shard has are an error.
+            keys: The number of keys that the attention is called with; as many as the
+                shard has are an error.
             what: The attention, in words, for the message.
         """
 
     def whole(self, name: str, device: torch.device) -> Tensor | None:
-        """Return the batch's tensor of this name as it was before sharding, on `device`; None where there is none."""
+        """Return the batch's tensor of this name as it was before sharding, on `device`;
+        None where there is none."""
 
     def gathered(self, part: Tensor) -> Tensor:
-        """Gather all devices' shards (B, n, ...) in the sequence's order (B, S, ...); every device must call it."""
+        """Gather all devices' shards (B, n, ...) in the sequence's order (B, S, ...);
+        every device must call it."""
 
     def summed(self, x: Tensor) -> Tensor:
         """Sum the devices' tensors x, differentiably; every device must call it."""
@@ -86,16 +94,19 @@ class ShardedSequence(Protocol):
         """Return this device's shard (B, n, ...) of x (B, S, ...), with 0 for padding."""
 
     def next_labels(self, labels: Tensor) -> Tensor:
-        """Shift labels (B, n) by one within the whole sequence, so that each stands at the token that predicts it.
+        """Shift labels (B, n) by one within the whole sequence, so that each stands at the
+        token that predicts it.
 
         The step's loss is the mean over these labels; every device must call this method.
         """
 
     def weighted(self, loss: Tensor) -> Tensor:
-        """Return the loss, weighted as in mean_over_context; the strategy then does not weight it again."""
+        """Return the loss, weighted as in mean_over_context; the strategy then
+        does not weight it again."""
 
 
-# Global to the process, not to a thread: recomputation in the backward runs on autograd's own threads.
+# Global to the process, not to a thread: recomputation in the backward runs on
+# autograd's own threads.
 _active: ShardedSequence | None = None
 
 
@@ -132,11 +143,12 @@ def whole(batch: Any, name: str) -> Tensor:
 
 
 def mean_over_context(loss: Tensor) -> Tensor:
-    """Weight a mean over this rank's labels, so that the mean over ranks is the mean over all labels.
+    """Weight a mean over this rank's labels, so that the mean over ranks is
+    the mean over all labels.
 
-    The strategy weights the loss that a step returns, passes to manual_backward or logs with sync_dist=True. Call this
-    function only in a step that computes something else from its mean. A step that only logs the result must return the
-    same loss tensor that it passed in, not a copy.
+    The strategy weights the loss that a step returns, passes to manual_backward or logs with
+    sync_dist=True. Call this function only in a step that computes something else from its mean. A
+    step that only logs the result must return the same loss tensor that it passed in, not a copy.
 
     Args:
         loss: A scalar, the mean over this rank's labels.
@@ -147,7 +159,9 @@ def mean_over_context(loss: Tensor) -> Tensor:
     return loss if _active is None else _active.weighted(loss)
 
 
-def next_positions(tokens: int, cache: KeyValueCache | LayerCache | None, device: torch.device) -> Tensor:
+def next_positions(
+    tokens: int, cache: KeyValueCache | LayerCache | None, device: torch.device
+) -> Tensor:
     """Return the default positions of the next tokens, continued from a cache.
 
     Args:

@@ -1,7 +1,8 @@
 """Finding whether a model's tokens see each other by anything but the attention that devices share.
 
-The model runs twice where that attention shows each token itself alone, the second time with some tokens changed. If a
-state of another token moves, something else reached it: a recurrence, a convolution, an attention of the model's own.
+The model runs twice where that attention shows each token itself alone, the second time with some
+tokens changed. If a state of another token moves, something else reached it: a recurrence, a
+convolution, an attention of the model's own.
 """
 
 from __future__ import annotations
@@ -18,24 +19,33 @@ from torch.utils.module_tracker import ModuleTracker
 
 from flashtrain.models.sharded_sequence import use_sharded_sequence
 
-ROUNDING = 0.02  # of a tensor's largest number, some units of bfloat16: what mixes tokens moves its own output by more
+# Of a tensor's largest number, some units of bfloat16: what mixes tokens moves
+# its own output by more.
+ROUNDING = 0.02
 
 
 @torch.no_grad()
 def probe(run: Callable[[bool], Any], tokens: int, others: slice) -> tuple[int, str | None]:
     """Return how often `run` called shared attention, and what else mixes tokens.
 
-    The latter is where a state of an unchanged token moves first, such as "convolution in Model.mixer"; None: nowhere.
+    The latter is where a state of an unchanged token moves first, such as "convolution in
+    Model.mixer"; None: nowhere.
 
     Args:
-        run: Computes one row of tokens (1, S) without random numbers; run(True) with some of the tokens changed.
+        run: Computes one row of tokens (1, S) without random numbers; run(True) with some
+            of the tokens changed.
         tokens: S, which should be no other dimension of the model.
         others: The tokens that run(True) does not change.
     """
     before: dict[Any, Tensor] = {}
     for again in (False, True):
         states, alone = _States(before, tokens, others), _Alone(tokens)
-        with use_sharded_sequence(alone), torch.compiler.set_stance("force_eager"), states.modules, states:
+        with (
+            use_sharded_sequence(alone),
+            torch.compiler.set_stance("force_eager"),
+            states.modules,
+            states,
+        ):
             run(again)
     return alone.calls, states.moved
 
@@ -60,8 +70,9 @@ class _Alone:
 class _States(TorchDispatchMode):
     """Records every computed tensor that has a dimension of S tokens.
 
-    The first run stores them in `before` under (operation and module, shape, how manyth such tensor). The second run
-    compares with them, and `moved` names the first that differs for the other tokens.
+    The first run stores them in `before` under (operation and module, shape, how manyth
+    such tensor). The second run compares with them, and `moved` names the first that
+    differs for the other tokens.
     """
 
     supports_higher_order_operators = True
@@ -72,7 +83,9 @@ class _States(TorchDispatchMode):
         self.modules, self.count = ModuleTracker(), Counter[Any]()
         self.moved: str | None = None
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
         name = str(func).removeprefix("aten.").partition(".")[0]
         module = max(self.modules.parents - {"Global"}, key=len, default="the step itself")
@@ -82,7 +95,12 @@ class _States(TorchDispatchMode):
         # What `empty` makes holds nothing yet, and neither does a view of it.
         if "empty" not in name and not getattr(func, "is_view", False):
             for x in tree_leaves(result):
-                if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 2 and x.shape[0] == 1:
+                if (
+                    isinstance(x, Tensor)
+                    and x.is_floating_point()
+                    and x.dim() > 2
+                    and x.shape[0] == 1
+                ):
                     self._look_at(f"{name} in {module}", x)
         return result
 
@@ -90,7 +108,9 @@ class _States(TorchDispatchMode):
         if list(x.shape).count(self.tokens) != 1:
             return
         self.count[where, x.shape] += 1
-        now = x.movedim(x.shape.index(self.tokens), 0)[self.others].to("cpu", torch.float64, copy=True)
+        now = x.movedim(x.shape.index(self.tokens), 0)[self.others].to(
+            "cpu", torch.float64, copy=True
+        )
         before = self.before.setdefault((where, x.shape, self.count[where, x.shape]), now)
         if (now - before).abs().max() > ROUNDING * before.abs().max():
             self.moved = self.moved or where

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 
 class DecoderShape:
-    """What a decoder is made of: from it memory, FLOPs and communication are counted (such as a DecoderConfig)."""
+    """What a decoder is made of: from it memory, FLOPs and communication are counted
+    (such as a DecoderConfig)."""
 
     vocab_size: int
     vocab_rows: int  # of the embedding table
@@ -48,27 +49,35 @@ class DecoderShape:
 
 # Methods that every model needs, with their signatures for messages.
 NEEDED = {
-    "loss": "loss(tokens, labels, *, positions=None, mask=None) -> a scalar, the mean cross-entropy in nats",
+    "loss": (
+        "loss(tokens, labels, *, positions=None, mask=None) -> a scalar, "
+        "the mean cross-entropy in nats"
+    ),
     "flops_per_token": "flops_per_token(context=None) -> a number",
 }
 
 
 class Trainable(nn.Module):
-    """A module that tasks.LanguageModel can train, such as Decoder or a model registered by a user's program.
+    """A module that tasks.LanguageModel can train, such as Decoder or a model
+    registered by a user's program.
 
-    A model must have loss and flops_per_token. The other methods are optional: with them a run chooses the micro-batch
-    and activation checkpointing by itself, compiles block by block, and prints a sample.
+    A model must have loss and flops_per_token. The other methods are optional: with them a
+    run chooses the micro-batch and activation checkpointing by itself, compiles block by
+    block, and prints a sample.
     """
 
-    # Methods besides forward that a task calls: each gathers the weights that it needs where they are sharded (FSDP2).
+    # Methods besides forward that a task calls: each gathers the weights that it needs where they
+    # are sharded (FSDP2).
     forward_methods: tuple[str, ...] = ("loss",)
-    balancing_loss: Tensor | None = None  # the routers' part of the latest loss, without its coefficient; logged
+    # The routers' part of the latest loss, without its coefficient; logged.
+    balancing_loss: Tensor | None = None
     # Whether it generates text: it has new_cache, and its forward takes `cache` and `last_only`.
     generates: bool = False
     residual: str = "weights"  # dtype of the residual stream under autocast: see Decoder
     savings = MemorySavings()  # of the latest save_memory
 
-    # These are abstract for readers and type checkers: check_contract reports in one line which of them are missing.
+    # These are abstract for readers and type checkers: check_contract reports in one line which
+    # of them are missing.
     @abstractmethod
     def loss(
         self,
@@ -78,25 +87,30 @@ class Trainable(nn.Module):
         positions: Tensor | None = None,
         mask: Mask | None = None,
     ) -> Tensor:
-        """Compute the mean cross-entropy in nats, a float32 scalar, over the labels (B, S) that are not -100.
+        """Compute the mean cross-entropy in nats, a float32 scalar, over the labels
+        (B, S) that are not -100.
 
         Args:
             tokens: Token ids, (B, S).
             labels: (B, S), already shifted: labels[b, s] is the token after tokens[b, s].
             positions: (B, S), each token's position in its document (None: 0, 1, ...).
-            mask: Which tokens each token sees, in place of the model's own rule; on the tokens' device, not planned.
+            mask: Which tokens each token sees, in place of the model's own rule; on the
+                tokens' device, not planned.
         """
 
     @abstractmethod
     def flops_per_token(self, context: int | None = None) -> float:
-        """Return the model FLOPs of one token's forward and backward, for TFLOP/s and MFU; nan where they are unknown.
+        """Return the model FLOPs of one token's forward and backward, for TFLOP/s and MFU; nan
+        where they are unknown.
 
         Args:
-            context: The length in tokens of the sequence that contains the token (None: the model's longest).
+            context: The length in tokens of the sequence that contains the token (None:
+                the model's longest).
         """
 
     def token_losses(self, tokens: Tensor, labels: Tensor, **given: Any) -> Tensor:
-        """Compute each token's cross-entropy (B, S) in nats, float32, 0 without a label; arguments as in loss.
+        """Compute each token's cross-entropy (B, S) in nats, float32, 0 without a
+        label; arguments as in loss.
 
         For models whose loss has a `reduction`, as flashtrain's own and Hugging Face decoders.
         """
@@ -112,23 +126,29 @@ class Trainable(nn.Module):
         return None
 
     def save_memory(self, savings: MemorySavings) -> None:
-        """Use these memory options from now on; UserError for a model that is not made of flashtrain's blocks."""
+        """Use these memory options from now on; UserError for a model that is not made
+        of flashtrain's blocks."""
         blocks = self._blocks()
         if savings != MemorySavings() and not blocks:
-            raise UserError(f"{type(self).__name__} has no memory savings. Set memory.activation_checkpointing=none.")
+            raise UserError(
+                f"{type(self).__name__} has no memory savings. "
+                "Set memory.activation_checkpointing=none."
+            )
         self.savings = savings
         for block in blocks:
             block.save_memory(savings)
 
     def compile_blocks(self, **options: Any) -> bool:
-        """Compile each block separately with these options of torch.compile; False where the model has no blocks."""
+        """Compile each block separately with these options of torch.compile; False where
+        the model has no blocks."""
         blocks = self._blocks()
-        # torch.compile compiles Block.compute once for each kind, and beyond its limit runs what is new eagerly.
+        # torch.compile compiles Block.compute once for each kind, and beyond its limit runs
+        # what is new eagerly.
         kinds, limit = len({block.layer for block in blocks}), torch._dynamo.config.recompile_limit
         if kinds > limit:
             raise UserError(
-                f"{kinds} kinds of layers, and torch.compile compiles at most {limit}. Use fewer in model.pattern, or "
-                "trainer.compile=false."
+                f"{kinds} kinds of layers, and torch.compile compiles at most {limit}. "
+                "Use fewer in model.pattern, or trainer.compile=false."
             )
         for block in blocks:
             block.compile_inside(**options)
@@ -139,7 +159,8 @@ class Trainable(nn.Module):
 
     @property
     def recomputes_blocks(self) -> bool:
-        """Whether the backward recomputes whole blocks, so that no compiled graph may span several of them."""
+        """Whether the backward recomputes whole blocks, so that no compiled graph
+        may span several of them."""
         return self.savings.checkpointing == "full" or self.savings.offload
 
     @property
@@ -151,34 +172,41 @@ class Trainable(nn.Module):
     def shares_sequences(self) -> bool | None:
         """Whether the model supports sequences sharded over devices (sharded_sequence.py).
 
-        None: its attention does; whether its tokens see each other by anything else is probed in the first step.
+        None: its attention does; whether its tokens see each other by anything else is
+        probed in the first step.
         """
         return None if any(isinstance(module, Attention) for module in self.modules()) else False
 
     def new_cache(self, tokens: int | None = None) -> KeyValueCache:
-        """Make an empty cache of keys and values for `tokens` tokens (None: the model's context)."""
+        """Make an empty cache of keys and values for `tokens` tokens (None:
+        the model's context)."""
         raise NotImplementedError
 
     @property
     def keeps_part(self) -> bool:
-        """Whether the state dict holds adapters only; the other weights are read from the base model."""
+        """Whether the state dict holds adapters only; the other weights are
+        read from the base model."""
         return False
 
     def keep_in(self, precision: str) -> None:
         """Set the weights' dtypes for a precision, such as "bf16-true" (Lightning's names).
 
-        A run calls this method before memory is estimated and before weights on the meta device are read.
+        A run calls this method before memory is estimated and before weights on
+        the meta device are read.
         """
 
     def materialise(self, device: torch.device) -> None:
-        """Load or initialize the weights of a model on the meta device, on `device`; they may be sharded."""
+        """Load or initialize the weights of a model on the meta device, on
+        `device`; they may be sharded."""
 
     def fill(self, weights: Mapping[str, Tensor]) -> None:
-        """Load a checkpoint's weights (CPU tensors); RuntimeError or UserError where they do not fit."""
+        """Load a checkpoint's weights (CPU tensors); RuntimeError or UserError
+        where they do not fit."""
         self.load_state_dict(weights)
 
     def save(self, folder: Path) -> str | None:
-        """Export the model for other programs; return in words how to load the export (None: not supported)."""
+        """Export the model for other programs; return in words how to load the export
+        (None: not supported)."""
         return None
 
 
@@ -192,18 +220,22 @@ def check_contract(model: nn.Module, what: str) -> None:
     missing = [
         signature
         for name, signature in NEEDED.items()
-        if getattr(type(model), name, None) in (None, getattr(Trainable, name)) and name not in vars(model)
+        if getattr(type(model), name, None) in (None, getattr(Trainable, name))
+        and name not in vars(model)
     ]
     if missing:
-        raise UserError(f"{what} has no {'; no '.join(missing)}. See the example in docs/extend/add-a-model.md.")
+        raise UserError(
+            f"{what} has no {'; no '.join(missing)}. See the example in docs/extend/add-a-model.md."
+        )
 
 
 def as_trainable(model: nn.Module) -> Trainable:
     """Return a Trainable for a model: the model itself, or a wrapper where it is another module.
 
     Args:
-        model: A Trainable; or a module with its own `loss`, or whose forward maps tokens (B, S) to logits (B, S, V).
-            The loss or forward must accept `positions` and `mask` where the run's settings need them.
+        model: A Trainable; or a module with its own `loss`, or whose forward maps tokens (B, S)
+            to logits (B, S, V). The loss or forward must accept `positions` and `mask` where the
+            run's settings need them.
     """
     return model if isinstance(model, Trainable) else _Wrapped(model)
 
@@ -230,15 +262,25 @@ class _Wrapped(Trainable):
         return self.module(tokens, **options)
 
     def loss(
-        self, tokens: Tensor, labels: Tensor, *, positions: Tensor | None = None, mask: Mask | None = None
+        self,
+        tokens: Tensor,
+        labels: Tensor,
+        *,
+        positions: Tensor | None = None,
+        mask: Mask | None = None,
     ) -> Tensor:
-        given = {name: one for name, one in (("positions", positions), ("mask", mask)) if one is not None}
+        given = {
+            name: one for name, one in (("positions", positions), ("mask", mask)) if one is not None
+        }
         own = getattr(self.module, "loss", None)
         if callable(own):
             return own(tokens, labels, **given)
         logits = self.module(tokens, **given)
-        logits = getattr(logits, "logits", logits)  # transformers' models return an output that contains them
-        return F.cross_entropy(logits.float().flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
+        # transformers' models return an output that contains them.
+        logits = getattr(logits, "logits", logits)
+        return F.cross_entropy(
+            logits.float().flatten(0, -2), labels.flatten(), ignore_index=IGNORED
+        )
 
     def flops_per_token(self, context: int | None = None) -> float:
         """The module's own number, or 6 per parameter, without attention's scores."""
@@ -252,5 +294,9 @@ def _without_prefix(module: nn.Module, state: dict[str, Any], prefix: str, _: An
 
 
 def _with_prefix(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    for name in [name for name in state if name.startswith(prefix) and not name.startswith(f"{prefix}module.")]:
+    for name in [
+        name
+        for name in state
+        if name.startswith(prefix) and not name.startswith(f"{prefix}module.")
+    ]:
         state[f"{prefix}module.{name[len(prefix) :]}"] = state.pop(name)

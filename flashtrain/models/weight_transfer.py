@@ -12,16 +12,18 @@ from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
 
 PIXEL_PARTS = ("mask_embedding", "pixel_head.weight")
-# Fields in which the two models may differ: they have no weights, or theirs are carried or initialized.
-FREE = ("length", "side", "layers", "dropout", "grey_bins", "rope_base", "pooling", "pattern", "pattern_block",
+# Fields in which the two models may differ: they have no weights, or theirs are
+# carried or initialized.
+FREE = ("length", "side", "layers", "dropout", "grey_bins", "rope_base", "pooling", "pattern",
+        "pattern_block",
         "pattern_local", "pattern_globals")  # fmt: skip
 
 
 def carry_weights(model: Classifier, config: ClassifierConfig, state: dict[str, Tensor]) -> None:
     """Load the weights of a trained classifier into the classifier of a curriculum's next stage.
 
-    Where grey_bins differs, the pixel head stays as initialized. Additional layers come last and change nothing at
-    first: their output projections are zero.
+    Where grey_bins differs, the pixel head stays as initialized. Additional layers come last and
+    change nothing at first: their output projections are zero.
 
     Args:
         model: The new model, which receives the weights.
@@ -29,17 +31,23 @@ def carry_weights(model: Classifier, config: ClassifierConfig, state: dict[str, 
         state: The trained model's state dict, which is not changed.
 
     Raises:
-        UserError: The configurations differ in other fields than FREE, or the new model has fewer layers.
+        UserError: The configurations differ in other fields than FREE, or the new
+            model has fewer layers.
     """
     expected, given = asdict(model.config), asdict(config)
     differing = [name for name in expected if name not in FREE and expected[name] != given[name]]
-    if "attention" in (config.pooling, model.config.pooling) and config.pooling != model.config.pooling:
+    if (
+        "attention" in (config.pooling, model.config.pooling)
+        and config.pooling != model.config.pooling
+    ):
         differing.append("pooling")
     if model.config.layers < config.layers:
         differing.append("layers")
     if differing:
         parts = ", ".join(f"{name}={given[name]} (expected {expected[name]})" for name in differing)
-        raise UserError(f"the weights belong to another model: {parts}. Use the settings that they had.")
+        raise UserError(
+            f"the weights belong to another model: {parts}. Use the settings that they had."
+        )
     state = dict(state)
     if config.grey_bins != model.config.grey_bins:
         own = model.state_dict()

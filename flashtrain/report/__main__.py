@@ -1,4 +1,5 @@
-"""python -m flashtrain.report: tables and figures of result files, run folders and sweep folders."""
+"""python -m flashtrain.report: tables and figures of result files, run
+folders and sweep folders."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from flashtrain.report.table import OPTIONS, View, view_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status. A user's mistake is one line on stderr and status 2."""
+    """Run the command and return its exit status. A user's mistake is one line
+    on stderr and status 2."""
     options = _parser().parse_args(arguments)
     try:
         return _run(options)
@@ -33,13 +35,20 @@ def _run(options: argparse.Namespace) -> int:
     results = recipes_folder() / "results"
     for readme in options.insert:
         changed = insert_tables(readme, results)
-        print(f"{readme}: {'rewrote ' + ', '.join(changed) if changed else 'every table is up to date'}")
+        print(
+            f"{readme}: "
+            f"{'rewrote ' + ', '.join(changed) if changed else 'every table is up to date'}"
+        )
     for readme in options.check:
-        print(f"{readme}: {len(check_tables(readme, results))} tables agree with their result files")
+        print(
+            f"{readme}: {len(check_tables(readme, results))} tables agree with their result files"
+        )
     if options.insert or options.check:
         return 0
     if not options.sources:
-        raise UserError("nothing to report. Give a result file (.json), a run folder or a sweep folder.")
+        raise UserError(
+            "nothing to report. Give a result file (.json), a run folder or a sweep folder."
+        )
     if options.save:
         save_result(options.save, *options.sources)
         print(f"wrote {options.save}")
@@ -53,7 +62,8 @@ def _draw(options: argparse.Namespace) -> None:
     rows: list[Row] = []
     for source in options.sources:
         if one := results.get(source):
-            rows += [{"measured": f"{one.device}, {one.date}", **row} for row in one.rows]  # for a figure's title
+            # for a figure's title.
+            rows += [{"measured": f"{one.device}, {one.date}", **row} for row in one.rows]
         else:
             rows += with_overrides(collect_summaries(source))
     view = view_of({key: value for key in OPTIONS if (value := getattr(options, key)) is not None})
@@ -75,7 +85,8 @@ def _draw(options: argparse.Namespace) -> None:
 
 
 def _page(folder: Path) -> str:
-    """Rewrite the folder's page, and return a line that reports it, or why it could not be written."""
+    """Rewrite the folder's page, and return a line that reports it, or why it
+    could not be written."""
     try:
         return f"wrote {write_page(folder)}"
     except (UserError, OSError) as error:
@@ -86,23 +97,38 @@ def _figure(name: str, rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
     try:
         return cast(Path, component("figure", name)(rows, path))
     except KeyError as missing:
-        raise UserError(f"--figure {name} needs the key {missing}, which these rows do not have.") from missing
+        raise UserError(
+            f"--figure {name} needs the key {missing}, which these rows do not have."
+        ) from missing
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m flashtrain.report",
-        description="Draw tables and figures from result files (recipes/results/NAME.json) and run or sweep folders.",
+        description=(
+            "Draw tables and figures from result files (recipes/results/NAME.json) and "
+            "run or sweep folders."
+        ),
     )
     parser.add_argument("sources", nargs="*", type=Path, metavar="FILE.json|FOLDER")
-    parser.add_argument("--columns", metavar="a,b", help="the keys that are the table's columns, in order")
-    parser.add_argument("--only", metavar="a:x,b:y", help="only the rows whose key a has the value x, and b y")
     parser.add_argument(
-        "--pivot", metavar="c", help="make a column for each value of key c (needs --columns and --value)"
+        "--columns", metavar="a,b", help="the keys that are the table's columns, in order"
     )
-    parser.add_argument("--value", metavar="d", help="with --pivot: the key whose values fill the cells")
+    parser.add_argument(
+        "--only", metavar="a:x,b:y", help="only the rows whose key a has the value x, and b y"
+    )
+    parser.add_argument(
+        "--pivot",
+        metavar="c",
+        help="make a column for each value of key c (needs --columns and --value)",
+    )
+    parser.add_argument(
+        "--value", metavar="d", help="with --pivot: the key whose values fill the cells"
+    )
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
-    parser.add_argument("--figure", metavar="NAME", help=f"draw SOURCE.png: {', '.join(registered('figure'))}")
+    parser.add_argument(
+        "--figure", metavar="NAME", help=f"draw SOURCE.png: {', '.join(registered('figure'))}"
+    )
     parser.add_argument(
         "--save",
         type=Path,

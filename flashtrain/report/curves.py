@@ -1,4 +1,5 @@
-"""Draw the curves of a run's metrics.jsonl (loss, learning rate, tokens/s and others) as SVG pictures."""
+"""Draw the curves of a run's metrics.jsonl (loss, learning rate, tokens/s and
+others) as SVG pictures."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ PANELS = (
 
 
 def curves(path: Path) -> list[tuple[str, str]]:
-    """Draw the panels of a metrics.jsonl, and return (title, SVG text) of each panel that has values in the file."""
+    """Draw the panels of a metrics.jsonl, and return (title, SVG text) of each panel that
+    has values in the file."""
     rows = read_metrics(path)
     names = dict.fromkeys(name for row in rows for name in row if name != STEP)
     found = {name: course for name in names if len((course := _course(rows, name))[0])}
@@ -53,13 +55,17 @@ def curves(path: Path) -> list[tuple[str, str]]:
 
 
 def _course(rows: Sequence[Mapping[str, float]], name: str) -> Course:
-    """The optimiser steps, counted from 1, at which the metric has a finite number, and the numbers."""
-    points = [(row[STEP] + 1, row[name]) for row in rows if name in row and math.isfinite(row[name])]
+    """The optimiser steps, counted from 1, at which the metric has a finite
+    number, and the numbers."""
+    points = [
+        (row[STEP] + 1, row[name]) for row in rows if name in row and math.isfinite(row[name])
+    ]
     return [step for step, _ in points], [value for _, value in points]
 
 
 def _of_panel(panel: Panel, found: Mapping[str, Course]) -> dict[str, Course]:
-    """The panel's lines by name. Equal lines appear once: parameter groups mostly have the same learning rate."""
+    """The panel's lines by name. Equal lines appear once: parameter groups mostly have
+    the same learning rate."""
     lines: dict[str, Course] = {}
     for name, course in found.items():
         if re.fullmatch(panel.names, name) and course not in lines.values():
@@ -68,8 +74,11 @@ def _of_panel(panel: Panel, found: Mapping[str, Course]) -> dict[str, Course]:
 
 
 def _drawn(panel: Panel, lines: Mapping[str, Course]) -> str:
-    # Text stays text, and points within half a pixel are merged: small files that are quickly drawn.
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "flashtrain", "path.simplify_threshold": 0.5}):
+    # Text stays text, and points within half a pixel are merged: small files
+    # that are quickly drawn.
+    with rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": "flashtrain", "path.simplify_threshold": 0.5}
+    ):
         figure = Figure(figsize=(4.6, 2.7))
         axes = figure.add_axes((0.13, 0.17, 0.84, 0.7))
         style(axes, panel.title)
@@ -83,7 +92,9 @@ def _drawn(panel: Panel, lines: Mapping[str, Course]) -> str:
     return text.getvalue()
 
 
-def _draw(axes: Axes, name: str, steps: Sequence[float], values: Sequence[float], colour: str) -> None:
+def _draw(
+    axes: Axes, name: str, steps: Sequence[float], values: Sequence[float], colour: str
+) -> None:
     label = figure_text(name if name.startswith("lr-") else name.replace("_", " "))
     long = len(values) >= _SMOOTHED
     axes.plot(
@@ -99,7 +110,9 @@ def _draw(axes: Axes, name: str, steps: Sequence[float], values: Sequence[float]
     if long:  # means make a noisy curve readable
         width = len(values) // 50
         stretches = [slice(at, at + width) for at in range(0, len(values), width)]
-        means = ([statistics.fmean(one[stretch]) for stretch in stretches] for one in (steps, values))
+        means = (
+            [statistics.fmean(one[stretch]) for stretch in stretches] for one in (steps, values)
+        )
         axes.plot(*means, color=colour, linewidth=1.6)
 
 

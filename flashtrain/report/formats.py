@@ -1,4 +1,5 @@
-"""Format keys and values of rows for tables and figures: headings with units, and numbers with sensible digits."""
+"""Format keys and values of rows for tables and figures: headings with units, and
+numbers with sensible digits."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ def grouped(value: float) -> str:
 
 
 def short(value: float) -> str:
-    """Format a number with three significant digits and a letter for thousands, millions, ...: 987, 1.23k, 124M."""
+    """Format a number with three significant digits and a letter for thousands, millions,
+    ...: 987, 1.23k, 124M."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         # 999,600 would round to 1000k: it gets the next letter
         if abs(value) >= size * 0.9995:
@@ -26,7 +28,8 @@ def short(value: float) -> str:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """Format a number with `digits` significant digits: 0.571, 12.3, 1,234; below 0.0001 with an exponent."""
+    """Format a number with `digits` significant digits: 0.571, 12.3, 1,234; below
+    0.0001 with an exponent."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     exponent = int(f"{value:.{digits - 1}e}".split("e")[1])
@@ -53,7 +56,8 @@ class Column:
     number: Callable[[float], str] = plain
 
 
-# In the order in which a table has them by default. A key without an entry appears under its own name.
+# In the order in which a table has them by default. A key without an entry
+# appears under its own name.
 COLUMNS: dict[str, Column] = {
     "best": Column("best"),
     "run": Column("run"),
@@ -146,20 +150,23 @@ COLUMNS: dict[str, Column] = {
     "status": Column("status"),
 }
 
-# Keys of the whole table, which are in its caption, or too long for a cell: texts of errors are listed below the table.
-# (An error that is a number, a distance from a reference, is an ordinary column.)
+# Keys of the whole table, which are in its caption, or too long for a cell: texts of
+# errors are listed below the table. (An error that is a number, a distance from a
+# reference, is an ordinary column.)
 NOT_SHOWN = ("device", "versions", "overrides", "command", "error", "measured")
 
 
 def heading(key: str) -> str:
-    """Return a key's heading, with its unit. The heading of a setting (optimizer.learning_rate) is its name."""
+    """Return a key's heading, with its unit. The heading of a setting
+    (optimizer.learning_rate) is its name."""
     if key in COLUMNS:
         return COLUMNS[key].heading
     return one_line(key if "." in key else key.replace("_", " "))
 
 
 def cell(key: str, value: Any) -> str:
-    """Format a key's value as one line of text: a number in the key's format (see COLUMNS), None and "" as "-"."""
+    """Format a key's value as one line of text: a number in the key's format (see
+    COLUMNS), None and "" as "-"."""
     if value is None or value == "":
         return MISSING
     if isinstance(value, bool):

@@ -1,4 +1,5 @@
-"""Write report.html, a page that shows a run, a sweep or a study, as one file that needs no network."""
+"""Write report.html, a page that shows a run, a sweep or a study, as one file
+that needs no network."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ from flashtrain.training.metrics_file import METRICS
 PAGE = "report.html"
 # Keys of a summary row that stand at the top of the page.
 _FIRST = (
-    "train_loss", "validation_loss", "perplexity", "accuracy", "validation_accuracy", "micro_f1", "tokens_per_second",
+    "train_loss", "validation_loss", "perplexity", "accuracy", "validation_accuracy", "micro_f1",
+    "tokens_per_second",
     "mfu", "peak_memory_gib", "tokens", "steps", "seconds",
 )  # fmt: skip
 _STYLE = """
@@ -74,7 +76,8 @@ def write_page(folder: str | Path, row: Row | None = None) -> Path:
 
     Args:
         folder: the folder of a run, a sweep or a study, or one with runs below it.
-        row: the summary row of a run whose summary.json is not written yet; None: read summary.json.
+        row: the summary row of a run whose summary.json is not written yet;
+            None: read summary.json.
 
     Raises:
         UserError: no run is in the folder or below it.
@@ -97,19 +100,32 @@ def _head(folder: Path, own: Row | None, rows: Sequence[Row]) -> str:
     name = folder.resolve().name
     row = own or {}
     title = ": ".join(cell("", row[key]) for key in ("recipe", "model") if row.get(key)) or name
-    text = _HEAD.format(title=escape(f"{title} - {name}"), style=_STYLE) + f"<h1>{escape(title)}</h1>\n"
+    text = (
+        _HEAD.format(title=escape(f"{title} - {name}"), style=_STYLE)
+        + f"<h1>{escape(title)}</h1>\n"
+    )
     if own is None:
-        return text + f'<p class="quiet">{escape(name)}: {len(rows)} run{"" if len(rows) == 1 else "s"}</p>\n'
+        return text + (
+            f'<p class="quiet">{escape(name)}: {len(rows)} run{"" if len(rows) == 1 else "s"}</p>\n'
+        )
     failed = has_failed(row)
-    status = f'<span class="{"bad" if failed else "ok"}">{escape(status_text(row) if failed else "finished")}</span>'
-    about = [status, *(escape(cell(key, row[key])) for key in ("date", "device", "precision") if row.get(key))]
+    status = (
+        f'<span class="{"bad" if failed else "ok"}">'
+        f"{escape(status_text(row) if failed else 'finished')}</span>"
+    )
+    about = [
+        status,
+        *(escape(cell(key, row[key])) for key in ("date", "device", "precision") if row.get(key)),
+    ]
     text += f"<p>{escape(name)} &middot; {' &middot; '.join(about)}</p>\n"
     if isinstance(row.get("overrides"), str):
         text += f"<p><code>python -m flashtrain {escape(row['overrides'])}</code></p>\n"
     if failed and row.get("error"):
         text += f'<p class="bad">{escape(cell("error", row["error"]))}</p>\n'
     facts = [key for key in _FIRST if isinstance(row.get(key), (int, float))]
-    shown = "".join(f"<div><dt>{escape(heading(k))}</dt><dd>{escape(cell(k, row[k]))}</dd></div>" for k in facts)
+    shown = "".join(
+        f"<div><dt>{escape(heading(k))}</dt><dd>{escape(cell(k, row[k]))}</dd></div>" for k in facts
+    )
     return f'{text}<dl class="facts">{shown}</dl>\n'
 
 
@@ -121,10 +137,14 @@ def _section(title: str, content: str) -> str:
 def _curves(folder: Path) -> str:
     if not (folder / METRICS).is_file():
         return ""
-    from flashtrain.report.curves import curves  # imports matplotlib, half a second, only for a page with curves
+    # Imports matplotlib, half a second, only for a page with curves.
+    from flashtrain.report.curves import curves
 
     pictures = [
-        f'<img alt="{escape(title)} against steps" src="data:image/svg+xml;base64,{_encoded(svg.encode())}">\n'
+        (
+            f'<img alt="{escape(title)} against steps" '
+            f'src="data:image/svg+xml;base64,{_encoded(svg.encode())}">\n'
+        )
         for title, svg in curves(folder / METRICS)
     ]
     return f'<div class="curves">\n{"".join(pictures)}</div>\n' if pictures else ""
@@ -137,7 +157,10 @@ def _contents(file: Path) -> str:
 def _results(folder: Path, rows: Sequence[Row]) -> str:
     """The folder's figures, and next to them the table of its runs or measurements."""
     pictures = "".join(
-        f'<img alt="{escape(path.name)}" src="data:image/png;base64,{_encoded(path.read_bytes())}">\n'
+        (
+            f'<img alt="{escape(path.name)}" '
+            f'src="data:image/png;base64,{_encoded(path.read_bytes())}">\n'
+        )
         for path in sorted(folder.glob("*.png"))
     )
     tables = ""
@@ -158,17 +181,27 @@ def _page_of(folder: Path, run: str) -> str | None:
 def _table(table: Table, links: Sequence[str | None] = ()) -> str:
     """The table as HTML. links: of the first cell of each row."""
     numbers = [table.is_numeric(name) for name in table.columns]
-    head = "".join(f"<th{_kind(one)}>{escape(name)}</th>" for name, one in zip(table.headings, numbers, strict=True))
+    head = "".join(
+        f"<th{_kind(one)}>{escape(name)}</th>"
+        for name, one in zip(table.headings, numbers, strict=True)
+    )
     lines = []
     for index, (row, cells) in enumerate(zip(table.rows, table.cells, strict=True)):
         shown = [escape(part) for part in cells]
         if index < len(links) and links[index] is not None:
             shown[0] = f'<a href="{links[index]}">{shown[0]}</a>'
-        parts = "".join(f"<td{_kind(one)}>{part}</td>" for one, part in zip(numbers, shown, strict=True))
+        parts = "".join(
+            f"<td{_kind(one)}>{part}</td>" for one, part in zip(numbers, shown, strict=True)
+        )
         lines.append(f"<tr{' class=failed' if has_failed(row) else ''}>{parts}</tr>\n")
     notes = "".join(f'<p class="bad">{escape(note)}</p>\n' for note in table.notes)
     title = f'<p class="quiet">{escape(table.title)}</p>\n' if table.title else ""
-    return f'{title}<div class="wide"><table>\n<tr>{head}</tr>\n{"".join(lines)}</table></div>\n{notes}'
+    return (
+        f'{title}<div class="wide"><table>\n'
+        f"<tr>{head}</tr>\n"
+        f"{''.join(lines)}</table></div>\n"
+        f"{notes}"
+    )
 
 
 def _kind(is_number: bool) -> str:
@@ -176,8 +209,16 @@ def _kind(is_number: bool) -> str:
 
 
 def _files(folder: Path) -> str:
-    names = sorted(path.name for path in folder.iterdir() if path.name != PAGE and not path.name.startswith("."))
-    return "<ul>\n" + "".join(f'<li><a href="{_address(name)}">{escape(name)}</a></li>\n' for name in names) + "</ul>\n"
+    names = sorted(
+        path.name
+        for path in folder.iterdir()
+        if path.name != PAGE and not path.name.startswith(".")
+    )
+    return (
+        "<ul>\n"
+        + "".join(f'<li><a href="{_address(name)}">{escape(name)}</a></li>\n' for name in names)
+        + "</ul>\n"
+    )
 
 
 def _address(name: str) -> str:

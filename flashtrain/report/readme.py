@@ -1,4 +1,5 @@
-"""Write the tables between markers in Markdown pages from result files, or check them against these files."""
+"""Write the tables between markers in Markdown pages from result files, or check
+them against these files."""
 
 from __future__ import annotations
 
@@ -14,7 +15,10 @@ from flashtrain.report.table import View, markdown_text, view_of
 
 # A table's first marker, its lines, and (looked at, but not in the match) its last marker.
 _TABLE = re.compile(
-    r"^(?P<marker><!-- table: (?P<name>[\w.-]+)(?P<options>.*?)-->\n)(?P<lines>.*?)(?=^<!-- end table -->$)",
+    (
+        r"^(?P<marker><!-- table: (?P<name>[\w.-]+)(?P<options>.*?)-->\n"
+        r")(?P<lines>.*?)(?=^<!-- end table -->$)"
+    ),
     re.MULTILINE | re.DOTALL,
 )
 _MARKER = re.compile(r"^<!--\s*(table:|end table)", re.MULTILINE)
@@ -24,15 +28,17 @@ _NEXT_COMMAND = re.compile(r"; (?=(?:\w+=\S+ )*python )")  # between two of a re
 def insert_tables(readme: str | Path, results: str | Path) -> list[str]:
     """Redraw the tables of a Markdown page, and return the names of those that changed.
 
-    A table lies between <!-- table: NAME --> and <!-- end table -->, and is drawn from NAME.json. Below it stand the
-    date, the device, and a fold with versions and commands, or a link to these if the marker has `command=link`.
+    A table lies between <!-- table: NAME --> and <!-- end table -->, and is drawn from NAME.json.
+    Below it stand the date, the device, and a fold with versions and commands, or a link to these
+    if the marker has `command=link`.
 
     Args:
         readme: the page.
         results: the folder of the NAME.json files.
 
     Raises:
-        UserError: a marker without its partner, a missing result file or column; nothing is written then.
+        UserError: a marker without its partner, a missing result file or column;
+            nothing is written then.
     """
     page, _, changed = _drawn(Path(readme), Path(results))
     if changed:
@@ -41,7 +47,8 @@ def insert_tables(readme: str | Path, results: str | Path) -> list[str]:
 
 
 def check_tables(readme: str | Path, results: str | Path) -> list[str]:
-    """Check the tables of a Markdown page, and return their names. Raises UserError if one differs from its file."""
+    """Check the tables of a Markdown page, and return their names. Raises UserError if one
+    differs from its file."""
     _, names, differing = _drawn(Path(readme), Path(results))
     if differing:
         raise UserError(
@@ -62,18 +69,38 @@ def source_line(result: ResultFile) -> str:
 
 
 def folded_source(result: ResultFile, page: Path, file: Path) -> str:
-    """Return the date and device of a result, and a fold with its versions and commands, one command a line."""
+    """Return the date and device of a result, and a fold with its versions and
+    commands, one command a line."""
     command = _NEXT_COMMAND.sub("\n", one_line(result.command))
-    code = f"```bash\n{command}\n```" if re.match(r"(\w+=\S+ )*(python|bash|for) ", command) else f"`{command}`"
-    fold = f"<details><summary>Command, versions</summary>\n\n{_versions(result)}\n\n{code}\n\n</details>"
+    code = (
+        f"```bash\n{command}\n```"
+        if re.match(r"(\w+=\S+ )*(python|bash|for) ", command)
+        else f"`{command}`"
+    )
+    fold = (
+        "<details><summary>Command, versions</summary>\n"
+        "\n"
+        f"{_versions(result)}\n"
+        "\n"
+        f"{code}\n"
+        "\n"
+        "</details>"
+    )
     return f"{_measured(result)}.\n\n{fold}"
 
 
 def linked_source(result: ResultFile, page: Path, file: Path) -> str:
-    """Return the date and device of a result, and a link from `page` to where README.md beside `file` has its table."""
+    """Return the date and device of a result, and a link from `page` to where README.md
+    beside `file` has its table."""
     everything = file.with_name("README.md")
-    before, found, _ = everything.read_text(encoding="utf-8").partition(f"\n<!-- table: {file.stem} ")
-    anchor = f"README.md#{anchor_of(re.findall(r'^#+ (.+)$', before, re.MULTILINE)[-1])}" if found else file.name
+    before, found, _ = everything.read_text(encoding="utf-8").partition(
+        f"\n<!-- table: {file.stem} "
+    )
+    anchor = (
+        f"README.md#{anchor_of(re.findall(r'^#+ (.+)$', before, re.MULTILINE)[-1])}"
+        if found
+        else file.name
+    )
     target = f"{os.path.relpath(file.parent, page.parent)}/{anchor}".replace(os.sep, "/")
     return f"{_measured(result)}: [command, versions and all rows]({target})."
 
@@ -90,7 +117,9 @@ def _measured(result: ResultFile) -> str:
 
 
 def _versions(result: ResultFile) -> str:
-    return markdown_text(", ".join(f"{name} {version}" for name, version in result.versions.items()))
+    return markdown_text(
+        ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    )
 
 
 def _drawn(readme: Path, results: Path) -> tuple[str, list[str], list[str]]:
@@ -98,9 +127,16 @@ def _drawn(readme: Path, results: Path) -> tuple[str, list[str], list[str]]:
     text = readme.read_text(encoding="utf-8")
     tables = list(_TABLE.finditer(text))
     if len(_MARKER.findall(text)) != 2 * len(tables):
-        raise UserError(f"{readme}: a table marker has no partner. Each <!-- table: NAME --> needs <!-- end table -->.")
+        raise UserError(
+            f"{readme}: a table marker has no partner. "
+            "Each <!-- table: NAME --> needs <!-- end table -->."
+        )
     wanted = [_wanted(readme, table, results) for table in tables]
-    differing = [table["name"] for table, lines in zip(tables, wanted, strict=True) if table["lines"] != lines]
+    differing = [
+        table["name"]
+        for table, lines in zip(tables, wanted, strict=True)
+        if table["lines"] != lines
+    ]
     drawn = iter(wanted)
     page = _TABLE.sub(lambda table: table["marker"] + next(drawn), text)
     return page, [table["name"] for table in tables], differing
@@ -116,7 +152,10 @@ def _wanted(readme: Path, table: re.Match[str], results: Path) -> str:
         if form not in _SOURCES:
             raise unknown("form of the command", form, _SOURCES)
         result = read_result(file)
-        return f"{view_of(options).table(result.rows).markdown()}\n{_SOURCES[form](result, readme, file)}\n"
+        return (
+            f"{view_of(options).table(result.rows).markdown()}\n"
+            f"{_SOURCES[form](result, readme, file)}\n"
+        )
     except UserError as error:
         raise UserError(f"{readme}, table {table['name']}: {error}") from error
 

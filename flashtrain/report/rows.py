@@ -88,22 +88,29 @@ def write_result(
         versions=machine.versions() if versions is None else dict(versions),
         rows=[{key: _finite(value) for key, value in row.items()} for row in rows],
     )
-    write_atomically(path, json.dumps(asdict(result), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    write_atomically(
+        path, json.dumps(asdict(result), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    )
     return result
 
 
 def collect_summaries(folder: str | Path) -> list[Row]:
-    """Return the summary row of every run below `folder`, in the order of job numbers, or of `folder` if it is a run.
+    """Return the summary row of every run below `folder`, in the order of job numbers, or of
+    `folder` if it is a run.
 
-    A row gains the key "run", its folder's path relative to `folder`. A job that ended before it wrote its summary.json
-    has the status "no summary". Raises UserError if no run is in the folder or below it.
+    A row gains the key "run", its folder's path relative to `folder`. A job that ended before
+    it wrote its summary.json has the status "no summary". Raises UserError if no run is in
+    the folder or below it.
     """
     folder = Path(folder)
     if (folder / SUMMARY_FILE).is_file():
         return [_summary_row(folder, folder.name)]
     rows = _rows_below(folder)
     if not rows:
-        raise UserError(f"no run with a {SUMMARY_FILE} in or below '{folder}'. Give the folder of a run or sweep.")
+        raise UserError(
+            f"no run with a {SUMMARY_FILE} in or below '{folder}'. "
+            "Give the folder of a run or sweep."
+        )
     return rows
 
 
@@ -113,7 +120,8 @@ def own_row(folder: Path) -> Row | None:
 
 
 def trainings_of(folder: Path) -> list[Row]:
-    """Return the summary rows of the runs inside a run's folder, such as a study's; other folders are ignored."""
+    """Return the summary rows of the runs inside a run's folder, such as a study's;
+    other folders are ignored."""
     return [row for row in _rows_below(folder) if _is_run(folder / str(row["run"]))]
 
 
@@ -139,7 +147,8 @@ def status_text(row: Mapping[str, Any]) -> str:
 
 
 def values_of(rows: Iterable[Mapping[str, Any]], key: str) -> list[Any]:
-    """Return the distinct values of a key in the rows, in their order of appearance, without None."""
+    """Return the distinct values of a key in the rows, in their order of
+    appearance, without None."""
     different: list[Any] = []
     for row in rows:
         value = row.get(key)
@@ -149,7 +158,9 @@ def values_of(rows: Iterable[Mapping[str, Any]], key: str) -> list[Any]:
 
 
 def _run_folders(folder: Path) -> Iterator[Path]:
-    for child in sorted((entry for entry in folder.iterdir() if entry.is_dir()), key=_in_number_order):
+    for child in sorted(
+        (entry for entry in folder.iterdir() if entry.is_dir()), key=_in_number_order
+    ):
         if child.name.startswith(".") or child.name in _NOT_RUNS:
             continue
         if not _is_run(child) and any(child.glob(f"*/**/{SUMMARY_FILE}")):

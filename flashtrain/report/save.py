@@ -23,11 +23,13 @@ _LEFT_OUT = ("run", "versions", "overrides", "command", "recipe")
 
 
 def save_result(path: str | Path, *sources: str | Path) -> ResultFile:
-    """Write the result file of runs, with their command, and the device and versions that they recorded.
+    """Write the result file of runs, with their command, and the device and
+    versions that they recorded.
 
     Args:
         path: the result file to write.
-        sources: the folder of a run or a sweep, or several folders or result files of benchmark runs.
+        sources: the folder of a run or a sweep, or several folders or result
+            files of benchmark runs.
 
     Raises:
         UserError: no run recorded its recipe and device, or their versions of packages differ.
@@ -36,16 +38,26 @@ def save_result(path: str | Path, *sources: str | Path) -> ResultFile:
     if len(sources) > 1 or (folder / RESULT).is_file():
         return join_results(path, sources)
     collected = collect_summaries(folder)
-    # a killed job's context is in its overrides only, and a swept learning rate is in no summary at all
+    # a killed job's context is in its overrides only, and a swept learning rate is
+    # in no summary at all
     rows = with_overrides(collected)
     varied = varied_keys(rows)
-    rows = [{k: v for k, v in row.items() if k in own or k in varied} for row, own in zip(rows, collected, strict=True)]
+    rows = [
+        {k: v for k, v in row.items() if k in own or k in varied}
+        for row, own in zip(rows, collected, strict=True)
+    ]
     recipes, devices, versions = (values_of(rows, key) for key in ("recipe", "device", "versions"))
     if not recipes or not devices:
-        raise UserError(f"no finished run in '{folder}': a result file needs a recorded recipe and device.")
+        raise UserError(
+            f"no finished run in '{folder}': a result file needs a recorded recipe and device."
+        )
     if len(versions) > 1:
-        raise UserError(f"the runs in '{folder}' used different versions: save each version's runs in a file.")
-    left_out = {*_LEFT_OUT, *(["device"] if len(devices) == 1 else [])} - ({"recipe"} if len(recipes) > 1 else set())
+        raise UserError(
+            f"the runs in '{folder}' used different versions: save each version's runs in a file."
+        )
+    left_out = {*_LEFT_OUT, *(["device"] if len(devices) == 1 else [])} - (
+        {"recipe"} if len(recipes) > 1 else set()
+    )
     return write_result(
         path,
         recipe=", ".join(map(str, recipes)),
@@ -67,13 +79,16 @@ def join_results(path: str | Path, sources: Sequence[str | Path]) -> ResultFile:
         UserError: the recipes, devices or versions of the runs differ.
         FileNotFoundError: a folder is not that of a benchmark run.
     """
-    parts = [read_result(source / RESULT if source.is_dir() else source) for source in map(Path, sources)]
+    parts = [
+        read_result(source / RESULT if source.is_dir() else source) for source in map(Path, sources)
+    ]
     first = parts[0]
     for key in ("recipe", "device", "versions"):
         different = [part for part in parts if getattr(part, key) != getattr(first, key)]
         if different:
             raise UserError(
-                f"--save joins runs of the same {key}: got {getattr(first, key)} and {getattr(different[0], key)}."
+                f"--save joins runs of the same {key}: "
+                f"got {getattr(first, key)} and {getattr(different[0], key)}."
             )
     return write_result(
         path,
@@ -87,7 +102,8 @@ def join_results(path: str | Path, sources: Sequence[str | Path]) -> ResultFile:
 
 
 def reproducing_command(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the command that repeats these runs; a key with several values becomes a comma-separated sweep."""
+    """Return the command that repeats these runs; a key with several values becomes a
+    comma-separated sweep."""
     words: dict[str, list[str]] = {"recipe": [str(value) for value in values_of(rows, "recipe")]}
     for row in rows:
         for key, value in override_texts(row).items():

@@ -45,8 +45,9 @@ _NOT_SETTINGS = ("hydra.", "logger.", "output")
 def report_sweep(folder: str | Path) -> None:
     """Print the table of a sweep's jobs and write sweep.md and sweep.png into its folder.
 
-    Columns are the settings that differ among the jobs (context, model, ..., and every override with several values),
-    then the measures. The best job comes first, marked; failed jobs come last, with their errors.
+    Columns are the settings that differ among the jobs (context, model, ..., and every override
+    with several values), then the measures. The best job comes first, marked; failed jobs come
+    last, with their errors.
 
     Raises:
         UserError: no run is in the folder or below it.
@@ -64,7 +65,8 @@ def report_sweep(folder: str | Path) -> None:
 
 
 def sweep_table(rows: Sequence[Row], varied: Sequence[str] | None = None) -> Table:
-    """Make the table of a sweep, best job first: varied settings and measures; equal settings are in its title."""
+    """Make the table of a sweep, best job first: varied settings and measures; equal
+    settings are in its title."""
     varied = varied_keys(rows) if varied is None else varied
     measures = [key for key in _MEASURES if values_of(rows, key)]
     measures += [key for key in _COUNTS if len(values_of(rows, key)) > 1 and key not in varied]
@@ -72,11 +74,14 @@ def sweep_table(rows: Sequence[Row], varied: Sequence[str] | None = None) -> Tab
     score = next((key for key in _SCORES if values_of(rows, key)), None)
     if score is None:
         return make_table(rows, [*(varied or ["run"]), *measures], title=", ".join(same))
-    return make_table(ranked(rows, score), [*(varied or ["run"]), "best", *measures], title=", ".join(same))
+    return make_table(
+        ranked(rows, score), [*(varied or ["run"]), "best", *measures], title=", ".join(same)
+    )
 
 
 def ranked(rows: Sequence[Row], score: str) -> list[Row]:
-    """Sort rows by the key `score`, the best first, which gains the key "best"; rows without a score come last."""
+    """Sort rows by the key `score`, the best first, which gains the key "best"; rows
+    without a score come last."""
 
     def place(row: Row) -> tuple[bool, float]:
         value = row.get(score)
@@ -89,19 +94,26 @@ def ranked(rows: Sequence[Row], score: str) -> list[Row]:
 
 
 def with_overrides(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Return the rows with their command-line settings as additional keys; a row's own values take precedence."""
-    return [{**override_values(row), **{k: v for k, v in row.items() if v is not None}} for row in rows]
+    """Return the rows with their command-line settings as additional keys; a row's own
+    values take precedence."""
+    return [
+        {**override_values(row), **{k: v for k, v in row.items() if v is not None}} for row in rows
+    ]
 
 
 def varied_keys(rows: Sequence[Row]) -> list[str]:
-    """Return the keys that differ among the jobs: recipe, model and the like first, then other overrides."""
+    """Return the keys that differ among the jobs: recipe, model and the like
+    first, then other overrides."""
     varied = [key for key in _IDENTITY if len(values_of(rows, key)) > 1]
-    others = dict.fromkeys(key for row in rows for key in override_values(row) if key not in _IDENTITY)
+    others = dict.fromkeys(
+        key for row in rows for key in override_values(row) if key not in _IDENTITY
+    )
     return varied + [key for key in others if any(row.get(key) != rows[0].get(key) for row in rows)]
 
 
 def override_values(row: Mapping[str, Any]) -> Row:
-    """Return a row's overrides (command-line settings) by key, with numbers and booleans as such."""
+    """Return a row's overrides (command-line settings) by key, with numbers
+    and booleans as such."""
     return {key.lstrip("+~"): _typed(text) for key, text in override_texts(row).items()}
 
 
@@ -109,11 +121,16 @@ def override_texts(row: Mapping[str, Any]) -> dict[str, str]:
     """Return a row's overrides (command-line settings) by key, as texts."""
     pairs = [word.partition("=") for word in row.get("overrides", "").split()]
     # without settings of where a job writes
-    return {key: text for key, sign, text in pairs if sign and not key.lstrip("+~").startswith(_NOT_SETTINGS)}
+    return {
+        key: text
+        for key, sign, text in pairs
+        if sign and not key.lstrip("+~").startswith(_NOT_SETTINGS)
+    }
 
 
 def _typed(text: str) -> Any:
-    """The value of a setting's text: 3 for "3", 0.1 for "0.1", True for "true"; any other text as it is."""
+    """The value of a setting's text: 3 for "3", 0.1 for "0.1", True for "true";
+    any other text as it is."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -126,6 +143,8 @@ def _figure_axis(rows: Sequence[Row], varied: Sequence[str]) -> str | None:
     if "context" in varied:
         return "context"
     own = [key for key in varied if key not in _NO_LINE_OF_ITS_OWN]
-    numeric = [key for key in own if all(isinstance(value, (int, float)) for value in values_of(rows, key))]
+    numeric = [
+        key for key in own if all(isinstance(value, (int, float)) for value in values_of(rows, key))
+    ]
     fallback = ["context"] if values_of(rows, "context") else []
     return next(iter([*numeric, *own, *fallback]), None)

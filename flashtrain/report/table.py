@@ -23,7 +23,8 @@ from flashtrain.report.rows import Row, has_failed, status_text, values_of
 # Options of a README's marker and of the report command.
 OPTIONS = ("columns", "pivot", "value", "only")
 _ERROR_LENGTH = 200  # characters of an error in a line below the table
-_HEADING_WIDTH = 11  # characters; longer headings are wrapped, so that a sweep's table fits a terminal of 80 columns
+# Characters; longer headings are wrapped, so that a sweep's table fits a terminal of 80 columns.
+_HEADING_WIDTH = 11
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class View:
     columns: list[str] | None = None  # keys of the columns, in order; None: all keys with values
     pivot: str | None = None  # a key, every value of which becomes a column ...
     value: str | None = None  # ... whose cells hold the values of this key
-    only: dict[str, str] = field(default_factory=dict)  # key -> text of the value that a row must have
+    # key -> text of the value that a row must have.
+    only: dict[str, str] = field(default_factory=dict)
 
     def table(self, rows: Sequence[Mapping[str, Any]]) -> Table:
         """Make the table of these rows. Raises UserError if keys are missing, or no row is left."""
@@ -41,22 +43,34 @@ class View:
         if self.pivot is None:
             return make_table(selected, self.columns)
         if self.columns is None or self.value is None:
-            raise UserError("pivot=KEY needs columns=a,b (the other keys) and value=c (whose values fill the cells).")
+            raise UserError(
+                "pivot=KEY needs columns=a,b (the other keys) and value=c (whose "
+                "values fill the cells)."
+            )
         check_columns([*self.columns, self.pivot, self.value], present)
         names = [str(name) for name in values_of(selected, self.pivot)]
-        return make_table(pivoted(selected, self.columns, self.pivot, self.value), [*self.columns, *names])
+        return make_table(
+            pivoted(selected, self.columns, self.pivot, self.value), [*self.columns, *names]
+        )
 
     def selected(self, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Return the rows that match `only`. Raises UserError if keys are missing, or no row is left."""
+        """Return the rows that match `only`. Raises UserError if keys are
+        missing, or no row is left."""
         check_columns(self.only, available_columns(rows))
-        selected = [row for row in rows if all(_is(row.get(key), text) for key, text in self.only.items())]
+        selected = [
+            row for row in rows if all(_is(row.get(key), text) for key, text in self.only.items())
+        ]
         if not selected:
-            raise UserError(f"no row has {', '.join(f'{key} {text}' for key, text in self.only.items())}: check only=.")
+            raise UserError(
+                f"no row has {', '.join(f'{key} {text}' for key, text in self.only.items())}: "
+                "check only=."
+            )
         return selected
 
 
 def view_of(options: Mapping[str, str]) -> View:
-    """Make a view from options such as columns=a,b pivot=c value=d only=e:text. Raises UserError for unknown ones."""
+    """Make a view from options such as columns=a,b pivot=c value=d only=e:text. Raises
+    UserError for unknown ones."""
     for key in options:
         if key not in OPTIONS:
             raise unknown("table option", key, OPTIONS)
@@ -65,15 +79,25 @@ def view_of(options: Mapping[str, str]) -> View:
     for key, colon, text in pairs:
         if not (key and colon and text):
             raise UserError(
-                f"only={options['only']}: expected pairs key:value, as in only=direction:forward,head_dim:64."
+                f"only={options['only']}: "
+                "expected pairs key:value, as in only=direction:forward,head_dim:64."
             )
-    return View(columns or None, options.get("pivot"), options.get("value"), {key: text for key, _, text in pairs})
+    return View(
+        columns or None,
+        options.get("pivot"),
+        options.get("value"),
+        {key: text for key, _, text in pairs},
+    )
 
 
-def pivoted(rows: Sequence[Mapping[str, Any]], index: Sequence[str], pivot: str, value: str) -> list[Row]:
-    """Return a row for each combination of the `index` keys' values, with a key for each value of `pivot`.
+def pivoted(
+    rows: Sequence[Mapping[str, Any]], index: Sequence[str], pivot: str, value: str
+) -> list[Row]:
+    """Return a row for each combination of the `index` keys' values, with a key for
+    each value of `pivot`.
 
-    Under that key is the row's `value`: the median if there are several, the status of a failed row.
+    Under that key is the row's `value`: the median if there are several, the
+    status of a failed row.
     """
     places: dict[tuple[Any, ...], dict[str, list[Any]]] = {}
     for row in rows:
@@ -82,13 +106,20 @@ def pivoted(rows: Sequence[Mapping[str, Any]], index: Sequence[str], pivot: str,
         if found is not None and row.get(pivot) is not None:
             cells.setdefault(str(row[pivot]), []).append(found)
     return [
-        {**dict(zip(index, place, strict=True)), **{name: _middle(found) for name, found in cells.items()}}
+        {
+            **dict(zip(index, place, strict=True)),
+            **{name: _middle(found) for name, found in cells.items()},
+        }
         for place, cells in places.items()
     ]
 
 
 def _middle(found: list[Any]) -> Any:
-    numbers = [v for v in found if isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)]
+    numbers = [
+        v
+        for v in found
+        if isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)
+    ]
     return statistics.median(numbers) if numbers else found[0]
 
 
@@ -117,10 +148,16 @@ class Table:
         return [[cell(column, row.get(column)) for column in self.columns] for row in self.rows]
 
     def markdown(self) -> str:
-        """Return the table as GitHub Markdown, numbers right-aligned, with a list of failures below it."""
+        """Return the table as GitHub Markdown, numbers right-aligned, with a
+        list of failures below it."""
         rule = ["---:" if self.is_numeric(column) else ":---" for column in self.columns]
         lines = [self.headings, rule, *self.cells]
-        text = "\n".join("| " + " | ".join(markdown_text(part) for part in line) + " |" for line in lines) + "\n"
+        text = (
+            "\n".join(
+                "| " + " | ".join(markdown_text(part) for part in line) + " |" for line in lines
+            )
+            + "\n"
+        )
         if self.notes:
             text += "\n" + "".join(f"- {markdown_text(note)}\n" for note in self.notes)
         return text
@@ -154,15 +191,20 @@ class Table:
     def is_numeric(self, column: str) -> bool:
         """Return whether the column has values, and all of them are numbers."""
         values = [row[column] for row in self.rows if row.get(column) is not None]
-        return bool(values) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+        return bool(values) and all(
+            isinstance(value, (int, float)) and not isinstance(value, bool) for value in values
+        )
 
 
-def make_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, title: str = "") -> Table:
+def make_table(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, title: str = ""
+) -> Table:
     """Make the table of `rows`, with a column "status" if a row has failed.
 
     Args:
         rows: flat dictionaries.
-        columns: keys of the columns, in order; None: all keys with a value, known keys first in the order of COLUMNS.
+        columns: keys of the columns, in order; None: all keys with a value, known keys first
+            in the order of COLUMNS.
         title: text above the table.
 
     Raises:
@@ -171,10 +213,15 @@ def make_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None 
     shown = [dict(row) for row in rows]
     present = available_columns(shown)
     if columns is None:
-        chosen = [key for key in present if _shown(shown, key) and key != "status" and values_of(shown, key)]
+        chosen = [
+            key
+            for key in present
+            if _shown(shown, key) and key != "status" and values_of(shown, key)
+        ]
     else:
         chosen = list(dict.fromkeys(columns))
-        # A known column may have no value in these rows (a CPU run has no MFU); an unknown name is a typo.
+        # A known column may have no value in these rows (a CPU run has no MFU); an
+        # unknown name is a typo.
         check_columns([column for column in chosen if column not in COLUMNS], present)
     failed = [row for row in shown if has_failed(row)]
     if failed and "status" not in chosen:
@@ -187,7 +234,8 @@ def make_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None 
 
 
 def available_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return all keys of the rows: known keys in the order of COLUMNS, then the others as they first appear."""
+    """Return all keys of the rows: known keys in the order of COLUMNS, then the
+    others as they first appear."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
     return [key for key in COLUMNS if key in keys] + [key for key in keys if key not in COLUMNS]
 
@@ -207,12 +255,18 @@ def constants(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[st
 
 def _shown(rows: Sequence[Row], key: str) -> bool:
     """Whether a column is in a table by default."""
-    return key not in NOT_SHOWN or (key == "error" and not any(isinstance(row.get(key), str) for row in rows))
+    return key not in NOT_SHOWN or (
+        key == "error" and not any(isinstance(row.get(key), str) for row in rows)
+    )
 
 
 def _row_name(row: Mapping[str, Any], columns: Sequence[str]) -> str:
     """A failed row's name: its first cells."""
-    parts = [f"{heading(key)} {cell(key, row[key])}" for key in columns if key != "status" and row.get(key) is not None]
+    parts = [
+        f"{heading(key)} {cell(key, row[key])}"
+        for key in columns
+        if key != "status" and row.get(key) is not None
+    ]
     return ", ".join(parts[:4]) or str(row.get("run") or "a row")
 
 
@@ -224,5 +278,6 @@ def _error(row: Mapping[str, Any]) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Return the text in one line, escaped so that Markdown shows it literally, also in a table's cell."""
+    """Return the text in one line, escaped so that Markdown shows it literally,
+    also in a table's cell."""
     return re.sub(r"([\\|`\[\]])", r"\\\1", one_line(text)).replace("<", "&lt;")

@@ -25,7 +25,12 @@ from flashtrain.training.early_stopping import StopOnNonFinite
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.killed_ranks import killed_rank, lost_connection
 from flashtrain.training.loggers import close_loggers, log_summary, make_loggers
-from flashtrain.training.out_of_memory import OTHERWISE, OutOfMemory, is_out_of_memory, out_of_memory_line
+from flashtrain.training.out_of_memory import (
+    OTHERWISE,
+    OutOfMemory,
+    is_out_of_memory,
+    out_of_memory_line,
+)
 from flashtrain.training.progress import LineProgress
 from flashtrain.training.random_state import RandomState
 from flashtrain.training.resumed_rates import RatesOfThisRun
@@ -71,20 +76,29 @@ def fit(
         SameCheckpoint(resumed),
         due,
         *prepared.callbacks,
-        *checkpoint_callbacks(folder / CHECKPOINTS, settings.trainer.checkpoint_every, prepared.monitor, prepared.mode),
+        *checkpoint_callbacks(
+            folder / CHECKPOINTS, settings.trainer.checkpoint_every, prepared.monitor, prepared.mode
+        ),
         pl.callbacks.LearningRateMonitor(logging_interval="step"),
         LineProgress(settings.trainer.log_every),
         *(component("callback", name)(settings) for name in settings.trainer.callbacks),
     ]
-    trainer = make_trainer(settings, hardware, stage.logs if stage else folder, own, accumulate=batching.accumulate)
+    trainer = make_trainer(
+        settings, hardware, stage.logs if stage else folder, own, accumulate=batching.accumulate
+    )
     try:
         try:
             with leading_ranks(settings.trainer.ranks > 1), naming_killed_ranks(trainer):
-                trainer.fit(task, data, ckpt_path=str(resumed) if resumed else None, weights_only=True)
+                trainer.fit(
+                    task, data, ckpt_path=str(resumed) if resumed else None, weights_only=True
+                )
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
-                # Lightning's teardown moves the model to the CPU, which fails after its weights were refused.
-                raise (error.__context__ if isinstance(error.__context__, UserError) else error) from None
+                # Lightning's teardown moves the model to the CPU, which fails after its
+                # weights were refused.
+                raise (
+                    error.__context__ if isinstance(error.__context__, UserError) else error
+                ) from None
             size = batching.micro_batch
             line = out_of_memory_line(
                 error,
@@ -93,7 +107,9 @@ def fit(
                 micro_batch=size,
                 # a task with its own advice has its own setting for the micro-batch
                 alternatives=[
-                    one for one in batching.alternatives if prepared.advice is None or one.micro_batch == size
+                    one
+                    for one in batching.alternatives
+                    if prepared.advice is None or one.micro_batch == size
                 ],
                 saved=folder if (folder / CHECKPOINTS / LAST).exists() else None,
                 advice=prepared.advice or OTHERWISE,
@@ -124,7 +140,8 @@ def fit(
 
 
 class SameCheckpoint(pl.Callback):
-    """Ends a job whose machines do not resume from one checkpoint, or whose checkpoint's optimizer is another."""
+    """Ends a job whose machines do not resume from one checkpoint, or whose
+    checkpoint's optimizer is another."""
 
     def __init__(self, resumed: Path | None) -> None:
         self.resumed = resumed
@@ -133,30 +150,42 @@ class SameCheckpoint(pl.Callback):
         first = trainer.strategy.broadcast(self.resumed)
         if first != self.resumed:
             raise UserError(
-                f"the first machine resumes from {first}, and this one from {self.resumed}: it has no such checkpoint. "
-                "Set output= to a folder that all machines share."
+                f"the first machine resumes from {first}, and this one from {self.resumed}: "
+                "it has no such checkpoint. Set output= to a folder that all machines share."
             )
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        saved = [] if self.resumed is None else read_checkpoint(self.resumed, mmap=True).get("optimizer_states", [])
+        saved = (
+            []
+            if self.resumed is None
+            else read_checkpoint(self.resumed, mmap=True).get("optimizer_states", [])
+        )
         there = [len(group["params"]) for state in saved for group in state["param_groups"]]
-        here = [len(group["params"]) for optimizer in trainer.optimizers for group in optimizer.param_groups]
+        here = [
+            len(group["params"])
+            for optimizer in trainer.optimizers
+            for group in optimizer.param_groups
+        ]
         if there and here != there:
             raise UserError(
-                f"{self.resumed} has optimizer groups of {there} weights, and this run {here}: other settings, or an "
-                "older version. Resume it with that version, or start from its weights: weights=RUN."
+                f"{self.resumed} has optimizer groups of {there} weights, and this run {here}: "
+                "other settings, or an older version. Resume it with that version, or start from "
+                "its weights: weights=RUN."
             )
 
 
 @contextlib.contextmanager
 def naming_killed_ranks(trainer: pl.Trainer) -> Iterator[None]:
-    """Context manager: if a killed process makes a collective fail, raise RunFailed with its rank or host."""
+    """Context manager: if a killed process makes a collective fail, raise RunFailed
+    with its rank or host."""
     try:
         yield
     except RuntimeError as error:  # raised by a failed collective
         if is_out_of_memory(error):
             raise
-        killed = killed_rank(getattr(trainer.strategy.launcher, "procs", ())) or lost_connection(error)
+        killed = killed_rank(getattr(trainer.strategy.launcher, "procs", ())) or lost_connection(
+            error
+        )
         if killed is None:
             raise
         raise RunFailed(f"{killed}. The job ends.") from error
@@ -175,9 +204,15 @@ def _logged_with_last_step(trainer: pl.Trainer) -> Iterator[None]:
 
 
 def make_trainer(
-    settings: Settings, hardware: Hardware, folder: Path, callbacks: list[pl.Callback], *, accumulate: int
+    settings: Settings,
+    hardware: Hardware,
+    folder: Path,
+    callbacks: list[pl.Callback],
+    *,
+    accumulate: int,
 ) -> pl.Trainer:
-    """Make Lightning's Trainer for these settings. It writes into `folder`; a step has `accumulate` micro-batches."""
+    """Make Lightning's Trainer for these settings. It writes into `folder`; a step has
+    `accumulate` micro-batches."""
     options = settings.trainer
     accelerator = "gpu" if hardware.kind == "cuda" else "cpu"
     return pl.Trainer(
@@ -193,7 +228,8 @@ def make_trainer(
         log_every_n_steps=min(options.log_every, options.steps),
         num_sanity_val_steps=0,
         use_distributed_sampler=False,
-        # Calls torch.use_deterministic_algorithms, which our kernels read too. None leaves a caller's own choice.
+        # Calls torch.use_deterministic_algorithms, which our kernels read too. None leaves a
+        # caller's own choice.
         deterministic=options.deterministic or None,
         enable_model_summary=False,
         callbacks=callbacks,
@@ -204,16 +240,20 @@ def make_trainer(
 
 
 def strategy_for(settings: Settings, folder: Path) -> Strategy | str:
-    """Return the strategy of these settings; for one device "auto", without importing flashtrain.distributed."""
+    """Return the strategy of these settings; for one device "auto", without importing
+    flashtrain.distributed."""
     if settings.strategy == "auto" and settings.trainer.ranks == 1:
         return "auto"
     from flashtrain.distributed.strategies import make_strategy
 
-    return make_strategy(settings.strategy, settings.trainer.checkpoint_format, **strategy_options(settings, folder))
+    return make_strategy(
+        settings.strategy, settings.trainer.checkpoint_format, **strategy_options(settings, folder)
+    )
 
 
 def strategy_options(settings: Settings, folder: Path) -> dict[str, Any]:
-    """Return the arguments of ContextParallelStrategy for a run in `folder`; {} if another strategy is set."""
+    """Return the arguments of ContextParallelStrategy for a run in `folder`; {} if
+    another strategy is set."""
     if not settings.shares_sequences:
         return {}
     return {
@@ -241,7 +281,8 @@ def run_loggers(settings: Settings, folder: Path) -> list[Any]:
 
 
 def stopped(signals: SaveOnSignal, folder: Path) -> Stopped:
-    """Return the exception of a run that a signal or its time limit stopped. The time limit has exit status 0."""
+    """Return the exception of a run that a signal or its time limit stopped. The time
+    limit has exit status 0."""
     reason = "trainer.max_minutes" if signals.stopped_by is None else signals.stopped_by.name
     return Stopped(
         f"stopped at step {signals.stopped_at} ({reason}), checkpoint saved. "

@@ -1,4 +1,5 @@
-"""One job in its folder, from its lock to its summary row: however it ends, summary.json has a row about it."""
+"""One job in its folder, from its lock to its summary row: however it ends,
+summary.json has a row about it."""
 
 from __future__ import annotations
 
@@ -50,22 +51,26 @@ class Job:
     hardware: Hardware
     folder: Path
     line: CommandLine
-    lines: list[tuple[Any, ...]] = field(default_factory=list)  # to `say` first, once a log has them too
+    # To `say` first, once a log has them too.
+    lines: list[tuple[Any, ...]] = field(default_factory=list)
 
     @classmethod
     def of(cls, settings: Settings, line: CommandLine) -> Job:
-        """Adapt composed settings to this machine, and then find or make the run's folder. Raises UserError."""
+        """Adapt composed settings to this machine, and then find or make the run's
+        folder. Raises UserError."""
         lines: list[tuple[Any, ...]] = []
         settings, hardware = adapt_to_machine(settings, line, report=lambda *one: lines.append(one))
         return cls(settings, hardware, run_folder(settings, line), line, lines)
 
     def run(self, *, started: float) -> dict[str, Any]:
-        """Train, measure or preview, and return the summary row, which summary.json also has after a failure.
+        """Train, measure or preview, and return the summary row, which summary.json
+        also has after a failure.
 
         The folder is locked meanwhile. `started` is when the command began, as time.monotonic().
 
         Raises:
-            UserError: the user can correct the cause (OutOfMemory is one), or another process uses the folder.
+            UserError: the user can correct the cause (OutOfMemory is one), or another
+                process uses the folder.
             RunFailed: the run failed otherwise.
             Stopped: a signal came, or trainer.max_minutes are over.
             Interrupted: a signal came outside of training steps, or a second Ctrl-C.
@@ -83,11 +88,18 @@ class Job:
             settings = as_begun(settings, resumed, self.line.by_name)
 
         def note(status: str, error: str) -> None:
-            # A run that could not be continued, for a mistake in the command, keeps the row that it had.
-            # Whichever rank fails says so: the first one may wait for it, and be ended by the launcher.
-            if (status != STOPPED or is_first_rank()) and read_summary(folder).get("status", RUNNING) == RUNNING:
+            # A run that could not be continued, for a mistake in the command, keeps the row
+            # that it had. Whichever rank fails says so: the first one may wait for it, and be
+            # ended by the launcher.
+            if (status != STOPPED or is_first_rank()) and read_summary(folder).get(
+                "status", RUNNING
+            ) == RUNNING:
                 with contextlib.suppress(OSError):  # a full disk takes no row either
-                    row = {**planned_row(settings, hardware, self.line), "status": status, "error": error}
+                    row = {
+                        **planned_row(settings, hardware, self.line),
+                        "status": status,
+                        "error": error,
+                    }
                     write_report(folder, row)
                     write_summary(folder, row)
 
@@ -103,15 +115,20 @@ class Job:
             note(STOPPED, str(stop))
             _leave_ranks()
             raise
-        except (KeyboardInterrupt, SystemExit) as error:  # Lightning's Trainer makes the latter of the former
-            ended = next((one for one in causes(error) if isinstance(one, Interrupted)), Interrupted(signal.SIGINT))
-            if (folder / CONFIG_FILE).exists():  # else the run has not begun, and its folder is removed
+        except (KeyboardInterrupt, SystemExit) as error:
+            # Lightning's Trainer makes the latter of the former.
+            ended = next(
+                (one for one in causes(error) if isinstance(one, Interrupted)),
+                Interrupted(signal.SIGINT),
+            )
+            # Else the run has not begun, and its folder is removed.
+            if (folder / CONFIG_FILE).exists():
                 note(STOPPED, str(ended))
             raise ended from None
         except torch.OutOfMemoryError as error:
             line = (
-                f"out of memory: {first_line(error)}. Try memory.activation_checkpointing=full, a smaller "
-                "trainer.micro_batch or context."
+                f"out of memory: {first_line(error)}. Try memory.activation_checkpointing=full, "
+                "a smaller trainer.micro_batch or context."
             )
             note(OUT_OF_MEMORY, line)
             raise OutOfMemory(line) from error
@@ -128,7 +145,8 @@ class Job:
 
 
 def write_report(folder: Path, row: dict[str, Any] | None = None) -> None:
-    """Write the folder's report.html; if that fails, print a line. `row`: the summary, if summary.json is missing."""
+    """Write the folder's report.html; if that fails, print a line. `row`: the summary, if
+    summary.json is missing."""
     from flashtrain.report.page import write_page
 
     try:
@@ -139,9 +157,13 @@ def write_report(folder: Path, row: dict[str, Any] | None = None) -> None:
 
 @contextlib.contextmanager
 def _logged(folder: Path) -> Iterator[None]:
-    """Copy the lines of a `with` block to flashtrain.log, with the time, and the traceback of what ends it."""
+    """Copy the lines of a `with` block to flashtrain.log, with the time, and the
+    traceback of what ends it."""
     # A rank that is not the first has a file of its own, for the traceback alone.
-    rank = next((os.environ[name] for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if name in os.environ), "0")
+    rank = next(
+        (os.environ[name] for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if name in os.environ),
+        "0",
+    )
     path = folder / (LOG if is_first_of_job() else f"flashtrain-rank-{rank}.log")
     handler = logging.FileHandler(path, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
@@ -151,10 +173,16 @@ def _logged(folder: Path) -> Iterator[None]:
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
-        traced = None if isinstance(error, UserError | Stopped) else (type(error), error, error.__traceback__)
+        traced = (
+            None
+            if isinstance(error, UserError | Stopped)
+            else (type(error), error, error.__traceback__)
+        )
         line = str(error) or type(error).__name__
         if loggers or traced is not None:
-            handler.handle(logging.LogRecord(log.name, logging.ERROR, __file__, 0, "%s", (line,), traced))
+            handler.handle(
+                logging.LogRecord(log.name, logging.ERROR, __file__, 0, "%s", (line,), traced)
+            )
             setattr(error, NOTED, path)
         raise
     finally:
@@ -164,7 +192,8 @@ def _logged(folder: Path) -> Iterator[None]:
 
 
 def _leave_ranks() -> None:
-    """End the process groups while every rank is still there: gloo's threads abort a process that exits with them."""
+    """End the process groups while every rank is still there: gloo's threads abort a
+    process that exits with them."""
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()

@@ -1,4 +1,5 @@
-"""Run the jobs of a sweep or a study in processes of their own, which end when the command that started them ends."""
+"""Run the jobs of a sweep or a study in processes of their own, which end when the command
+that started them ends."""
 
 from __future__ import annotations
 
@@ -16,14 +17,15 @@ from typing import Any
 
 from flashtrain.interruption import ENDING, handle, interrupt, leave_closed_terminal, restore
 
-# Hydra 1.3's launchers pass no signals on: joblib's jobs live on as orphans when their parent is killed, and submitit's
-# local jobs run all at once.
+# Hydra 1.3's launchers pass no signals on: joblib's jobs live on as orphans when their parent is
+# killed, and submitit's local jobs run all at once.
 PARENT = "FLASHTRAIN_PARENT"  # in a job's environment: the process that started it
 _SECONDS = 0.5  # between a job's checks that this process is alive
 
 
 class JobProcesses:
-    """Context manager that runs jobs, passes signals that end it on to them, and waits while they save checkpoints.
+    """Context manager that runs jobs, passes signals that end it on to them, and waits while
+    they save checkpoints.
 
     `stopped_by` is the first such signal; no other job should be started after it.
     """
@@ -41,13 +43,16 @@ class JobProcesses:
     def __exit__(self, *_: object) -> None:
         restore(self._before)
 
-    def run(self, words: list[str], *, command: list[str] | None = None, output: int | None = None) -> int:
+    def run(
+        self, words: list[str], *, command: list[str] | None = None, output: int | None = None
+    ) -> int:
         """Run a command and wait for its end.
 
         Args:
             words: the command's arguments.
             command: the program; None: this program.
-            output: where stdout and stderr go, as for subprocess; None: where this process's own go.
+            output: where stdout and stderr go, as for subprocess; None: where
+                this process's own go.
 
         Returns:
             The exit status, negative for a signal.
@@ -75,7 +80,8 @@ class JobProcesses:
 
 
 def job_command() -> list[str]:
-    """Return the command of this program: `python -m flashtrain`, or the user's script that calls main()."""
+    """Return the command of this program: `python -m flashtrain`, or the user's
+    script that calls main()."""
     main_module = sys.modules["__main__"]
     spec = getattr(main_module, "__spec__", None)
     if spec is None:
@@ -85,13 +91,18 @@ def job_command() -> list[str]:
 
 @contextmanager
 def leading_ranks(several: bool) -> Iterator[None]:
-    """Context manager: ranks that Lightning starts in it end when this process ends. `several`: whether there are any.
+    """Context manager: ranks that Lightning starts in it end when this process ends. `several`:
+    whether there are any.
 
     Until the first step SIGTERM and SIGHUP end this process without a line.
     """
-    # If it is killed before the ranks have met, they would wait for it for half an hour. It waits for them in native
-    # code, where Python calls no handler.
-    heard = [number for number in ENDING if signal.getsignal(number) is interrupt and number != signal.SIGINT]
+    # If it is killed before the ranks have met, they would wait for it for half an hour. It waits
+    # for them in native code, where Python calls no handler.
+    heard = [
+        number
+        for number in ENDING
+        if signal.getsignal(number) is interrupt and number != signal.SIGINT
+    ]
     before = {number: signal.signal(number, signal.SIG_DFL) for number in heard if several}
     os.environ[PARENT] = str(os.getpid())
     try:
@@ -105,7 +116,9 @@ def end_with_parent() -> None:
     """Watch the parent process of a job or rank: when it is gone, send SIGTERM to this process."""
     parent = os.environ.pop(PARENT, "")  # not for what this process starts itself
     if parent.isdecimal():
-        threading.Thread(target=_watch, args=(int(parent),), daemon=True, name="parent-watch").start()
+        threading.Thread(
+            target=_watch, args=(int(parent),), daemon=True, name="parent-watch"
+        ).start()
 
 
 def _watch(parent: int) -> None:

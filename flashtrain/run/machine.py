@@ -16,7 +16,12 @@ from flashtrain.errors import UserError
 from flashtrain.folders.run_lock import slurm_job
 from flashtrain.mode import check_settings, modes, working_mode
 from flashtrain.settings.command_line import CommandLine
-from flashtrain.settings.schema import setting_names, settings_config, typed_settings, unknown_setting
+from flashtrain.settings.schema import (
+    setting_names,
+    settings_config,
+    typed_settings,
+    unknown_setting,
+)
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import task_of
 from flashtrain.training.hardware import Hardware, detect_hardware, planned_hardware
@@ -25,12 +30,14 @@ from flashtrain.training.hardware import Hardware, detect_hardware, planned_hard
 def adapt_to_machine(
     settings: Settings, line: CommandLine, report: Callable[..., None] = say
 ) -> tuple[Settings, Hardware]:
-    """Adapt composed settings to this machine: the recipe's demo if there is no GPU, precision, attention.
+    """Adapt composed settings to this machine: the recipe's demo if there is no
+    GPU, precision, attention.
 
     Args:
         settings: the composed settings.
         line: the command line; a setting that it names is not replaced by the demo's.
-        report: takes the lines about what was decided, each with a level of logging if it is a warning.
+        report: takes the lines about what was decided, each with a level of
+            logging if it is a warning.
 
     Returns:
         The settings to run, and the machine's hardware.
@@ -49,10 +56,18 @@ def adapt_to_machine(
         full, settings = settings, apply_demo(settings, given)
         level = logging.INFO if full.hardware.demo == "always" else logging.WARNING
         report(f"{why}: {_demo_line(full, settings)}", level)
-    elif hardware.kind == "cpu" and settings.mode == "train" and settings.demo and settings.hardware.demo == "auto":
+    elif (
+        hardware.kind == "cpu"
+        and settings.mode == "train"
+        and settings.demo
+        and settings.hardware.demo == "auto"
+    ):
         requested = " and ".join(f"{name}=" for name in sorted(_OF_A_MODEL & given))
         if requested and not settings.is_demo:
-            report(f"{requested} names a model, so the full recipe runs on this CPU. Its demo: hardware.demo=always")
+            report(
+                f"{requested} names a model, so the full recipe runs on this CPU. "
+                "Its demo: hardware.demo=always"
+            )
     if settings.mode in ("train", "plan"):
         if settings.weights is not None and not Path(settings.weights).expanduser().exists():
             raise UserError(f"weights={settings.weights}: no such folder or file.")
@@ -62,9 +77,19 @@ def adapt_to_machine(
     if settings.mode == "train":
         settings.logger.check_installed()
         _check_processes(settings)
-    wanted, studies = settings.trainer.devices, [name for name, mode in modes().items() if mode.study]
-    if hardware.kind == "cuda" and wanted > hardware.count and settings.mode in ("train", "plan", *studies):
-        raise UserError(f"trainer.devices={wanted}, but this machine has {hardware.count} GPUs. Use at most that many.")
+    wanted, studies = (
+        settings.trainer.devices,
+        [name for name, mode in modes().items() if mode.study],
+    )
+    if (
+        hardware.kind == "cuda"
+        and wanted > hardware.count
+        and settings.mode in ("train", "plan", *studies)
+    ):
+        raise UserError(
+            f"trainer.devices={wanted}, but this machine has {hardware.count} GPUs. "
+            "Use at most that many."
+        )
     if settings.hardware.peak_tflops is not None:
         hardware = replace(hardware, peak_flops=settings.hardware.peak_tflops * 1e12)
     if _measures(settings):
@@ -76,16 +101,27 @@ def adapt_to_machine(
     if settings.attention.name != "flash":
         hardware = replace(hardware, attention=settings.attention.name)
     elif hardware.attention != "flash" and hardware.kind == "cuda":  # on a CPU the kernels say so
-        report(f"attention=flash needs an NVIDIA GPU of sm_80 or later and Triton; {_name(hardware)} uses torch SDPA.")
-    if hardware.kind == "cuda" and hardware.precision == "16-mixed" and settings.hardware.precision is None:
-        report(f"{_name(hardware)} has no bfloat16 tensor cores: training in float16 with loss scaling.")
+        report(
+            "attention=flash needs an NVIDIA GPU of sm_80 or later and Triton; "
+            f"{_name(hardware)} uses torch SDPA."
+        )
+    if (
+        hardware.kind == "cuda"
+        and hardware.precision == "16-mixed"
+        and settings.hardware.precision is None
+    ):
+        report(
+            f"{_name(hardware)} has no bfloat16 tensor cores: "
+            "training in float16 with loss scaling."
+        )
     if settings.mode in ("train", "plan"):
         task_of(settings).check_step(settings, given)
     return settings, hardware
 
 
 def apply_demo(settings: Settings, given: Collection[str]) -> Settings:
-    """Return the settings with the values of the recipe's demo, except for settings that are `given` by name."""
+    """Return the settings with the values of the recipe's demo, except for settings
+    that are `given` by name."""
     known = set(setting_names(settings.task))
     unchanged = {*given} | settings.kept_in_demo() | ({"data.source"} if "data" in given else set())
     changed = settings_config(settings)
@@ -102,29 +138,40 @@ def apply_demo(settings: Settings, given: Collection[str]) -> Settings:
 
 
 # Whoever gives one of these has a model in mind that the demo's would stand in the way of.
-_OF_A_MODEL = {"model", "model.name", "model.size", "model.path", "model.config", "bert.size", "weights"}
+_OF_A_MODEL = {
+    "model",
+    "model.name",
+    "model.size",
+    "model.path",
+    "model.config",
+    "bert.size",
+    "weights",
+}
 
 
 def _for_context(hardware: Hardware) -> Hardware:
-    """The machine, with the attention that devices can share: ours, on a CPU too. UserError: a GPU without it."""
+    """The machine, with the attention that devices can share: ours, on a CPU too.
+    UserError: a GPU without it."""
     if hardware.kind == "cuda" and hardware.attention != "flash":
         raise UserError(
-            "trainer.strategy=context_parallel needs attention=flash, so GPUs of sm_80 or later and Triton, and this "
-            f"is {_name(hardware)}. Use trainer.strategy=ddp or fsdp."
+            "trainer.strategy=context_parallel needs attention=flash, so GPUs of sm_80 or later "
+            f"and Triton, and this is {_name(hardware)}. Use trainer.strategy=ddp or fsdp."
         )
     return replace(hardware, attention="flash")
 
 
 def _check_processes(settings: Settings) -> None:
-    """torchrun has started its processes already; trainer.devices and trainer.nodes must say the same numbers."""
+    """torchrun has started its processes already; trainer.devices and trainer.nodes
+    must say the same numbers."""
     devices, nodes = settings.trainer.devices, settings.trainer.nodes
     if "TORCHELASTIC_RUN_ID" in os.environ:
         here = int(os.environ["LOCAL_WORLD_SIZE"])
         started = int(os.environ["WORLD_SIZE"]) // here
         if (here, started) != (devices, nodes):
             raise UserError(
-                f"torchrun started {here} processes on each of {started} machine(s), but trainer.devices={devices} "
-                f"trainer.nodes={nodes}. Set trainer.devices={here} trainer.nodes={started}."
+                f"torchrun started {here} processes on each of {started} machine(s), but "
+                f"trainer.devices={devices} trainer.nodes={nodes}. Set trainer.devices={here} "
+                f"trainer.nodes={started}."
             )
     elif nodes > 1 and slurm_job() is None and "MASTER_ADDR" not in os.environ:
         raise UserError(
@@ -150,7 +197,10 @@ def _demo_line(full: Settings, demo: Settings) -> str:
     mode = working_mode(demo)
     if mode is not None and mode.measures:
         return mode.demo_line(demo, where)
-    return f"{'planning' if demo.mode == 'plan' else 'training'} {task_of(demo).demo_line(full, demo, where)}"
+    return (
+        f"{'planning' if demo.mode == 'plan' else 'training'} "
+        f"{task_of(demo).demo_line(full, demo, where)}"
+    )
 
 
 def _name(hardware: Hardware) -> str:

@@ -42,10 +42,15 @@ from flashtrain.training.hardware import Hardware, versions
 
 
 def planned_row(settings: Settings, hardware: Hardware, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the part of the summary row that is known before the run. `overrides`: the command line's words."""
+    """Return the part of the summary row that is known before the run. `overrides`:
+    the command line's words."""
     common = {"attention": hardware.attention, "precision": hardware.precision}
     mode = mode_of(settings)
-    trained = {} if mode is not None and mode.measures else {**task_of(settings).columns(settings), **common}
+    trained = (
+        {}
+        if mode is not None and mode.measures
+        else {**task_of(settings).columns(settings), **common}
+    )
     return {
         "recipe": settings.recipe,
         "date": time.strftime("%Y-%m-%d"),
@@ -56,21 +61,30 @@ def planned_row(settings: Settings, hardware: Hardware, overrides: Sequence[str]
     }
 
 
-def check_same_model(checkpoint: Path, saved: Mapping[str, Any], description: dict[str, Any]) -> None:
-    """Raise UserError, which lists the differences, if a checkpoint (`saved`) is not of the described model."""
+def check_same_model(
+    checkpoint: Path, saved: Mapping[str, Any], description: dict[str, Any]
+) -> None:
+    """Raise UserError, which lists the differences, if a checkpoint (`saved`) is not
+    of the described model."""
     notes = saved.get("flashtrain", {})
     here = {"name": description["name"], **description["shape"]}
     there = {"name": current_value("model.name", notes.get("name")), **notes.get("shape", {})}
     differing = [key for key in here if here[key] != there.get(key)]
     if differing:
         parts = ", ".join(f"{key} is {there.get(key)}, expected {here[key]}" for key in differing)
-        raise UserError(f"{checkpoint} is a checkpoint of another model: {parts}. Use its settings.")
+        raise UserError(
+            f"{checkpoint} is a checkpoint of another model: {parts}. Use its settings."
+        )
 
 
-def checkpoint_to_resume(settings: Settings, folder: Path, description: dict[str, Any]) -> Path | None:
-    """Return the checkpoint to resume from: of the run resume=RUN or, with resume=auto, in `folder`; None: begin anew.
+def checkpoint_to_resume(
+    settings: Settings, folder: Path, description: dict[str, Any]
+) -> Path | None:
+    """Return the checkpoint to resume from: of the run resume=RUN or, with resume=auto, in
+    `folder`; None: begin anew.
 
-    Raises UserError if the checkpoint is of another model, holds weights only, or is at the last step already.
+    Raises UserError if the checkpoint is of another model, holds weights only, or is at
+    the last step already.
     """
     if settings.resume is None:
         return None
@@ -83,13 +97,13 @@ def checkpoint_to_resume(settings: Settings, folder: Path, description: dict[str
     saved = read_checkpoint(checkpoint, mmap=True, checked=True)
     check_same_model(checkpoint, saved, description)
     made, steps = check_resumable(saved, checkpoint), settings.trainer.steps
-    # An empty row would overwrite that of a finished run. A run that died between its last step and its summary is not
-    # FINISHED: it resumes, and makes its summary.
+    # An empty row would overwrite that of a finished run. A run that died between its last step and
+    # its summary is not FINISHED: it resumes, and makes its summary.
     finished = read_summary(checkpoint.parent.parent).get("status") == FINISHED
     if made > steps or (made == steps and finished):
         raise UserError(
-            f"{checkpoint} is of step {made:,}, and trainer.steps={steps}: nothing is left to train. "
-            f"Set trainer.steps= above {made}, or start a new run without resume=."
+            f"{checkpoint} is of step {made:,}, and trainer.steps={steps}: nothing is left to "
+            f"train. Set trainer.steps= above {made}, or start a new run without resume=."
         )
     longer = ", which had finished" if finished else ""
     say(f"resuming from {checkpoint}{longer}, at step {made:,} of {steps:,}")
@@ -97,7 +111,13 @@ def checkpoint_to_resume(settings: Settings, folder: Path, description: dict[str
 
 
 def train(
-    task: Task, settings: Settings, hardware: Hardware, folder: Path, *, overrides: Sequence[str], started: float
+    task: Task,
+    settings: Settings,
+    hardware: Hardware,
+    folder: Path,
+    *,
+    overrides: Sequence[str],
+    started: float,
 ) -> dict[str, Any]:
     """Train in `folder`, and return the summary row.
 
@@ -130,7 +150,9 @@ def train(
 
     for number, prepared in enumerate(task.trainings(settings, hardware, folder, overrides)):
         stage = prepared.stage
-        resumed = stage.resumed if stage else checkpoint_to_resume(settings, folder, prepared.description)
+        resumed = (
+            stage.resumed if stage else checkpoint_to_resume(settings, folder, prepared.description)
+        )
         if number == 0:
             if resumed is not None:
                 check_config(resumed, read_checkpoint(resumed, mmap=True))
@@ -141,7 +163,9 @@ def train(
                 stored[SETTINGS] = write_config(asdict(settings), folder)
                 if prepared.tokenizer is not None:
                     prepared.tokenizer.save(folder / TOKENIZER)
-                write_summary(folder, {**planned_row(settings, hardware, overrides), "status": RUNNING})
+                write_summary(
+                    folder, {**planned_row(settings, hardware, overrides), "status": RUNNING}
+                )
         for line in prepared.lines:
             say(line)
         prepared.callbacks = [*prepared.callbacks, stores]

@@ -1,4 +1,5 @@
-"""Older names of settings and names of other programs' settings, with the name that each has here."""
+"""Older names of settings and names of other programs' settings, with the name
+that each has here."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ import yaml
 
 from flashtrain.files.shipped import conf_folder
 
-# Older names and values, and values that other programs have. A command line or a recipe that has one is answered with
-# ours; an older run's saved configuration is read with ours in their place.
+# Older names and values, and values that other programs have. A command line or a recipe that has
+# one is answered with ours; an older run's saved configuration is read with ours in their place.
 RENAMED = {
     "benchmark.units": "benchmark.sample_units",
     "benchmark.updates": "benchmark.optimizer_step",
@@ -48,7 +49,8 @@ RENAMED = {
     "trainer.strategy=deepspeed": "trainer.strategy=fsdp",
 }
 
-# Settings that are gone, and the values with which every run now works; (): no training depended on it.
+# Settings that are gone, and the values with which every run now works; (): no
+# training depended on it.
 REMOVED: dict[str, tuple[Any, ...]] = {
     "bert.residual": ("compute",),
     "classification_weight": (None,),  # of a stage in curriculum.stages
@@ -63,10 +65,14 @@ REMOVED: dict[str, tuple[Any, ...]] = {
 }
 
 _TEXTS = ("txt", "md", "jsonl")
-# A setting that a run's configuration lacks since it is newer than the run, and the value that repeats what it did.
+# A setting that a run's configuration lacks since it is newer than the run, and the value that
+# repeats what it did.
 NEWER: dict[str, Any] = {
     "data.check_answers": False,
-    "data.files": ["*.parquet", *(f"*.{name}{end}" for name in _TEXTS for end in ("", ".gz", ".xz", ".zst"))],
+    "data.files": [
+        "*.parquet",
+        *(f"*.{name}{end}" for name in _TEXTS for end in ("", ".gz", ".xz", ".zst")),
+    ],
     "data.include_ignored": True,
     "data.special_tokens": "chat",
     "model.older_positions": True,
@@ -75,16 +81,20 @@ NEWER: dict[str, Any] = {
 
 @cache
 def others() -> dict[str, str]:
-    """Return what other programs' names mean here: a setting, or words about it, with its names in one text."""
+    """Return what other programs' names mean here: a setting, or words about it, with
+    its names in one text."""
     return dict(yaml.safe_load((conf_folder() / "other_names.yaml").read_text(encoding="utf-8")))
 
 
 def renamed(name: str, value: Any = None) -> str | None:
-    """Return a line with the present name of a renamed setting or value, "trainer.context_way: use ..."; else None.
+    """Return a line with the present name of a renamed setting or value,
+    "trainer.context_way: use ..."; else None.
 
     Args:
-        name: the given name: dotted, a config group such as `model`, or a key inside a list's entry.
-        value: the value that the setting is given, if known; for a config group the name of its choice.
+        name: the given name: dotted, a config group such as `model`, or a key
+            inside a list's entry.
+        value: the value that the setting is given, if known; for a config group
+            the name of its choice.
     """
     several = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
     for one in several:
@@ -102,7 +112,8 @@ def _current(given: str) -> str:
 
 
 def answer(given: str, settings: Collection[str]) -> str | None:
-    """Return what to use in place of another program's name of a setting; None for a name that is not known.
+    """Return what to use in place of another program's name of a setting; None for a
+    name that is not known.
 
     Args:
         given: the name, also in a group: "trainer.gpus".
@@ -116,11 +127,13 @@ def answer(given: str, settings: Collection[str]) -> str | None:
 
 
 def updated(content: dict[str, Any], group: str = "") -> dict[str, Any]:
-    """Return a saved configuration with present names and values in place of older ones, and without removed settings.
+    """Return a saved configuration with present names and values in place of older ones, and
+    without removed settings.
 
     Args:
         content: the configuration, or one of its groups.
-        group: the prefix of the group's settings with a dot at its end, such as "trainer."; "" for a whole one.
+        group: the prefix of the group's settings with a dot at its end, such as
+            "trainer."; "" for a whole one.
     """
     made = {}
     for key, value in content.items():
@@ -131,7 +144,9 @@ def updated(content: dict[str, Any], group: str = "") -> dict[str, Any]:
         if isinstance(value, dict):
             value = updated(value, inner)
         elif isinstance(value, list):
-            value = [updated(one) if isinstance(one, dict) else current_value(name, one) for one in value]
+            value = [
+                updated(one) if isinstance(one, dict) else current_value(name, one) for one in value
+            ]
         else:
             name = RENAMED.get(name, name)
             value = current_value(name, value)
@@ -140,7 +155,8 @@ def updated(content: dict[str, Any], group: str = "") -> dict[str, Any]:
 
 
 def completed(content: dict[str, Any], settings: Collection[str]) -> dict[str, Any]:
-    """Return a saved configuration with the values that repeat what its run did, of settings newer than the run.
+    """Return a saved configuration with the values that repeat what its run did, of
+    settings newer than the run.
 
     Args:
         content: the configuration, with present names.
@@ -154,5 +170,6 @@ def completed(content: dict[str, Any], settings: Collection[str]) -> dict[str, A
 
 
 def current_value(setting: str, value: Any) -> Any:
-    """Return the present name of a value that an older run saved for this setting; any other value unchanged."""
+    """Return the present name of a value that an older run saved for this setting; any
+    other value unchanged."""
     return _current(f"{setting}={value}").partition("=")[2] if isinstance(value, str) else value

@@ -20,14 +20,16 @@ _NO_TEXT = ("null", "true", "false", "nan", "inf")
 
 
 class CommandLine(tuple[str, ...]):
-    """The words of a command line (key=value), which are parsed when they are first asked for, and only then.
+    """The words of a command line (key=value), which are parsed when they are first
+    asked for, and only then.
 
     Raises UserError, when they are parsed, for a word that is no setting.
     """
 
     @classmethod
     def of(cls, words: Iterable[str]) -> CommandLine:
-        """Return the words as a command line; one that is given stays itself, and is not parsed again."""
+        """Return the words as a command line; one that is given stays itself,
+        and is not parsed again."""
         return words if isinstance(words, CommandLine) else cls(words)
 
     @cached_property
@@ -37,7 +39,8 @@ class CommandLine(tuple[str, ...]):
             return OverridesParser.create().parse_overrides(list(self))
         except OverrideParseException as error:
             raise UserError(
-                f"unexpected argument '{error.override}'. Settings are name=value, for example recipe=gpt2 mode=train."
+                f"unexpected argument '{error.override}'. "
+                "Settings are name=value, for example recipe=gpt2 mode=train."
             ) from error
 
     @cached_property
@@ -48,18 +51,22 @@ class CommandLine(tuple[str, ...]):
     @property
     def values(self) -> dict[str, Any]:
         """The given values by name, without those that list several values."""
-        return {name: one.value() for name, one in self.by_name.items() if not one.is_sweep_override()}
+        return {
+            name: one.value() for name, one in self.by_name.items() if not one.is_sweep_override()
+        }
 
     def check_given_once(self) -> None:
         """Raise UserError for a setting or group that is given twice: Hydra would take the last.
 
-        Hydra's own settings may come twice: Lightning adds a run's folder when it starts further ranks.
+        Hydra's own settings may come twice: Lightning adds a run's folder when
+        it starts further ranks.
         """
         first: dict[str, str] = {}
         for word, name in zip(self, map(_name, self.overrides), strict=True):
             if name in first and name.split(".")[0].split("/")[0] != "hydra":
                 raise UserError(
-                    f"{name} is given twice, as {first[name]} and as {word}. Give it once, or use -m and commas."
+                    f"{name} is given twice, as {first[name]} and as {word}. "
+                    "Give it once, or use -m and commas."
                 )
             first[name] = word
 
@@ -69,7 +76,8 @@ def _name(override: Override) -> str:
 
 
 def as_value(text: str) -> str:
-    """Return a text as a value in Hydra's grammar, in quotes only if Hydra would otherwise read it differently."""
+    """Return a text as a value in Hydra's grammar, in quotes only if Hydra would
+    otherwise read it differently."""
     return text if _PLAIN.fullmatch(text) and text.lower() not in _NO_TEXT else quoted(text)
 
 

@@ -12,13 +12,16 @@ from flashtrain.settings.options import Logger, LoggerMode, option
 
 @dataclass
 class LoggerSettings:
-    """The loggers of metrics (conf/logger). Every run writes metrics.jsonl; wandb is online if a key is configured."""
+    """The loggers of metrics (conf/logger). Every run writes metrics.jsonl; wandb is online
+    if a key is configured."""
 
-    name: str = "wandb"  # where metrics are logged too: none, tensorboard, wandb, or [tensorboard,wandb]
+    # Where metrics are logged too: none, tensorboard, wandb, or [tensorboard,wandb].
+    name: str = "wandb"
     project: str = "flashtrain"  # the project of Weights & Biases in which runs are logged
     run_name: str | None = None  # the run's name in Weights & Biases; null: chosen there
     group: str | None = None  # the group of Weights & Biases that a sweep's runs share
-    mode: str = option("auto", LoggerMode)  # whether Weights & Biases uploads; auto: online if a key is configured
+    # Whether Weights & Biases uploads; auto: online if a key is configured.
+    mode: str = option("auto", LoggerMode)
 
     @property
     def kinds(self) -> list[str]:
@@ -29,7 +32,10 @@ class LoggerSettings:
         """Raise UserError if the package of a chosen logger is not installed."""
         for kind in self.kinds:
             if kind in ("tensorboard", "wandb") and find_spec(kind) is None:
-                raise UserError(f"logger={kind} needs the package {kind}, which is not installed: pip install {kind}")
+                raise UserError(
+                    f"logger={kind} needs the package {kind}, which is not installed: "
+                    f"pip install {kind}"
+                )
 
     def check(self) -> None:
         for kind in self.kinds:

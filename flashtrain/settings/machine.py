@@ -5,22 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flashtrain.errors import UserError, above, at_least
-from flashtrain.settings.options import Accelerator, ActivationCheckpointing, Attention, Demo, Gpu, Precision, option
+from flashtrain.settings.options import (
+    Accelerator,
+    ActivationCheckpointing,
+    Attention,
+    Demo,
+    Gpu,
+    Precision,
+    option,
+)
 
 
 @dataclass
 class AttentionSettings:
-    """The attention (conf/attention): flash (flashtrain's), sdpa (torch's), standard (computes the S x S matrix)."""
+    """The attention (conf/attention): flash (flashtrain's), sdpa (torch's), standard
+    (computes the S x S matrix)."""
 
-    name: str = option("flash", Attention)  # flashtrain's kernels, torch's attention, or the S x S matrix in full
+    # flashtrain's kernels, torch's attention, or the S x S matrix in full.
+    name: str = option("flash", Attention)
 
 
 @dataclass
 class MemorySettings:
-    """Ways to need less memory for activations. Losses and gradients stay the same; a step takes longer."""
+    """Ways to need less memory for activations. Losses and gradients stay the
+    same; a step takes longer."""
 
-    # What a block saves for its backward: none saves everything, selective its input and attention's output, full its
-    # input; auto takes the fastest that is estimated to fit.
+    # What a block saves for its backward: none saves everything, selective its input and
+    # attention's output, full its input; auto takes the fastest that is estimated to fit.
     activation_checkpointing: str = option("auto", ActivationCheckpointing)
     offload: bool = False  # move the saved inputs of blocks to host memory
     ffn_chunk: int | None = None  # tokens computed together in the feed-forward; null: auto, or all
@@ -39,13 +50,18 @@ class MemorySettings:
 
 @dataclass
 class HardwareSettings:
-    """The hardware to run on (conf/hardware). demo=auto trains a recipe's small demo where there is no GPU."""
+    """The hardware to run on (conf/hardware). demo=auto trains a recipe's small demo
+    where there is no GPU."""
 
-    accelerator: str = option("auto", Accelerator)  # where the run computes; auto: on GPUs if there are some
-    precision: str | None = option(None, Precision)  # 64-true: of whole weights; null: what the device does best
-    peak_tflops: float | None = None  # dense peak for MFU; null: from flashtrain's table, or MFU left out
+    # Where the run computes; auto: on GPUs if there are some.
+    accelerator: str = option("auto", Accelerator)
+    # 64-true: of whole weights; null: what the device does best.
+    precision: str | None = option(None, Precision)
+    # Dense peak for MFU; null: from flashtrain's table, or MFU left out.
+    peak_tflops: float | None = None
     demo: str = option("auto", Demo)  # auto: where there is no GPU
-    # Of mode=plan: the GPU to plan for in place of this machine's; 8xh100 is h100 with trainer.devices=8.
+    # Of mode=plan: the GPU to plan for in place of this machine's; 8xh100 is h100
+    # with trainer.devices=8.
     plan_for: str | None = option(None, Gpu)
 
     def check(self) -> None:

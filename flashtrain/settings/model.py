@@ -7,13 +7,29 @@ from pathlib import Path
 from typing import Any, get_args
 
 from flashtrain.errors import UserError, above, at_least, between, one_of
-from flashtrain.settings.options import Adapter, DecoderName, DecoderSize, Positions, Quantize, Residual, Rope, option
+from flashtrain.settings.options import (
+    Adapter,
+    DecoderName,
+    DecoderSize,
+    Positions,
+    Quantize,
+    Residual,
+    Rope,
+    option,
+)
 from flashtrain.settings.training import no_options
 
 _OF_TRANSFORMERS = ("path", "config", "adapter")
 _OF_ADAPTERS = ("adapter_rank", "adapter_alpha", "adapter_targets", "adapter_dropout", "quantize")
 OWN_SIZES = ("layers", "width", "heads", "kv_heads", "ffn", "pattern")
-_OF_OUR_DECODERS = ("size", *OWN_SIZES, "positions", "dropout", "vocab_rows", "interpolate_positions")
+_OF_OUR_DECODERS = (
+    "size",
+    *OWN_SIZES,
+    "positions",
+    "dropout",
+    "vocab_rows",
+    "interpolate_positions",
+)
 
 
 @dataclass
@@ -21,42 +37,60 @@ class ModelSettings:
     """The decoder that is trained, its size and its adapter (conf/model)."""
 
     name: str = "gpt2"  # the decoder: gpt2, llama, huggingface, or a registered one
-    size: str = option("124m", DecoderSize, others=True)  # layers, heads and width of flashtrain's own decoders
-    layers: int | None = None  # number of layers of flashtrain's own decoders; null: the size's, as the next four
+    # layers, heads and width of flashtrain's own decoders.
+    size: str = option("124m", DecoderSize, others=True)
+    # Number of layers of flashtrain's own decoders; null: the size's, as the next four.
+    layers: int | None = None
     width: int | None = None  # embedding width
     heads: int | None = None  # query heads of a layer
     kv_heads: int | None = None  # key/value heads of a layer
-    ffn: int | None = None  # width inside the feed-forward; null: 4 times the width, of llama 8/3 times
-    # What the layers are, repeated: full, window:TOKENS, nope (without positions), or a registered mixer.
+    # width inside the feed-forward; null: 4 times the width, of llama 8/3 times.
+    ffn: int | None = None
+    # What the layers are, repeated: full, window:TOKENS, nope (without positions),
+    # or a registered mixer.
     pattern: Any = field(default_factory=lambda: ["full"])
     # How positions of tokens are encoded; null: the family's own.
     positions: str | None = option(None, Positions, others=True)
-    dropout: float = 0.0  # probability of dropping embeddings, attention weights and outputs of a block's two branches
-    vocab_rows: int | None = None  # rows of the embedding table; null: the vocabulary rounded up to a multiple of 64
+    # Probability of dropping embeddings, attention weights and outputs of a block's two branches.
+    dropout: float = 0.0
+    # Rows of the embedding table; null: the vocabulary rounded up to a multiple of 64.
+    vocab_rows: int | None = None
     rope_base: float | None = None  # base of rotary positions; null: 10000, or that of the weights
-    # What rope_factor does: raise the base (ntk), or what Hugging Face's rope_type does; null: as the weights, or ntk.
+    # What rope_factor does: raise the base (ntk), or what Hugging Face's rope_type does; null: as
+    # the weights, or ntk.
     rope: str | None = option(None, Rope)
-    rope_factor: float | None = None  # scales rotary positions for a longer context; null: 1, or as the weights
-    older_positions: bool = False  # numbers and scales positions of model=huggingface as runs until November 2026 did
-    interpolate_positions: bool = False  # stretch learned positions of weights or a checkpoint to a longer context
+    # Scales rotary positions for a longer context; null: 1, or as the weights.
+    rope_factor: float | None = None
+    # Numbers and scales positions of model=huggingface as runs until November 2026 did.
+    older_positions: bool = False
+    # Stretch learned positions of weights or a checkpoint to a longer context.
+    interpolate_positions: bool = False
     # Between blocks under autocast: half precision (compute), float32 (weights).
     residual: str = option("compute", Residual)
-    path: str | None = None  # a folder of transformers, a name of the hub, or a run (model=huggingface)
-    # For random weights (model=huggingface): a config.json; tiny, llama-1b, llama-3b, llama-8b or qwen3-8b, which have
-    # these models' sizes; or a type such as llama with transformers' default sizes.
+    # A folder of transformers, a name of the hub, or a run (model=huggingface).
+    path: str | None = None
+    # For random weights (model=huggingface): a config.json; tiny, llama-1b, llama-3b,
+    # llama-8b or qwen3-8b, which have these models' sizes; or a type such as llama with
+    # transformers' default sizes.
     config: str | None = None
-    adapter: str | None = option(None, Adapter)  # lora (Hu et al. 2021): train two thin matrices at each target alone
+    # Lora (Hu et al. 2021): train two thin matrices at each target alone.
+    adapter: str | None = option(None, Adapter)
     adapter_rank: int = 16  # the width of an adapter's two matrices
-    adapter_alpha: float | None = None  # factor of an adapter's product, over the rank; null: twice the rank
-    adapter_targets: Any = "all-linear"  # layers that get an adapter: all-linear, or names such as [q_proj,v_proj]
+    # Factor of an adapter's product, over the rank; null: twice the rank.
+    adapter_alpha: float | None = None
+    # layers that get an adapter: all-linear, or names such as [q_proj,v_proj].
+    adapter_targets: Any = "all-linear"
     adapter_dropout: float = 0.0  # probability of dropping what an adapter reads
-    quantize: str | None = option(None, Quantize)  # weights beside an adapter: nf4 stores them in 4 bits, by torchao
-    # Options of a registered model, or changes to a Hugging Face configuration: +model.options.NAME=VALUE.
+    # Weights beside an adapter: nf4 stores them in 4 bits, by torchao.
+    quantize: str | None = option(None, Quantize)
+    # Options of a registered model, or changes to a Hugging Face configuration:
+    # +model.options.NAME=VALUE.
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
-        """A short name: family and size, such as gpt2-124m, or a transformers model's folder, name or type."""
+        """A short name: family and size, such as gpt2-124m, or a transformers
+        model's folder, name or type."""
         given = self.path or self.config
         if given is not None:
             return Path(given.removesuffix("/config.json")).name
@@ -64,7 +98,9 @@ class ModelSettings:
         if self.layers is not None and self.width is not None:
             size, sizes = f"{self.layers}x{self.width}", sizes[2:]
         own = [f"{name}{value}" for name in sizes if (value := getattr(self, name)) is not None]
-        pattern = [] if self.pattern == ["full"] else ["+".join(map(str, self.pattern)).replace(":", "")]
+        pattern = (
+            [] if self.pattern == ["full"] else ["+".join(map(str, self.pattern)).replace(":", "")]
+        )
         return "-".join([self.name, size, *own, *pattern])
 
     @property
@@ -74,17 +110,26 @@ class ModelSettings:
         return any(getattr(self, name) != getattr(plain, name) for name in OWN_SIZES)
 
     def target_names(self) -> list[str]:
-        """Return adapter_targets as a list of layer names. Raises UserError unless it is a list or a text."""
+        """Return adapter_targets as a list of layer names. Raises UserError unless
+        it is a list or a text."""
         given = self.adapter_targets
         names = given.split(",") if isinstance(given, str) else given
-        if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
-            raise UserError(f"model.adapter_targets={given}. Expected all-linear, or layers' names: [q_proj,v_proj].")
+        if (
+            not isinstance(names, list)
+            or not names
+            or not all(isinstance(name, str) and name for name in names)
+        ):
+            raise UserError(
+                f"model.adapter_targets={given}. "
+                "Expected all-linear, or layers' names: [q_proj,v_proj]."
+            )
         return names
 
     def check(self) -> None:
         if self.path is not None and self.config is not None:
             raise UserError(
-                "model.path=... loads trained weights, and model.config=... makes random ones. Remove one of the two."
+                "model.path=... loads trained weights, and model.config=... makes random ones. "
+                "Remove one of the two."
             )
         self._check_used()
         at_least("model.adapter_rank", self.adapter_rank, 1)
@@ -100,10 +145,14 @@ class ModelSettings:
         for name in ("vocab_rows", "layers", "width", "heads", "kv_heads", "ffn"):
             at_least(f"model.{name}", getattr(self, name), 1)
         if not isinstance(self.pattern, list) or not self.pattern:
-            raise UserError(f"model.pattern={self.pattern}. Expected a list of layers: [window:1024,window:1024,full].")
+            raise UserError(
+                f"model.pattern={self.pattern}. "
+                "Expected a list of layers: [window:1024,window:1024,full]."
+            )
 
     def _check_used(self) -> None:
-        """Raise UserError for a setting that this kind of model, or a model without an adapter, does not use."""
+        """Raise UserError for a setting that this kind of model, or a model without an
+        adapter, does not use."""
         plain, transformers = ModelSettings(), self.name == "huggingface"
         for names, used, by in (
             (_OF_ADAPTERS, self.adapter is not None, "adapters. Set model.adapter=lora."),

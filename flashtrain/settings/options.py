@@ -1,4 +1,5 @@
-"""All closed sets of values that settings may have, and `option`, a dataclass field with one of those values.
+"""All closed sets of values that settings may have, and `option`, a dataclass field
+with one of those values.
 
 Nothing else is imported here, so that models, data and training read the same names.
 """
@@ -15,7 +16,8 @@ Accelerator = Literal["auto", "cpu", "gpu"]
 Attention = Literal["flash", "sdpa", "standard"]
 ActivationCheckpointing = Literal["none", "selective", "full", "auto"]
 Demo = Literal["auto", "always", "never"]
-Logger = Literal["none", "csv", "tensorboard", "wandb"]  # csv: an older name of none, which published commands have
+# csv: an older name of none, which published commands have.
+Logger = Literal["none", "csv", "tensorboard", "wandb"]
 LoggerMode = Literal["auto", "online", "offline"]
 Gpu = Literal["h100", "h200", "a100-40gb", "a100-80gb", "b200", "l40s", "rtx4090"]
 Precision = Literal["bf16-mixed", "16-mixed", "32-true", "bf16-true", "64-true"]
@@ -56,7 +58,8 @@ SampleUnit = Literal["sentence", "paragraph", "document"]
 
 
 def option(default: str | None, kind: Any, *, others: bool = False) -> Any:
-    """Return a dataclass field whose value is one of the names in `kind`, or None if that is the default.
+    """Return a dataclass field whose value is one of the names in `kind`, or None
+    if that is the default.
 
     Args:
         default: the field's default.
@@ -67,7 +70,8 @@ def option(default: str | None, kind: Any, *, others: bool = False) -> Any:
 
 
 def check_options(name: str, group: Any) -> None:
-    """Raise UserError for the first field made by `option` whose value is not allowed. `name`: the settings group's."""
+    """Raise UserError for the first field made by `option` whose value is not allowed.
+    `name`: the settings group's."""
     for one in fields(group):
         given = getattr(group, one.name)
         if "options" in one.metadata and not one.metadata["others"] and given is not None:

@@ -1,6 +1,8 @@
-"""The schema of a task: its settings with their types, and the errors about unknown names and wrong values.
+"""The schema of a task: its settings with their types, and the errors about unknown
+names and wrong values.
 
-It is the dataclass of the task (its `settings`), with the groups that modes and programs register as `settings.NAME`.
+It is the dataclass of the task (its `settings`), with the groups that modes and programs
+register as `settings.NAME`.
 """
 
 from __future__ import annotations
@@ -13,7 +15,12 @@ from functools import cache
 from typing import Any, cast, get_type_hints
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    OmegaConfBaseException,
+    ValidationError,
+)
 
 from flashtrain.errors import UserError, first_line
 from flashtrain.files.yaml_files import literal
@@ -22,7 +29,11 @@ from flashtrain.settings.aliases import RENAMED, answer, renamed
 from flashtrain.settings.settings import Settings
 
 INTERNAL = ("is_demo",)  # settings that the command sets itself
-LISTS = {int: "a list of whole numbers: [1,2]", float: "a list of numbers: [0.1,0.2]", str: "a list: [one,another]"}
+LISTS = {
+    int: "a list of whole numbers: [1,2]",
+    float: "a list of numbers: [0.1,0.2]",
+    str: "a list: [one,another]",
+}
 
 # The settings' types and defaults. Made once a task, since that takes long; merging copies them.
 _structured: Callable[[Any], DictConfig] = cache(OmegaConf.structured)
@@ -30,16 +41,19 @@ _structured: Callable[[Any], DictConfig] = cache(OmegaConf.structured)
 
 @cache
 def schema_of(task: str) -> type[Settings]:
-    """Return the dataclass of a task's settings, with the groups that modes and programs registered.
+    """Return the dataclass of a task's settings, with the groups that modes
+    and programs registered.
 
-    Raises UserError for an unknown task, and if a registered group has the name of one of the task's settings.
+    Raises UserError for an unknown task, and if a registered group has the name of one
+    of the task's settings.
     """
     own: type[Settings] = cast(Any, component("task", task)()).settings
     names = registered("settings")
     taken = {one.name for one in fields(own)} & set(names)
     if taken:
         raise UserError(
-            f"the registered group of settings '{taken.pop()}' has the name of a setting of task={task}. Rename it."
+            f"the registered group of settings '{taken.pop()}' has the name of a setting of "
+            f"task={task}. Rename it."
         )
     groups = [(name, component("settings", name)) for name in names]
     made: list[Any] = [(name, group, field(default_factory=group)) for name, group in groups]
@@ -49,12 +63,16 @@ def schema_of(task: str) -> type[Settings]:
 
 
 def typed_settings(config: DictConfig) -> Settings:
-    """Return a composed configuration as the settings of its task, each value converted to its declared type.
+    """Return a composed configuration as the settings of its task, each value
+    converted to its declared type.
 
-    Raises UserError naming the setting for an unknown key or a value of the wrong type. Does not call check().
+    Raises UserError naming the setting for an unknown key or a value of the wrong type.
+    Does not call check().
     """
     task = str(config.get("task", Settings.task))
-    for name in sorted({name for name, equals, _ in (key.partition("=") for key in RENAMED) if equals}):
+    for name in sorted(
+        {name for name, equals, _ in (key.partition("=") for key in RENAMED) if equals}
+    ):
         if line := renamed(name, OmegaConf.select(config, name)):
             raise UserError(line)
     try:
@@ -90,28 +108,46 @@ def _walk(group: type, prefix: str) -> Iterator[tuple[str, Any, Any]]:
 
 
 def check_names(given: Mapping[str, Any], task: str) -> None:
-    """Raise UserError, which names all, for settings (name -> value) that the task lacks or that have newer names."""
+    """Raise UserError, which names all, for settings (name -> value) that the task lacks or
+    that have newer names."""
     names = set(setting_names(task))
     leaves = names - {name.rpartition(".")[0] for name in names}
     free = ("hydra", *(f"{leaf}." for leaf in leaves))  # what is no group may be a dictionary
-    missing = {key: str(unknown_setting(key, task)) for key in given if key not in names and not key.startswith(free)}
-    if lines := [line for key, value in given.items() if (line := renamed(key, value) or missing.get(key))]:
+    missing = {
+        key: str(unknown_setting(key, task))
+        for key in given
+        if key not in names and not key.startswith(free)
+    }
+    if lines := [
+        line for key, value in given.items() if (line := renamed(key, value) or missing.get(key))
+    ]:
         raise UserError(" ".join(lines))
 
 
 def unknown_setting(given: str, task: str) -> UserError:
-    """Return the error for a setting that the task does not have: what it is called here, or similar names."""
+    """Return the error for a setting that the task does not have: what it is called
+    here, or similar names."""
     names = [name for name in setting_names(task) if name not in INTERNAL]
     group = given.rpartition(".")[0]
     if group.endswith(".options") and group in names:
-        return UserError(f"{given} is an option of a registered component. Add a plus: +{given}=...")
+        return UserError(
+            f"{given} is an option of a registered component. Add a plus: +{given}=..."
+        )
     if line := renamed(given):
         return UserError(line)
-    if others := [other for other in registered("task") if other != task and given in setting_names(other)]:
+    if others := [
+        other for other in registered("task") if other != task and given in setting_names(other)
+    ]:
         what = f"{given} is a setting of task={' and '.join(others)}, not of task={task}."
         return UserError(f"{what} {meant(given, names)}".rstrip())
-    siblings = ", ".join(sorted(name for name in names if group and name.rpartition(".")[0] == group))
-    choices = f"Expected one of: {siblings}." if siblings else "`python -m flashtrain --help` lists settings."
+    siblings = ", ".join(
+        sorted(name for name in names if group and name.rpartition(".")[0] == group)
+    )
+    choices = (
+        f"Expected one of: {siblings}."
+        if siblings
+        else "`python -m flashtrain --help` lists settings."
+    )
     return UserError(f"unknown setting '{given}'. {meant(given, names) or choices}")
 
 
@@ -127,23 +163,30 @@ def meant(given: str, names: Collection[str]) -> str:
     group, _, last = given.rpartition(".")
     extra = {name for name in registered("settings") if name != group}  # of modes
     leaves: dict[str, list[str]] = {}
-    for name in sorted(names, key=lambda name: name.rpartition(".")[0] != group):  # those of the same group first
+    # Those of the same group first.
+    for name in sorted(names, key=lambda name: name.rpartition(".")[0] != group):
         if name.partition(".")[0] not in extra and not name.endswith(".name"):
             leaves.setdefault(name.rpartition(".")[2], []).append(name)
-    near = [name for leaf in difflib.get_close_matches(last, leaves, n=2, cutoff=0.75) for name in leaves[leaf]][:2]
+    near = [
+        name
+        for leaf in difflib.get_close_matches(last, leaves, n=2, cutoff=0.75)
+        for name in leaves[leaf]
+    ][:2]
     if near and near == leaves.get(last):
         return f"Use {' or '.join(near)}."
     return f"Did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
 
 
 def wrong_value(error: OmegaConfBaseException, task: str, key: str = "") -> UserError:
-    """Return the error for a value that OmegaConf refuses. `key`: the setting, if OmegaConf does not name it."""
+    """Return the error for a value that OmegaConf refuses. `key`: the setting, if
+    OmegaConf does not name it."""
     if isinstance(error, (ConfigKeyError, ConfigAttributeError)) and error.full_key:
         return unknown_setting(str(error.full_key), task)
     key = str(error.full_key or key)
     expected = _expected(key, task) if isinstance(error, ValidationError) else ""
     said = first_line(error)
-    if said.startswith("While dereferencing interpolation"):  # its value may be a password of the environment
+    # Its value may be a password of the environment.
+    if said.startswith("While dereferencing interpolation"):
         said = re.sub(r"Value '.*' of type", "what it stands for, of type", said)
     return UserError(f"{key or 'configuration'}: {said}.{expected}")
 

@@ -1,8 +1,9 @@
 """The settings of every run, from which each task derives a dataclass with its own.
 
-Hydra composes YAML; schema.py turns the result into the dataclass of the task. Models, data and training take plain
-arguments, so a setting's type, default and limits are decided in this folder and in the settings.py of each task alone.
-A None means "decided from the machine or the model when the run starts".
+Hydra composes YAML; schema.py turns the result into the dataclass of the task. Models, data and
+training take plain arguments, so a setting's type, default and limits are decided in this
+folder and in the settings.py of each task alone. A None means "decided from the machine or the
+model when the run starts".
 """
 
 from __future__ import annotations
@@ -28,16 +29,21 @@ MAX_SEED = 2**32 - 1  # of numpy's generators, which Lightning seeds
 class Settings:
     """All settings of a run that every task has."""
 
-    recipe: str = "gpt2"  # the file of recipes/, or of a folder of your own, whose settings are the run's
-    # What the command does: train, plan, evaluate, generate, export, or a mode of the recipes, which --help lists.
+    # The file of recipes/, or of a folder of your own, whose settings are the run's.
+    recipe: str = "gpt2"
+    # What the command does: train, plan, evaluate, generate, export, or a mode of the
+    # recipes, which --help lists.
     mode: str = "train"
     task: str = "language_model"  # what is trained: a registered task, which the recipe sets
     seed: int = 0  # the seed of random weights, of the order of samples and of dropout
     output: str = "runs"  # the folder in which run folders are made
-    # The run to go on with: auto (the newest unfinished one of the same settings), a run's folder, or a checkpoint.
+    # The run to go on with: auto (the newest unfinished one of the same settings), a run's
+    # folder, or a checkpoint.
     resume: str | None = None
-    checkpoint: str | None = None  # the run folder or checkpoint that mode=evaluate, generate, export ... load
-    weights: str | None = None  # what to start from: a run, an export, a checkpoint, or a folder of transformers
+    # The run folder or checkpoint that mode=evaluate, generate, export ... load.
+    checkpoint: str | None = None
+    # What to start from: a run, an export, a checkpoint, or a folder of transformers.
+    weights: str | None = None
     attention: AttentionSettings = field(default_factory=AttentionSettings)
     memory: MemorySettings = field(default_factory=MemorySettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
@@ -45,7 +51,8 @@ class Settings:
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
     logger: LoggerSettings = field(default_factory=LoggerSettings)
     hardware: HardwareSettings = field(default_factory=HardwareSettings)
-    demo: dict[str, Any] = field(default_factory=dict)  # settings that replace the recipe's where there is no GPU
+    # settings that replace the recipe's where there is no GPU.
+    demo: dict[str, Any] = field(default_factory=dict)
     is_demo: bool = False  # whether the demo's settings replaced the recipe's; the command sets it
 
     if TYPE_CHECKING:  # what a task, a mode or a program adds (schema.py)
@@ -63,12 +70,14 @@ class Settings:
         return set()
 
     def named(self, label: str) -> str:
-        """Return a short name of the model: `label`, or the file or folder name of `weights` if those are given."""
+        """Return a short name of the model: `label`, or the file or folder name of
+        `weights` if those are given."""
         return label if self.weights is None else Path(self.weights).name
 
     @property
     def strategy(self) -> str:
-        """The training strategy: trainer.strategy, or the one that a task's other settings choose if it is auto."""
+        """The training strategy: trainer.strategy, or the one that a task's other
+        settings choose if it is auto."""
         return self.trainer.strategy
 
     @property
@@ -88,11 +97,13 @@ class Settings:
 
     @property
     def data_ranks(self) -> int:
-        """The number of groups of devices that read different samples; a group is the devices that share a sequence."""
+        """The number of groups of devices that read different samples; a group is the devices
+        that share a sequence."""
         return self.trainer.ranks // self.context_degree
 
     def check_share(self, setting: str, samples: int) -> None:
-        """Raise UserError unless the samples of a step, of a setting's name, divide over devices and micro-batches."""
+        """Raise UserError unless the samples of a step, of a setting's name, divide over
+        devices and micro-batches."""
         share, rest = divmod(samples, self.data_ranks)
         if rest:
             raise UserError(
@@ -102,17 +113,19 @@ class Settings:
         self.check_micro_batch(share)
 
     def check_micro_batch(self, share: int) -> None:
-        """Raise UserError unless trainer.micro_batch divides the samples of a step that a device takes."""
+        """Raise UserError unless trainer.micro_batch divides the samples of a
+        step that a device takes."""
         micro = self.trainer.micro_batch
         if micro is not None and share % micro:
             device = "device" if self.context_degree == 1 else "group of devices"
             raise UserError(
-                f"trainer.micro_batch={micro} does not divide the {share} samples a {device} takes a step. "
-                f"Expected one of {', '.join(map(str, divisors(share)))}."
+                f"trainer.micro_batch={micro} does not divide the {share} samples a {device} takes "
+                f"a step. Expected one of {', '.join(map(str, divisors(share)))}."
             )
 
     def check_inputs(self) -> None:
-        """Raise UserError, which names all of them, if a training lacks a model or data that only the user can name."""
+        """Raise UserError, which names all of them, if a training lacks a model or data that
+        only the user can name."""
 
     def check(self) -> None:
         """Raise UserError for the first setting that cannot work, alone or with another."""
@@ -125,23 +138,32 @@ class Settings:
                 if hasattr(group, "check"):
                     cast(Any, group).check()
         if self.hardware.plan_for is not None and self.mode != "plan":
-            raise UserError(f"hardware.plan_for={self.hardware.plan_for} is used by mode=plan alone. Add mode=plan.")
+            raise UserError(
+                f"hardware.plan_for={self.hardware.plan_for} is used by mode=plan alone. "
+                "Add mode=plan."
+            )
         if self.optimizer.name == "lamb" and self.shards_weights:
-            raise UserError("optimizer=lamb cannot train sharded weights. Use trainer.strategy=ddp or optimizer=adamw.")
+            raise UserError(
+                "optimizer=lamb cannot train sharded weights. "
+                "Use trainer.strategy=ddp or optimizer=adamw."
+            )
         if self.optimizer.states == "host" and self.shards_weights:
             raise UserError(
-                f"optimizer.states=host needs whole weights on each device, and trainer.strategy={self.strategy} "
-                "shards them. Use trainer.strategy=ddp, or optimizer.states=8bit."
+                "optimizer.states=host needs whole weights on each device, and "
+                f"trainer.strategy={self.strategy} shards them. Use trainer.strategy=ddp, or "
+                "optimizer.states=8bit."
             )
         if self.hardware.precision == "64-true" and self.shards_weights:  # as Lightning has it
             raise UserError(
-                f"hardware.precision=64-true needs whole weights on each device, and trainer.strategy={self.strategy} "
-                "shards them. Use hardware.precision=32-true, or trainer.strategy=ddp."
+                "hardware.precision=64-true needs whole weights on each device, and "
+                f"trainer.strategy={self.strategy} shards them. Use hardware.precision=32-true, or "
+                "trainer.strategy=ddp."
             )
         if self.trainer.checkpoint_format == "sharded" and not self.shards_weights:
             raise UserError(
-                f"trainer.checkpoint_format=sharded needs sharded weights, and trainer.strategy={self.strategy} has "
-                "none. Use trainer.strategy=fsdp or context_parallel, or trainer.checkpoint_format=file."
+                "trainer.checkpoint_format=sharded needs sharded weights, and "
+                f"trainer.strategy={self.strategy} has none. Use trainer.strategy=fsdp or "
+                "context_parallel, or trainer.checkpoint_format=file."
             )
         if self.trainer.checkpoint_format == "sharded" and self.optimizer.states == "8bit":
             raise UserError(

@@ -37,27 +37,38 @@ class ContextSettings(Settings):
         if not self.shares_sequences:
             return None
         method, layout = self.trainer.context_parallel_method, self.trainer.context_parallel_layout
-        return SequenceSharding(self.context, self.context_degree, method, layout, self.trainer.devices)
+        return SequenceSharding(
+            self.context, self.context_degree, method, layout, self.trainer.devices
+        )
 
     def check(self) -> None:
         at_least("context", self.context, 1)
         super().check()
 
     def check_step(self) -> None:
-        """Raise UserError unless a step is whole samples that divide over devices and micro-batches.
+        """Raise UserError unless a step is whole samples that divide over
+        devices and micro-batches.
 
         check() leaves this out: without a GPU the recipe's demo may still replace these settings.
         """
         tokens, context = self.trainer.tokens_per_step, self.context
         if tokens % context:
             near = max(1, tokens // context) * context
-            raise UserError(f"trainer.tokens_per_step={tokens} must be a multiple of context={context}. Use {near}.")
+            raise UserError(
+                f"trainer.tokens_per_step={tokens} must be a multiple of context={context}. "
+                f"Use {near}."
+            )
         samples, ranks = self.samples_per_step, self.data_ranks
-        groups = f"{ranks} devices" if self.context_degree == 1 else f"{ranks} groups of {self.context_degree} devices"
+        groups = (
+            f"{ranks} devices"
+            if self.context_degree == 1
+            else f"{ranks} groups of {self.context_degree} devices"
+        )
         if samples % ranks:
             raise UserError(
-                f"a step of {samples} samples ({tokens} tokens / context {context}) does not divide over {groups}. "
-                f"Set trainer.tokens_per_step to a multiple of {context * ranks}, or split each sequence over devices: "
+                f"a step of {samples} samples ({tokens} tokens / context {context}) does not "
+                f"divide over {groups}. Set trainer.tokens_per_step to a multiple of "
+                f"{context * ranks}, or split each sequence over devices: "
                 f"context_parallel={self.trainer.devices}."
             )
         self.check_micro_batch(samples // ranks)
@@ -70,7 +81,8 @@ class TextSettings(ContextSettings):
     data: DataSettings = field(default_factory=DataSettings)
 
     def kept_in_demo(self) -> set[str]:
-        kept = set() if self.data.source == "packages" else {"data.source"}  # the recipe's own text alone is replaced
+        # The recipe's own text alone is replaced.
+        kept = set() if self.data.source == "packages" else {"data.source"}
         # Which tokens a token file holds is no choice, and a vocabulary is named for its tokenizer.
         if self.data.source == "tokens" or self.data.vocab is not None:
             kept |= {"data.tokenizer", "data.vocab_size"}

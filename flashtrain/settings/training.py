@@ -1,4 +1,5 @@
-"""The groups optimizer, schedule and trainer: how a model is trained. None: decided when the run starts."""
+"""The groups optimizer, schedule and trainer: how a model is trained. None:
+decided when the run starts."""
 
 from __future__ import annotations
 
@@ -20,9 +21,13 @@ from flashtrain.settings.options import (
 
 
 def no_options(group: str, name: str, options: Mapping[str, Any], ours: Collection[str]) -> None:
-    """Raise UserError if `options` are given to a component of flashtrain's (`ours`): only registered ones use them."""
+    """Raise UserError if `options` are given to a component of flashtrain's (`ours`): only
+    registered ones use them."""
     if options and name in ours:
-        raise UserError(f"{group}.options={dict(options)} is used by registered {group}s, not by {name}. Remove it.")
+        raise UserError(
+            f"{group}.options={dict(options)} is used by registered {group}s, not by {name}. "
+            "Remove it."
+        )
 
 
 @dataclass
@@ -31,20 +36,26 @@ class OptimizerSettings:
 
     name: str = "adamw"  # adamw, lamb, muon, or one that your program registered
     learning_rate: float = 6e-4  # the learning rate at the schedule's peak
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])  # decay rates of AdamW's two moments
+    # Decay rates of AdamW's two moments.
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     epsilon: float = 1e-8  # added to the denominator of AdamW's step
-    weight_decay: float = 0.1  # decay of matrices, as a share of the learning rate; vectors have none
+    # Decay of matrices, as a share of the learning rate; vectors have none.
+    weight_decay: float = 0.1
     gradient_clip: float = 1.0  # bound of the gradients' global L2 norm; 0 switches it off
     momentum: float = 0.95  # momentum of optimizer=muon
     master_weights: bool = True  # update a float32 copy of weights that are bfloat16 (bf16-true)
-    # AdamW's two moments: full, 8bit (Dettmers et al. 2021, by torchao), or full in host memory, where the step is then
-    # computed (host; not of sharded weights).
+    # AdamW's two moments: full, 8bit (Dettmers et al. 2021, by torchao), or full in host memory,
+    # where the step is then computed (host; not of sharded weights).
     states: str = option("full", OptimizerStates)
-    options: dict[str, Any] = field(default_factory=dict)  # options of a registered optimizer: +optimizer.options.A=1
+    # options of a registered optimizer: +optimizer.options.A=1.
+    options: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
         if self.states != "full" and self.name != "adamw":
-            raise UserError(f"optimizer.states={self.states} needs optimizer=adamw, not {self.name}. Use states=full.")
+            raise UserError(
+                f"optimizer.states={self.states} needs optimizer=adamw, not {self.name}. "
+                "Use states=full."
+            )
         no_options("optimizer", self.name, self.options, get_args(Optimizer))
         above("optimizer.learning_rate", self.learning_rate, 0)
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
@@ -60,9 +71,12 @@ class ScheduleSettings:
     """The schedule of the learning rate (conf/schedule)."""
 
     name: str = "cosine"  # cosine, linear, constant, or one that your program registered
-    warmup_steps: int | None = None  # steps of a linear rise to the peak; null: 5% of the steps, at least 1
-    minimum_ratio: float = 0.1  # the last learning rate as a share of the peak; 0 comes a step after the last
-    options: dict[str, Any] = field(default_factory=dict)  # options of a registered schedule: +schedule.options.A=1
+    # steps of a linear rise to the peak; null: 5% of the steps, at least 1.
+    warmup_steps: int | None = None
+    # The last learning rate as a share of the peak; 0 comes a step after the last.
+    minimum_ratio: float = 0.1
+    # options of a registered schedule: +schedule.options.A=1.
+    options: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
         at_least("schedule.warmup_steps", self.warmup_steps, 0)
@@ -72,41 +86,49 @@ class ScheduleSettings:
 
 @dataclass
 class TrainerSettings:
-    """How long to train, tokens a step, devices, and how often to log, validate and save (conf/trainer)."""
+    """How long to train, tokens a step, devices, and how often to log, validate
+    and save (conf/trainer)."""
 
     steps: int = 500  # optimizer steps of the training
-    epochs: float | None = None  # passes over the training data, which give the steps; null: trainer.steps
+    # Passes over the training data, which give the steps; null: trainer.steps.
+    epochs: float | None = None
     tokens_per_step: int = 65536  # tokens of an optimizer step, over all devices
-    micro_batch: int | None = None  # samples that a device computes at once; null: as many as its free memory holds
-    # Samples that a language model's validation computes at once; null: micro_batch, whose code is compiled already.
+    # Samples that a device computes at once; null: as many as its free memory holds.
+    micro_batch: int | None = None
+    # Samples that a language model's validation computes at once; null: micro_batch, whose code
+    # is compiled already.
     validation_micro_batch: int | None = None
     devices: int = 1  # devices of a machine
     nodes: int = 1  # machines that train together, under torchrun or SLURM
-    # What devices share: ddp: samples; fsdp (FSDP2): weights too; context_parallel: weights and each sequence; auto:
-    # ddp, or context_parallel where context_parallel= is given.
+    # What devices share: ddp: samples; fsdp (FSDP2): weights too; context_parallel: weights and
+    # each sequence; auto: ddp, or context_parallel where context_parallel= is given.
     strategy: str = option("auto", Strategy)
     # How devices share attention (strategy=context_parallel); auto: the least expected time.
     context_parallel_method: str = option("auto", ContextMethod)
     # Which device holds which tokens of a sequence (strategy=context_parallel).
     context_parallel_layout: str = option("balanced", ContextLayout)
-    # Seconds without progress on a device after which the job ends (strategy=context_parallel), more than a step, an
-    # evaluation or a checkpoint takes; null: never.
+    # Seconds without progress on a device after which the job ends (strategy=context_parallel),
+    # more than a step, an evaluation or a checkpoint takes; null: never.
     timeout_seconds: float | None = 1800.0
     compile: bool | None = None  # whether torch.compile compiles the model; null: on GPUs only
-    cuda_graphs: bool = False  # whether a compiled step's launches are recorded and replayed, which helps small models
-    # true: the same command gives the same bits on the same GPU; on a CPU it always does. On Hopper GPUs steps of GPT-2
-    # 124M then run at 0.91 to 0.92 of their speed, attention's backward alone at 0.92 to 1.00, with masks less.
+    # Whether a compiled step's launches are recorded and replayed, which helps small models.
+    cuda_graphs: bool = False
+    # true: the same command gives the same bits on the same GPU; on a CPU it always does. On Hopper
+    # GPUs steps of GPT-2 124M then run at 0.91 to 0.92 of their speed, attention's backward alone
+    # at 0.92 to 1.00, with masks less.
     deterministic: bool = False
     log_every: int = 10  # steps between two logged rows
     validate_every: int = 100  # steps between two validations
     checkpoint_every: int = 100  # steps between two checkpoints
-    # What a checkpoint of sharded weights is: a file (gathered and written by the first process while training waits),
-    # or a folder (sharded: every process writes its part while training goes on; several machines need a shared disk);
-    # auto: sharded from 1e9 parameters on.
+    # What a checkpoint of sharded weights is: a file (gathered and written by the first process
+    # while training waits), or a folder (sharded: every process writes its part while training goes
+    # on; several machines need a shared disk); auto: sharded from 1e9 parameters on.
     checkpoint_format: str = option("auto", CheckpointFormat)
-    # Minutes after the command's start at which the run saves its checkpoint and ends; resume=auto continues.
+    # Minutes after the command's start at which the run saves its checkpoint and ends;
+    # resume=auto continues.
     max_minutes: float | None = None
-    callbacks: list[str] = field(default_factory=list)  # names that your program registered as callbacks
+    # Names that your program registered as callbacks.
+    callbacks: list[str] = field(default_factory=list)
 
     @property
     def ranks(self) -> int:
@@ -115,7 +137,8 @@ class TrainerSettings:
 
     def check(self) -> None:
         for name in (
-            "steps", "tokens_per_step", "micro_batch", "validation_micro_batch", "devices", "nodes", "log_every",
+            "steps", "tokens_per_step", "micro_batch", "validation_micro_batch", "devices", "nodes",
+            "log_every",
             "validate_every", "checkpoint_every",
         ):  # fmt: skip
             at_least(f"trainer.{name}", getattr(self, name), 1)

@@ -1,4 +1,5 @@
-"""The tasks: for each its settings, what `run` asks of it (spec), and the LightningModule that trains its model."""
+"""The tasks: for each its settings, what `run` asks of it (spec), and the LightningModule
+that trains its model."""
 
 from __future__ import annotations
 

@@ -19,31 +19,44 @@ if TYPE_CHECKING:
 @register("mask", "causal")
 @register("mask", "document")
 def _document(settings: MaskSettings, *, documents: Tensor, **_: Any) -> Mask | None:
-    return masks.document(documents, causal=True) if settings.documents else None  # None: the model's own causal rule
+    # None: the model's own causal rule.
+    return masks.document(documents, causal=True) if settings.documents else None
 
 
 @register("mask", "window")
-def _window(settings: MaskSettings, *, documents: Tensor, seqlen: int, device: torch.device, **_: Any) -> Mask:
+def _window(
+    settings: MaskSettings, *, documents: Tensor, seqlen: int, device: torch.device, **_: Any
+) -> Mask:
     window, within = (int(settings.window or 1) - 1, 0), documents if settings.documents else None
     return masks.sliding_window(seqlen, window, documents=within, device=device)
 
 
 @register("mask", "chunked")
-def _chunked(settings: MaskSettings, *, positions: Tensor, seqlen: int, device: torch.device, **_: Any) -> Mask:
+def _chunked(
+    settings: MaskSettings, *, positions: Tensor, seqlen: int, device: torch.device, **_: Any
+) -> Mask:
     if not settings.documents:
         positions = torch.arange(seqlen, device=device)[None]
-    return masks.document((positions % int(settings.chunk or 1) == 0).cumsum(1), causal=True)  # a document a chunk
+    # A document a chunk.
+    return masks.document((positions % int(settings.chunk or 1) == 0).cumsum(1), causal=True)
 
 
 @register("mask", "prefix")
-def _prefix(settings: MaskSettings, *, documents: Tensor, seqlen: int, device: torch.device, **_: Any) -> Mask:
+def _prefix(
+    settings: MaskSettings, *, documents: Tensor, seqlen: int, device: torch.device, **_: Any
+) -> Mask:
     if settings.documents:
-        return masks.prefix_lm(torch.full_like(documents, int(settings.prefix or 0)), documents=documents)
-    return masks.prefix_lm(torch.full((1,), int(settings.prefix or 0), device=device), seqlen=seqlen)
+        return masks.prefix_lm(
+            torch.full_like(documents, int(settings.prefix or 0)), documents=documents
+        )
+    return masks.prefix_lm(
+        torch.full((1,), int(settings.prefix or 0), device=device), seqlen=seqlen
+    )
 
 
 def make_mask(settings: MaskSettings, *, packed: bool = True) -> MaskMaker | None:
-    """Return a function that makes each batch's mask, for LanguageModel and `generate`; None for a causal mask.
+    """Return a function that makes each batch's mask, for LanguageModel and `generate`;
+    None for a causal mask.
 
     Args:
         settings: LanguageSettings.applied_mask of the run.
@@ -57,9 +70,9 @@ def make_mask(settings: MaskSettings, *, packed: bool = True) -> MaskMaker | Non
 def attended_context(settings: MaskSettings, context: int) -> int:
     """Return the context length at which FLOPs are counted under this mask.
 
-    A token of a causal sequence of this length sees as many tokens, on average, as a token of one document of
-    `context` tokens sees under the mask. The documents' lengths are not known before they are read: `causal_length`
-    takes them from a batch's mask.
+    A token of a causal sequence of this length sees as many tokens, on average, as a token of one
+    document of `context` tokens sees under the mask. The documents' lengths are not known before
+    they are read: `causal_length` takes them from a batch's mask.
     """
     make = make_mask(settings, packed=False)
     if make is None:
@@ -69,7 +82,8 @@ def attended_context(settings: MaskSettings, context: int) -> int:
 
 
 def causal_length(mask: Mask) -> Tensor:
-    """Return the length of the causal sequences whose tokens see as many keys, on average, as under this mask.
+    """Return the length of the causal sequences whose tokens see as many keys, on
+    average, as under this mask.
 
     A scalar on the mask's device: nothing waits for the device.
     """

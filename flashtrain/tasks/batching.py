@@ -1,4 +1,5 @@
-"""The micro-batch and the activation checkpointing of a training, chosen by the estimated memory."""
+"""The micro-batch and the activation checkpointing of a training, chosen by
+the estimated memory."""
 
 from __future__ import annotations
 
@@ -28,10 +29,12 @@ MAX_MICRO_BATCH = 64  # samples of a language model
 
 
 def fit_memory(settings: Settings, hardware: Hardware, model: Trainable) -> Batching:
-    """Choose the micro-batch, and set the model's weight dtype and activation checkpointing as its estimate assumes.
+    """Choose the micro-batch, and set the model's weight dtype and activation checkpointing
+    as its estimate assumes.
 
     Raises:
-        UserError: no micro-batch fits, or the model does not support the strategy or the memory settings.
+        UserError: no micro-batch fits, or the model does not support the strategy
+            or the memory settings.
     """
     check_model(settings.sharding, model, settings.model.name)
     if settings.shards_weights:
@@ -43,7 +46,8 @@ def fit_memory(settings: Settings, hardware: Hardware, model: Trainable) -> Batc
 
 
 def choose_batching(settings: Settings, hardware: Hardware, model: Trainable) -> Batching:
-    """Choose the micro-batch of a language model: trainer.micro_batch, or the largest whose estimated memory fits.
+    """Choose the micro-batch of a language model: trainer.micro_batch, or the largest whose
+    estimated memory fits.
 
     Raises:
         UserError: none fits, or the model has no shape to estimate its memory by.
@@ -52,11 +56,13 @@ def choose_batching(settings: Settings, hardware: Hardware, model: Trainable) ->
     micro_batch, shape = settings.trainer.micro_batch, model.shape
     if shape is not None and _is_known(shape):
         sizes = micro_batch or [size for size in divisors(samples) if size <= MAX_MICRO_BATCH]
-        return choose_micro_batch(settings, hardware, sizes, samples, estimator(settings, hardware, model, shape))
+        return choose_micro_batch(
+            settings, hardware, sizes, samples, estimator(settings, hardware, model, shape)
+        )
     if micro_batch is None:
         raise UserError(
-            f"the memory of {type(inner(model)).__name__} cannot be estimated. Set trainer.micro_batch=..., the "
-            "samples that fit at a time."
+            f"the memory of {type(inner(model)).__name__} cannot be estimated. "
+            "Set trainer.micro_batch=..., the samples that fit at a time."
         )
     # A model that has no memory savings refuses all but the first.
     return Batching(micro_batch, samples // micro_batch, None, _candidates(settings, hardware)[0])
@@ -64,17 +70,26 @@ def choose_batching(settings: Settings, hardware: Hardware, model: Trainable) ->
 
 def _is_known(shape: DecoderShape) -> bool:
     """Whether every layer says what memory it takes."""
-    found = (one.mixer.memory(tokens=1, context=1, activation=2, attention="flash") for one in set(shape.layers))
+    found = (
+        one.mixer.memory(tokens=1, context=1, activation=2, attention="flash")
+        for one in set(shape.layers)
+    )
     return all(memory is not None for memory in found)
 
 
 def choose_micro_batch(
-    settings: Settings, hardware: Hardware, sizes: int | Sequence[int], share: int, estimate: Estimate
+    settings: Settings,
+    hardware: Hardware,
+    sizes: int | Sequence[int],
+    share: int,
+    estimate: Estimate,
 ) -> Batching:
-    """Choose the largest micro-batch whose estimated memory fits, with the cheapest memory savings that allow it.
+    """Choose the largest micro-batch whose estimated memory fits, with the cheapest memory
+    savings that allow it.
 
     Args:
-        sizes: the possible micro-batches, ascending, in samples or tokens; an int is the one that the settings name.
+        sizes: the possible micro-batches, ascending, in samples or tokens; an int is the one
+            that the settings name.
         share: samples or tokens of an optimiser step on one device.
         estimate: returns the memory of a micro-batch with given savings.
 
@@ -89,11 +104,12 @@ def choose_micro_batch(
     if not chosen.fits and not named and not planned and free.device is not None:
         fixed = sum(chosen.estimate.parts()[name] for name in ("weights", "gradients", "optimizer"))
         raise UserError(
-            f"the smallest micro-batch, {sizes[0]:,}, needs an estimated {chosen.estimate.total / GIB:.1f} GiB "
-            f"({fixed / GIB:.1f} of them weights, gradients and optimizer states), and "
-            f"{FREE_SHARE * free.device / GIB:.1f} GiB ({FREE_SHARE:.0%} of what is free) may be used. Use "
-            "memory.activation_checkpointing=auto, a smaller model, shorter samples, attention=flash, or "
-            "trainer.strategy=fsdp (or context_parallel) on more devices."
+            f"the smallest micro-batch, {sizes[0]:,}, needs an estimated "
+            f"{chosen.estimate.total / GIB:.1f} GiB ({fixed / GIB:.1f} of them weights, gradients "
+            f"and optimizer states), and {FREE_SHARE * free.device / GIB:.1f} GiB "
+            f"({FREE_SHARE:.0%} of what is free) may be used. Use "
+            "memory.activation_checkpointing=auto, a smaller model, shorter samples, "
+            "attention=flash, or trainer.strategy=fsdp (or context_parallel) on more devices."
         )
     ladder = _candidates(settings, hardware, checkpointing=AUTO)
     smaller = [size for size in divisors(share) if size < chosen.micro_batch][-1:]
@@ -107,21 +123,37 @@ def choose_micro_batch(
         chosen.savings,
         chosen.fits,
         options=[*options, *memory_options(more, sizes, free, estimate)],
-        alternatives=[*fewer, *(option for option in kinds if option.estimate.total < chosen.estimate.total)],
+        alternatives=[
+            *fewer,
+            *(option for option in kinds if option.estimate.total < chosen.estimate.total),
+        ],
     )
 
 
-def estimator(settings: Settings, hardware: Hardware, model: Trainable, shape: DecoderShape) -> Estimate:
-    """Return a function that estimates the memory of this training for any micro-batch and memory savings."""
+def estimator(
+    settings: Settings, hardware: Hardware, model: Trainable, shape: DecoderShape
+) -> Estimate:
+    """Return a function that estimates the memory of this training for any
+    micro-batch and memory savings."""
     samples, ranks = settings.samples_per_step // settings.data_ranks, settings.trainer.ranks
-    sharded, parameters, sharding = settings.shards_weights, model.parameter_count(), settings.sharding
+    sharded, parameters, sharding = (
+        settings.shards_weights,
+        model.parameter_count(),
+        settings.sharding,
+    )
     dense = hardware.attention == "sdpa" and settings.applied_mask.documents
     attention = "masked" if dense else hardware.attention
     largest = 0
     if len(set(shape.layers)) > 1:
-        largest = max(sum(one.numel() for one in block.parameters()) for block in cast(Any, model).blocks)
-    plain = all(are_plain(one.up, one.down) for one in model.modules() if isinstance(one, FeedForward))
-    blocks = Blocks(shape.embed, shape.layers, residual=model.residual, largest=largest, plain=plain)
+        largest = max(
+            sum(one.numel() for one in block.parameters()) for block in cast(Any, model).blocks
+        )
+    plain = all(
+        are_plain(one.up, one.down) for one in model.modules() if isinstance(one, FeedForward)
+    )
+    blocks = Blocks(
+        shape.embed, shape.layers, residual=model.residual, largest=largest, plain=plain
+    )
 
     def estimate(micro_batch: int, savings: MemorySavings) -> MemoryEstimate:
         return estimate_memory(
@@ -150,7 +182,8 @@ def estimator(settings: Settings, hardware: Hardware, model: Trainable, shape: D
 
 
 def compiles(settings: Settings, hardware: Hardware, layout: str = "packed") -> bool:
-    """Return whether the loss is compiled: trainer.compile or, if that is null, whether the device is a GPU.
+    """Return whether the loss is compiled: trainer.compile or, if that is null,
+    whether the device is a GPU.
 
     Padded rows (`layout`), which have another shape in every batch, are never compiled.
     """
@@ -159,20 +192,27 @@ def compiles(settings: Settings, hardware: Hardware, layout: str = "packed") -> 
     return hardware.kind == "cuda" if settings.trainer.compile is None else settings.trainer.compile
 
 
-def _candidates(settings: Settings, hardware: Hardware, checkpointing: str | None = None) -> list[MemorySavings]:
+def _candidates(
+    settings: Settings, hardware: Hardware, checkpointing: str | None = None
+) -> list[MemorySavings]:
     """The savings that the settings, or another `memory.activation_checkpointing`, allow."""
     memory = settings.memory
     kind = checkpointing or memory.activation_checkpointing
     offload = memory.offload and checkpointing is None
-    tried = candidates(kind, offload=offload, ffn_chunk=memory.ffn_chunk, loss_chunk=memory.loss_chunk)
+    tried = candidates(
+        kind, offload=offload, ffn_chunk=memory.ffn_chunk, loss_chunk=memory.loss_chunk
+    )
     resident = [savings for savings in tried if not savings.offload]
     return resident if resident and hardware.kind != "cuda" else tried
 
 
 def room(settings: Settings, hardware: Hardware) -> Room:
     """Return the bytes of device and host memory that this run may fill."""
-    # Ranks start at different moments and must choose alike: several go by the card's size, one by what is free.
-    device = hardware.free_memory_bytes if settings.trainer.ranks == 1 else hardware.total_memory_bytes
+    # Ranks start at different moments and must choose alike: several go by the card's size,
+    # one by what is free.
+    device = (
+        hardware.free_memory_bytes if settings.trainer.ranks == 1 else hardware.total_memory_bytes
+    )
     if hardware.kind != "cuda":
         return Room(device, 0)
     host = hardware.host_memory_bytes
@@ -180,17 +220,22 @@ def room(settings: Settings, hardware: Hardware) -> Room:
 
 
 def encoder_blocks(config: Any, **own: Any) -> Blocks:
-    """Return the blocks to estimate the memory of a BertConfig or ClassifierConfig by; `own`: further fields."""
+    """Return the blocks to estimate the memory of a BertConfig or ClassifierConfig by;
+    `own`: further fields."""
     return Blocks(config.embed, config.layer_specs, dropout=config.dropout > 0, **own)
 
 
 def memory_words(batching: Batching) -> str:
-    """Return the memory savings and the estimate as text, for the line that announces a training."""
+    """Return the memory savings and the estimate as text, for the line that
+    announces a training."""
     savings = batching.savings.describe()
     if batching.estimate is None:
         return f", {savings}" if savings else ""
     doubt = "" if batching.fits else f", more than {FREE_SHARE:.0%} of what is free"
-    return f"{', ' if savings else ''}{savings} (estimated {batching.estimate.total / GIB:.1f} GiB{doubt})"
+    return (
+        f"{', ' if savings else ''}{savings} (estimated "
+        f"{batching.estimate.total / GIB:.1f} GiB{doubt})"
+    )
 
 
 def memory_columns(batching: Batching) -> dict[str, Any]:

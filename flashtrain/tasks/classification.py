@@ -18,37 +18,41 @@ from flashtrain.models.classifier import Classifier, Losses
 from flashtrain.models.pixel_selection import pixels_to_mask, pixels_to_read
 from flashtrain.tasks.training_task import TrainingTask, replayed
 
-Augment = Callable[[Tensor, torch.Generator], Tensor]  # tokens (B, S), and a generator on their device
+# tokens (B, S), and a generator on their device.
+Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 MASKING, AUGMENTING, READING = 0, 1, 2  # purposes of random draws
-VALIDATION_STEP = -1  # masked pixels of validation are drawn as of this step: the same ones every time
+# masked pixels of validation are drawn as of this step: the same ones every time.
+VALIDATION_STEP = -1
 
 
 @dataclass(frozen=True)
 class MaskedPixels:
-    """The objective to predict masked pixels or tokens from the others, alone or in addition to the labels."""
+    """The objective to predict masked pixels or tokens from the others, alone or in
+    addition to the labels."""
 
     weight: float = 1.0  # of this objective's loss
     share: float = 0.5  # of a sample's pixels or tokens that are hidden
-    # Share of a batch's samples that are read a second time with some hidden, while all labels are predicted from whole
-    # ones; 0: each sample is read once, with some hidden, which costs less: for pre-training.
+    # Share of a batch's samples that are read a second time with some hidden, while all labels
+    # are predicted from whole ones; 0: each sample is read once, with some hidden, which costs
+    # less: for pre-training.
     copies: float = 0.5
 
 
 class SequenceClassification(TrainingTask):
     """Trains a Classifier on SequenceBatches: cross-entropy of the labels, and of masked pixels.
 
-    Logs `train_loss` (the weighted sum), `train_accuracy`, `pixel_loss`, `gradient_norm`, `validation_loss`,
-    `validation_accuracy`, and in testing `test_loss` and `test_accuracy`.
+    Logs `train_loss` (the weighted sum), `train_accuracy`, `pixel_loss`, `gradient_norm`,
+    `validation_loss`, `validation_accuracy`, and in testing `test_loss` and `test_accuracy`.
 
     Args:
         classification_weight: weight of the labels' loss; 0 pre-trains on masked pixels alone.
-        masked: how pixels are masked and predicted; None: they are not. The masked pixels follow from (seed,
-            micro-batch, rank), so that a resumed run masks the same.
-        augment: functions that change the training tokens (B, S) one after another and keep their labels. Their random
-            draws follow from (seed, micro-batch, rank) too.
-        training_pixels: how many pixels of each image are read in training and validation: first those that are not
-            dark, then dark ones at random. None: all. Tests read all.
+        masked: how pixels are masked and predicted; None: they are not. The masked pixels follow
+            from (seed, micro-batch, rank), so that a resumed run masks the same.
+        augment: functions that change the training tokens (B, S) one after another and keep their
+            labels. Their random draws follow from (seed, micro-batch, rank) too.
+        training_pixels: how many pixels of each image are read in training and validation: first
+            those that are not dark, then dark ones at random. None: all. Tests read all.
         compile: run the losses through torch.compile (one graph, static shapes).
         cuda_graphs: record the losses' launches once and replay them; see LanguageModel.
         options: see TrainingTask.
@@ -82,25 +86,30 @@ class SequenceClassification(TrainingTask):
         self._compile = compile
         self._replays = compile and cuda_graphs
         self._losses: Callable[..., Losses] = model.losses
-        # Of the micro-batches since the last report: the sum of their shares of right answers, and their number.
+        # Of the micro-batches since the last report: the sum of their shares of right
+        # answers, and their number.
         self._correct: tuple[Tensor | float, int] = (0.0, 0)
         self._step_corrects: list[Tensor] = []
         self._step_pixels: list[Tensor] = []
         self._generator: torch.Generator | None = None
 
     def configure_model(self) -> None:
-        """Compile the losses by torch.compile if `compile` is set; Lightning calls this before it trains."""
+        """Compile the losses by torch.compile if `compile` is set; Lightning calls
+        this before it trains."""
         super().configure_model()
         if self._compile:
             mode = "reduce-overhead" if self._replays else None
-            self._losses = torch.compile(self.model.losses, dynamic=False, fullgraph=True, mode=mode)
+            self._losses = torch.compile(
+                self.model.losses, dynamic=False, fullgraph=True, mode=mode
+            )
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Return logits (B, classes) of tokens (B, S)."""
         return self.model(tokens, lengths)
 
     def training_step(self, batch: SequenceBatch, batch_idx: int) -> Tensor:
-        """Return the micro-batch's weighted loss; means over the optimiser step's micro-batches are logged."""
+        """Return the micro-batch's weighted loss; means over the optimiser step's
+        micro-batches are logged."""
         tokens = batch["tokens"]
         generator = self.generator_of(batch_idx, tokens.device, AUGMENTING)
         for augment in self.augment:
@@ -115,20 +124,27 @@ class SequenceClassification(TrainingTask):
             if self.is_logged_step():
                 several = self.trainer.world_size > 1
                 self.log("train_loss", step_loss, prog_bar=True, sync_dist=several)
-                self.log("train_accuracy", torch.stack(self._step_corrects).mean(), prog_bar=True, sync_dist=several)
+                self.log(
+                    "train_accuracy",
+                    torch.stack(self._step_corrects).mean(),
+                    prog_bar=True,
+                    sync_dist=several,
+                )
                 if self.masked is not None:
                     self.log("pixel_loss", torch.stack(self._step_pixels).mean(), sync_dist=several)
             self._step_pixels.clear()
         return loss
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Add the step's accuracies to the running sum. A step that fails earlier adds nothing: resuming repeats it."""
+        """Add the step's accuracies to the running sum. A step that fails earlier adds
+        nothing: resuming repeats it."""
         total, count = self._correct
         self._correct = (sum(self._step_corrects, total), count + len(self._step_corrects))
         self._step_corrects.clear()
 
     def validation_step(self, batch: SequenceBatch, batch_idx: int) -> None:
-        """Add the micro-batch to the held-out loss and accuracy, which are means over all samples and ranks."""
+        """Add the micro-batch to the held-out loss and accuracy, which are means over
+        all samples and ranks."""
         self._evaluate("validation", batch)
 
     def test_step(self, batch: SequenceBatch, batch_idx: int) -> None:
@@ -140,8 +156,12 @@ class SequenceClassification(TrainingTask):
         loss = self.classification_weight * losses.classification
         if self.masked is not None:
             return loss + self.masked.weight * losses.pixels
-        # A model with a head for pixels that is not used now: DDP waits for every parameter's gradient.
-        unused = (self.model.mask_embedding, None if self.model.pixel_head is None else self.model.pixel_head.weight)
+        # A model with a head for pixels that is not used now: DDP waits for every
+        # parameter's gradient.
+        unused = (
+            self.model.mask_embedding,
+            None if self.model.pixel_head is None else self.model.pixel_head.weight,
+        )
         for parameter in unused:
             if parameter is not None:
                 loss = loss + 0.0 * parameter.sum()
@@ -161,9 +181,13 @@ class SequenceClassification(TrainingTask):
         masked = positions = None
         tokens = batch["tokens"]
         if pixels is not None and pixels < tokens.shape[1]:
-            positions = pixels_to_read(tokens, pixels, self.generator_of(step, tokens.device, READING))
+            positions = pixels_to_read(
+                tokens, pixels, self.generator_of(step, tokens.device, READING)
+            )
             tokens = tokens.gather(1, positions)
-        copies = self.masked is not None and self.masked.copies > 0 and self.classification_weight > 0
+        copies = (
+            self.masked is not None and self.masked.copies > 0 and self.classification_weight > 0
+        )
         if self.masked is not None and masking:
             rows = max(1, round(self.masked.copies * len(tokens))) if copies else len(tokens)
             generator = self.generator_of(step, tokens.device)
@@ -188,20 +212,25 @@ class SequenceClassification(TrainingTask):
         self._correct = (float(saved.get("sum", 0.0)), int(saved.get("micro_batches", 0)))
 
     def take_train_accuracy(self) -> float | None:
-        """Return the mean training accuracy of the micro-batches since the last call; None if there are none."""
+        """Return the mean training accuracy of the micro-batches since the last call;
+        None if there are none."""
         total, count = self._correct
         self._correct = (0.0, 0)
         return float(total) / count if count else None
 
-    def generator_of(self, step: int, device: torch.device, purpose: int = MASKING) -> torch.Generator:
-        """Return a generator for a micro-batch's random draws, seeded from seed, step, rank and purpose alone."""
+    def generator_of(
+        self, step: int, device: torch.device, purpose: int = MASKING
+    ) -> torch.Generator:
+        """Return a generator for a micro-batch's random draws, seeded from seed, step,
+        rank and purpose alone."""
         if self._generator is None or self._generator.device != device:
             self._generator = torch.Generator(device)
         rank = self._trainer.global_rank if self._trainer is not None else 0
         return self._generator.manual_seed(mixed(self.seed, step, rank, purpose))
 
     def _evaluate(self, name: str, batch: SequenceBatch) -> None:
-        # Where labels are learned too, they alone are evaluated: reading the rows a second time would tell little.
+        # Where labels are learned too, they alone are evaluated: reading the rows a second
+        # time would tell little.
         pixels = self.training_pixels if name == "validation" else None
         masking = self.classification_weight == 0
         losses = self.batch_losses(batch, step=VALIDATION_STEP, masking=masking, pixels=pixels)
@@ -212,7 +241,8 @@ class SequenceClassification(TrainingTask):
 
 def mixed(*numbers: int) -> int:
     """Return a seed below 2**63 that depends on all of the numbers."""
-    # The mixing step is SplitMix64's (Steele et al. 2014, "Fast splittable pseudorandom number generators").
+    # The mixing step is SplitMix64's (Steele et al. 2014, "Fast splittable pseudorandom
+    # number generators").
     state = 0
     for number in numbers:
         state = (state + number + 0x9E3779B97F4A7C15) & (2**64 - 1)

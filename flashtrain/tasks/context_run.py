@@ -1,4 +1,5 @@
-"""Context parallelism, in which devices share each sequence, in a run's checks, memory estimate and plan."""
+"""Context parallelism, in which devices share each sequence, in a run's checks,
+memory estimate and plan."""
 
 from __future__ import annotations
 
@@ -24,21 +25,23 @@ MIB = 2**20
 
 
 def check_shape(sharding: SequenceSharding | None, shape: DecoderShape) -> None:
-    """Raise UserError if devices cannot share a layer of this shape, or trainer.context_parallel_method its heads."""
+    """Raise UserError if devices cannot share a layer of this shape, or
+    trainer.context_parallel_method its heads."""
     if sharding is None:
         return
     for mixer in dict.fromkeys(layer.mixer for layer in shape.layers):
         if mixer.crosses_devices != "attention":
             raise UserError(
-                f"layers of {mixer.kind} with context_parallel={sharding.degree}: devices cannot share a sequence of "
-                "theirs. Use trainer.strategy=fsdp or ddp."
+                f"layers of {mixer.kind} with context_parallel={sharding.degree}: "
+                "devices cannot share a sequence of theirs. Use trainer.strategy=fsdp or ddp."
             )
     for attention in dict.fromkeys(mixers(shape.layers, AttentionSpec)):
         _choice(sharding, attention, 1)
 
 
 def check_model(sharding: SequenceSharding | None, model: Trainable, name: str) -> None:
-    """Raise UserError if the model's attention cannot be sharded, or would see only the tokens of its own device.
+    """Raise UserError if the model's attention cannot be sharded, or would see only the
+    tokens of its own device.
 
     Args:
         name: of the model (model.name), for messages.
@@ -47,8 +50,9 @@ def check_model(sharding: SequenceSharding | None, model: Trainable, name: str) 
         return
     if model.shares_sequences is False:
         raise UserError(
-            f"model={name} ({type(model).__name__}) has no flashtrain.Attention, so a sequence cannot "
-            "be sharded over devices. Use model=gpt2, llama or huggingface, or trainer.strategy=fsdp."
+            f"model={name} ({type(model).__name__}) has no flashtrain.Attention, so a sequence "
+            "cannot be sharded over devices. Use model=gpt2, llama or huggingface, or "
+            "trainer.strategy=fsdp."
         )
     for attention in (module for module in model.modules() if isinstance(module, Attention)):
         _choice(sharding, attention, 1)
@@ -56,15 +60,21 @@ def check_model(sharding: SequenceSharding | None, model: Trainable, name: str) 
         check_shape(sharding, model.shape)
 
 
-def attention_choice(sharding: SequenceSharding, precision: str, shape: DecoderShape, micro_batch: int) -> Choice:
-    """Return the context-parallel method that the run will use for a micro-batch of this model's widest attention."""
+def attention_choice(
+    sharding: SequenceSharding, precision: str, shape: DecoderShape, micro_batch: int
+) -> Choice:
+    """Return the context-parallel method that the run will use for a micro-batch of this
+    model's widest attention."""
     held = micro_batch * -(-sharding.context // sharding.degree)  # tokens on a device
     widest = max(mixers(shape.layers, AttentionSpec), key=lambda one: one.heads * one.head_dim)
     return _choice(sharding, widest, held, PRECISIONS[precision][2])
 
 
-def exchange_bytes_of(sharding: SequenceSharding | None, precision: str, shape: DecoderShape, micro_batch: int) -> int:
-    """Return the bytes of device memory for the communication of context parallelism; 0 without it."""
+def exchange_bytes_of(
+    sharding: SequenceSharding | None, precision: str, shape: DecoderShape, micro_batch: int
+) -> int:
+    """Return the bytes of device memory for the communication of context
+    parallelism; 0 without it."""
     if sharding is None or sharding.degree == 1:
         return 0
     from flashtrain.distributed.context.exchange_memory import exchange_bytes
@@ -75,9 +85,11 @@ def exchange_bytes_of(sharding: SequenceSharding | None, precision: str, shape: 
 def context_columns(
     sharding: SequenceSharding | None, precision: str, model: Trainable, micro_batch: int
 ) -> dict[str, Any]:
-    """Return the summary row's columns on context parallelism: its degree and method; {} without it.
+    """Return the summary row's columns on context parallelism: its degree and
+    method; {} without it.
 
-    The method is the chosen one or, if the model's shape is unknown, trainer.context_parallel_method.
+    The method is the chosen one or, if the model's shape is unknown,
+    trainer.context_parallel_method.
     """
     if sharding is None:
         return {}
@@ -88,18 +100,20 @@ def context_columns(
 
 
 def plan_lines(settings: Settings, precision: str, model: Trainable, micro_batch: int) -> list[str]:
-    """Return mode=plan's lines on context parallelism: mesh, method with its reason, communication and layout."""
+    """Return mode=plan's lines on context parallelism: mesh, method with its reason,
+    communication and layout."""
     sharding, shape = settings.sharding, model.shape
     if sharding is None or shape is None:
         return []
     choice = attention_choice(sharding, precision, shape, micro_batch)
     moved = choice.traffic
     return [
-        f"devices: {settings.data_ranks} (data) x {sharding.degree} (context); weights, gradients and optimizer states "
-        f"are sharded over all {settings.trainer.ranks}",
+        f"devices: {settings.data_ranks} (data) x {sharding.degree} (context); weights, "
+        f"gradients and optimizer states are sharded over all {settings.trainer.ranks}",
         f"context-parallel method: {choice.method}: {choice.why}",
-        f"communication: a device sends {_size(moved.forward)} forward and {_size(moved.backward)} backward for each "
-        f"of {len(mixers(shape.layers, AttentionSpec))} layers and each micro-batch",
+        f"communication: a device sends {_size(moved.forward)} forward and "
+        f"{_size(moved.backward)} backward for each of "
+        f"{len(mixers(shape.layers, AttentionSpec))} layers and each micro-batch",
         *_layout_lines(sharding, settings.applied_mask),
     ]
 
@@ -112,23 +126,29 @@ def _layout_lines(sharding: SequenceSharding, applied: MaskSettings) -> list[str
     causal = masks.causal(sharding.context)
     layout = LAYOUTS[sharding.layout](causal, sharding.degree)
     make = make_mask(applied)
-    mask = (None if make is None else row_mask(make, sharding.context, causal.queries.device)) or causal
+    mask = (
+        None if make is None else row_mask(make, sharding.context, causal.queries.device)
+    ) or causal
     uneven = imbalance(attention_work(layout, visible_keys(mask)))
     needed = max(sum(map(len, of_rank)) for of_rank in needed_keys(layout, mask))
     of_what, most = ("a row of one document", "at most ") if applied.documents else ("a row", "")
     return [
         f"layout: {sharding.layout}, {layout.held:,} tokens a device in blocks of "
-        f"{layout.block:,}; for {of_what} the busiest device attends {uneven:.2f} times the mean and needs the keys "
-        f"and values of {most}{needed:,} tokens of others",
+        f"{layout.block:,}; for {of_what} the busiest device attends {uneven:.2f} times the mean "
+        f"and needs the keys and values of {most}{needed:,} tokens of others",
     ]
 
 
-def _choice(sharding: SequenceSharding, heads: AttentionSpec | Attention, held: int, bytes_each: int = 2) -> Choice:
+def _choice(
+    sharding: SequenceSharding, heads: AttentionSpec | Attention, held: int, bytes_each: int = 2
+) -> Choice:
     from flashtrain.distributed.context.methods import choose_method
     from flashtrain.distributed.context.traffic import Sizes, near_ranks
 
     near = near_ranks(sharding.degree, sharding.devices)
-    sizes = Sizes(sharding.degree, heads.heads, heads.kv_heads, heads.head_dim, held, bytes_each, near)
+    sizes = Sizes(
+        sharding.degree, heads.heads, heads.kv_heads, heads.head_dim, held, bytes_each, near
+    )
     return choose_method(sharding.method, sizes)
 
 

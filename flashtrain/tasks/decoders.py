@@ -12,14 +12,20 @@ from flashtrain.registry import component, register
 from flashtrain.settings.mask import MaskSettings
 from flashtrain.settings.model import OWN_SIZES, ModelSettings
 
-CAUSAL = ("causal", "document")  # masks under which a token sees the earlier ones of its row or document
+# Masks under which a token sees the earlier ones of its row or document.
+CAUSAL = ("causal", "document")
 
 
-def decoder_config(family: str, settings: ModelSettings, *, vocab_size: int, context: int) -> DecoderConfig:
-    """Return the configuration of flashtrain's own decoder: a family such as "gpt2", at the settings' size."""
+def decoder_config(
+    family: str, settings: ModelSettings, *, vocab_size: int, context: int
+) -> DecoderConfig:
+    """Return the configuration of flashtrain's own decoder: a family such as "gpt2",
+    at the settings' size."""
     names = ("vocab_rows", "positions", "dropout", "rope_base", "rope", "rope_factor", *OWN_SIZES)
     own = {name: getattr(settings, name) for name in names}
-    return DecoderConfig.of_size(settings.size, family, vocab_size=vocab_size, context=context, **own)
+    return DecoderConfig.of_size(
+        settings.size, family, vocab_size=vocab_size, context=context, **own
+    )
 
 
 def check_layers(model: ModelSettings, mask: MaskSettings, context: int) -> DecoderConfig | None:
@@ -34,13 +40,15 @@ def check_layers(model: ModelSettings, mask: MaskSettings, context: int) -> Deco
     causal = sorted({layer.mixer.kind for layer in config.layers if not layer.mixer.any_mask})
     if causal and mask.name not in CAUSAL:
         raise UserError(
-            f"mask={mask.name} with layers of {', '.join(causal)}, which see all earlier tokens of their document. "
-            f"Expected mask={' or '.join(CAUSAL)}."
+            f"mask={mask.name} with layers of {', '.join(causal)}, which see all earlier tokens of "
+            f"their document. Expected mask={' or '.join(CAUSAL)}."
         )
     return config
 
 
-def _decoder(family: str, settings: ModelSettings, *, vocab_size: int, context: int, attention: str) -> Decoder:
+def _decoder(
+    family: str, settings: ModelSettings, *, vocab_size: int, context: int, attention: str
+) -> Decoder:
     config = decoder_config(family, settings, vocab_size=vocab_size, context=context)
     return Decoder(config, attention=attention, residual=settings.residual)
 
@@ -49,7 +57,9 @@ for _family in FAMILIES:
     register("model", _family)(partial(_decoder, _family))
 
 
-def make_model(settings: ModelSettings, *, vocab_size: int, context: int, attention: str) -> Trainable:
+def make_model(
+    settings: ModelSettings, *, vocab_size: int, context: int, attention: str
+) -> Trainable:
     """Build the model that the group `model` names, with random weights.
 
     Raises:

@@ -41,30 +41,40 @@ def score(
         words: the text to print, a format string with the metrics and `perplexity`.
 
     Returns:
-        The metrics by name, `held_out` (whether the run was not trained on the text) and the counts.
+        The metrics by name, `held_out` (whether the run was not trained on
+        the text) and the counts.
 
     Raises:
         UserError: nothing is held out.
     """
     (found,) = evaluating_trainer(hardware).validate(task, data, verbose=False) or [{}]
     if "validation_loss" not in found:
-        raise UserError("nothing is held out to evaluate on. Raise data.validation_fraction, or use more text.")
+        raise UserError(
+            "nothing is held out to evaluate on. Raise data.validation_fraction, or use more text."
+        )
     scored, why_not = counts(), why_not_held_out(trained.settings, trained.folder)
-    numbers = ", ".join(f"{number:,} {name if number != 1 else name[:-1]}" for name, number in scored.items())
+    numbers = ", ".join(
+        f"{number:,} {name if number != 1 else name[:-1]}" for name, number in scored.items()
+    )
     claim, doubt = ("held-out ", "") if why_not is None else ("", f"; {why_not}")
     said = words.format(perplexity=perplexity(found["validation_loss"]), **found)
     step = f" (step {trained.step})" if trained.settings.checkpoint else ""
-    say(f"{trained.checkpoint}{step}: {claim}{said}, over {numbers} of {data.source.describe()}{doubt}")
+    say(
+        f"{trained.checkpoint}{step}: "
+        f"{claim}{said}, over {numbers} of {data.source.describe()}{doubt}"
+    )
     return {**found, "held_out": why_not is None, **scored}
 
 
 def perplexity(loss: float) -> float:
-    """Return the perplexity of a loss in nats a token; infinite where it is too large for float32."""
+    """Return the perplexity of a loss in nats a token; infinite where it is
+    too large for float32."""
     return float(torch.exp(torch.tensor(loss)))
 
 
 def why_not_held_out(settings: Settings, folder: Path) -> str | None:
-    """Return why the text that these settings score is not held out from the run in `folder`; None if it is."""
+    """Return why the text that these settings score is not held out from the run in
+    `folder`; None if it is."""
     if not (folder / CONFIG_FILE).is_file():
         return "what the model was trained on is not known"
     own = read_settings(folder)
@@ -78,7 +88,10 @@ def why_not_held_out(settings: Settings, folder: Path) -> str | None:
     except UserError as error:
         return f"what the run was trained on cannot be read ({error})"
     if drawn and _draw(settings) != _draw(own):
-        return "context or data.validation_fraction is not the run's, which may have trained on some of it"
+        return (
+            "context or data.validation_fraction is not the run's, "
+            "which may have trained on some of it"
+        )
     return None
 
 
@@ -89,7 +102,8 @@ def _draw(settings: Settings) -> tuple[Any, ...]:
 
 
 def _paths_and_fingerprints(source: Any, *, scored: bool) -> Iterator[Path | str]:
-    """The files that a source trains on, or those that are scored; of what is no file the fingerprint."""
+    """The files that a source trains on, or those that are scored; of what is
+    no file the fingerprint."""
     if isinstance(source, MixtureSource):
         for part in source.sources.values():
             yield from _paths_and_fingerprints((scored and held_out(part)) or part, scored=scored)
@@ -100,7 +114,8 @@ def _paths_and_fingerprints(source: Any, *, scored: bool) -> Iterator[Path | str
 
 
 def _common(trained: Iterator[Path | str], scored: Iterator[Path | str]) -> bool:
-    """Whether what was trained on and what is scored have a file, by path or contents, or a fingerprint in common."""
+    """Whether what was trained on and what is scored have a file, by path or contents, or a
+    fingerprint in common."""
     there, here = set(trained), set(scored)
     by_size: dict[int, list[Path]] = {}
     for one in there:

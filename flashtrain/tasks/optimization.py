@@ -1,4 +1,5 @@
-"""The optimizer and the learning-rate schedule that the settings groups `optimizer` and `schedule` name."""
+"""The optimizer and the learning-rate schedule that the settings groups
+`optimizer` and `schedule` name."""
 
 from __future__ import annotations
 
@@ -49,7 +50,11 @@ def _muon(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimize
 def _scheduled(
     name: str, optimizer: torch.optim.Optimizer, settings: ScheduleSettings, total_steps: int
 ) -> LRScheduler:
-    warmup = max(1, round(0.05 * total_steps)) if settings.warmup_steps is None else settings.warmup_steps
+    warmup = (
+        max(1, round(0.05 * total_steps))
+        if settings.warmup_steps is None
+        else settings.warmup_steps
+    )
     return SCHEDULES[name](optimizer, min(warmup, total_steps), total_steps, settings.minimum_ratio)
 
 
@@ -57,7 +62,9 @@ for _name in SCHEDULES:
     register("schedule", _name)(partial(_scheduled, _name))
 
 
-def optimizer_builder(settings: OptimizerSettings, *, sharded: bool) -> Callable[[nn.Module], torch.optim.Optimizer]:
+def optimizer_builder(
+    settings: OptimizerSettings, *, sharded: bool
+) -> Callable[[nn.Module], torch.optim.Optimizer]:
     """Return a function that makes a model's optimizer: the `make_optimizer` of TrainingTask.
 
     Args:
@@ -70,7 +77,9 @@ def optimizer_builder(settings: OptimizerSettings, *, sharded: bool) -> Callable
         inner = build(model, settings=settings)
         # FSDP2 shards the weights, whose copies its checkpoints would not know.
         masters = settings.master_weights and not sharded
-        half = any(parameter.dtype in HALF for parameter in model.parameters() if parameter.requires_grad)
+        half = any(
+            parameter.dtype in HALF for parameter in model.parameters() if parameter.requires_grad
+        )
         if settings.states == "host":
             return MasterWeights(inner, host=True)
         return MasterWeights(inner) if masters and half else inner
@@ -78,8 +87,11 @@ def optimizer_builder(settings: OptimizerSettings, *, sharded: bool) -> Callable
     return optimizer
 
 
-def schedule_builder(settings: ScheduleSettings, steps: int) -> Callable[[torch.optim.Optimizer], LRScheduler]:
-    """Return a function that makes an optimizer's learning-rate schedule: the `make_schedule` of TrainingTask."""
+def schedule_builder(
+    settings: ScheduleSettings, steps: int
+) -> Callable[[torch.optim.Optimizer], LRScheduler]:
+    """Return a function that makes an optimizer's learning-rate schedule: the
+    `make_schedule` of TrainingTask."""
     return partial(component("schedule", settings.name), settings=settings, total_steps=steps)
 
 
@@ -102,4 +114,7 @@ def set_steps(settings: TrainerSettings, data: ResumableDataModule, samples: int
     if settings.epochs is None:
         return []
     settings.steps = data.total_steps = data.steps_of(settings.epochs, samples)
-    return [f"trainer.epochs={settings.epochs:g}: {settings.steps:,} steps, counted from the training data"]
+    return [
+        f"trainer.epochs={settings.epochs:g}: "
+        f"{settings.steps:,} steps, counted from the training data"
+    ]

@@ -21,21 +21,32 @@ SHARDING = ("fsdp", "context_parallel")
 
 
 def memory_plan(batching: Batching) -> list[str]:
-    """Return mode=plan's lines on memory: the estimate by use, and every option with ">" before the chosen one."""
+    """Return mode=plan's lines on memory: the estimate by use, and every option with ">"
+    before the chosen one."""
     if batching.estimate is None:
         return []
     estimate = batching.estimate
     further = {"of it exchanged": estimate.exchange, "in host memory": estimate.host}
     sizes = {**estimate.parts(), **{name: size for name, size in further.items() if size}}
     parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in sizes.items())
-    options = [f"{'>' if option.savings == batching.savings else ' '} {option.line()}" for option in batching.options]
-    return [f"memory: {estimate.total / GIB:.2f} GiB ({parts})", *(options if len(options) > 1 else [])]
+    options = [
+        f"{'>' if option.savings == batching.savings else ' '} {option.line()}"
+        for option in batching.options
+    ]
+    return [
+        f"memory: {estimate.total / GIB:.2f} GiB ({parts})",
+        *(options if len(options) > 1 else []),
+    ]
 
 
 def fit_lines(
-    settings: Settings, hardware: Hardware, batching: Batching, again: Callable[[Settings], Batching]
+    settings: Settings,
+    hardware: Hardware,
+    batching: Batching,
+    again: Callable[[Settings], Batching],
 ) -> list[str]:
-    """Return mode=plan's lines on a training that does not fit: what it needs, and with which changes it would fit.
+    """Return mode=plan's lines on a training that does not fit: what it needs, and with
+    which changes it would fit.
 
     Args:
         again: returns the batching of changed settings.
@@ -44,10 +55,24 @@ def fit_lines(
     if batching.fits or needed is None:
         return []
     both = not free.holds_host(needed)
-    usable = [f"{FREE_SHARE * size / GIB:.1f}" for size in (free.device, free.host if both else None) if size]
-    needs = f"{needed.total / GIB:.1f} GiB{f' and {needed.host / GIB:.1f} GiB of host memory' if both else ''}"
-    line = f"does not fit: needs {needs}, {' and '.join(usable)} GiB may be used ({FREE_SHARE:.0%} of what is free)"
-    found = [one for kind in _changes(settings, hardware) if (one := _first_fitting(settings, kind, again))]
+    usable = [
+        f"{FREE_SHARE * size / GIB:.1f}"
+        for size in (free.device, free.host if both else None)
+        if size
+    ]
+    needs = (
+        f"{needed.total / GIB:.1f} "
+        f"GiB{f' and {needed.host / GIB:.1f} GiB of host memory' if both else ''}"
+    )
+    line = (
+        "does not fit: "
+        f"needs {needs}, {' and '.join(usable)} GiB may be used ({FREE_SHARE:.0%} of what is free)"
+    )
+    found = [
+        one
+        for kind in _changes(settings, hardware)
+        if (one := _first_fitting(settings, kind, again))
+    ]
     nothing = "No single change of optimizer states, adapter, devices or context makes it fit."
     return [f"{line}. {'It would fit with any of these:' if found else nothing}", *found]
 
@@ -55,7 +80,8 @@ def fit_lines(
 def _first_fitting(
     settings: Settings, changes: Sequence[dict[str, Any]], again: Callable[[Settings], Batching]
 ) -> str | None:
-    """The first of the changes with which the training fits, and the memory that it then needs; None: there is none."""
+    """The first of the changes with which the training fits, and the memory that it then
+    needs; None: there is none."""
     for change in changes:
         changed = deepcopy(settings)
         for name, value in change.items():
@@ -64,17 +90,27 @@ def _first_fitting(
         try:
             changed.check()
             task_of(changed).check(changed)
-            tokens, step = changed.trainer.tokens_per_step, getattr(changed, "context", 1) * changed.data_ranks
+            tokens, step = (
+                changed.trainer.tokens_per_step,
+                getattr(changed, "context", 1) * changed.data_ranks,
+            )
             if tokens % step:
-                change["trainer.tokens_per_step"] = changed.trainer.tokens_per_step = -(-tokens // step) * step
+                change["trainer.tokens_per_step"] = changed.trainer.tokens_per_step = (
+                    -(-tokens // step) * step
+                )
             task_of(changed).check_step(changed, ())
             batching = again(changed)
         except UserError:  # this task or model has no such setting
             continue
         if batching.fits and batching.estimate is not None:
-            words = " ".join(f"{name}={'null' if value is None else value}" for name, value in change.items())
+            words = " ".join(
+                f"{name}={'null' if value is None else value}" for name, value in change.items()
+            )
             savings = batching.savings.describe()
-            return f"  {words}: {batching.estimate.total / GIB:.1f} GiB{', with ' if savings else ''}{savings}"
+            return (
+                f"  {words}: "
+                f"{batching.estimate.total / GIB:.1f} GiB{', with ' if savings else ''}{savings}"
+            )
     return None
 
 
@@ -87,32 +123,45 @@ def _changes(settings: Settings, hardware: Hardware) -> list[list[dict[str, Any]
         [{"masked.token_budget": None}] if hasattr(settings, "masked") else [],
         [{"optimizer.states": "8bit"}],
         [{"model.adapter": "lora"}] if hasattr(settings, "model") else [],
-        *([{"trainer.devices": count, "trainer.strategy": name} for count in counts] for name in SHARDING),
+        *(
+            [{"trainer.devices": count, "trainer.strategy": name} for count in counts]
+            for name in SHARDING
+        ),
         [{"context": context >> halved} for halved in range(1, context.bit_length() - 7)],
     ]
 
 
 def plan_text(
-    lines: Sequence[str], settings: Settings, hardware: Hardware, flops: float, *, at_most: bool = False, how: str = ""
+    lines: Sequence[str],
+    settings: Settings,
+    hardware: Hardware,
+    flops: float,
+    *,
+    at_most: bool = False,
+    how: str = "",
 ) -> str:
     """Return the text of mode=plan: the lines about the training, and its estimated time.
 
     Args:
         lines: lines about the training.
-        flops: FLOPs of the whole training, on all devices together; `at_most`: they are an upper bound. nan: no time.
+        flops: FLOPs of the whole training, on all devices together; `at_most`: they are an
+            upper bound. nan: no time.
         how: how the FLOPs are counted, in words.
     """
     if math.isnan(flops):
         return "\n".join([*lines, *last_lines(settings, hardware)])
     rate, source = expected_rate(hardware)
     seconds, steps = flops / (rate * settings.trainer.ranks), settings.trainer.steps
-    time = f"{'at most ' if at_most else ''}about {duration(seconds)}, {seconds / steps:.2g} s a step,"
+    time = (
+        f"{'at most ' if at_most else ''}about {duration(seconds)}, {seconds / steps:.2g} s a step,"
+    )
     last = f"time: {time} for {flops:.3g} FLOPs{how} ({source}), without start-up and validation"
     return "\n".join([*lines, last, *last_lines(settings, hardware)])
 
 
 def last_lines(settings: Settings, hardware: Hardware) -> list[str]:
-    """Return the last lines of mode=plan: whether flashtrain has run on such a GPU, and how the training starts."""
+    """Return the last lines of mode=plan: whether flashtrain has run on such a GPU, and
+    how the training starts."""
     ran = hardware.kind == "cpu" or any(name in hardware.name for name in MEASURED_ON)
     start = "leave out mode=plan to train"
     if settings.hardware.plan_for is not None:

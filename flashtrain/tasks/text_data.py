@@ -19,7 +19,8 @@ from flashtrain.settings.data import DataSettings
 from flashtrain.settings.training import TrainerSettings
 from flashtrain.training.validation import held_out_samples
 
-VOCABULARY = {"bytes": 257, "gpt2": 50257, "huggingface": 0}  # "huggingface": as many as its model has
+# "huggingface": as many as its model has.
+VOCABULARY = {"bytes": 257, "gpt2": 50257, "huggingface": 0}
 
 
 @register("source", "stdlib")
@@ -39,7 +40,8 @@ def _files(settings: DataSettings) -> TextSource:
         return HubSource(path, settings.split, settings.text_column)
     if settings.split != DataSettings.split:
         raise UserError(
-            f"data.split={settings.split} is for datasets that save_to_disk wrote, and {path} is none. Leave data.split out."
+            f"data.split={settings.split} is for datasets that save_to_disk wrote, "
+            f"and {path} is none. Leave data.split out."
         )
     return FilesSource(path, **_of_files(settings))
 
@@ -50,7 +52,9 @@ def _of_files(settings: DataSettings) -> dict[str, Any]:
 
 
 def _of_dataset(settings: DataSettings) -> dict[str, Any]:
-    shared = {name: getattr(settings, name) for name in ("split", "text_column", "config", "options")}
+    shared = {
+        name: getattr(settings, name) for name in ("split", "text_column", "config", "options")
+    }
     return {**shared, "streaming": settings.streaming is not False}
 
 
@@ -80,12 +84,14 @@ def _chat(settings: DataSettings) -> TextSource:
 
     if (settings.path is None) == (settings.name is None):
         raise UserError(
-            "data=chat needs data.path=..., a .jsonl or .parquet file, a folder of such files or of save_to_disk, or "
-            "data.name=..., a dataset of the hub."
+            "data=chat needs data.path=..., a .jsonl or .parquet file, a folder of such files or "
+            "of save_to_disk, or data.name=..., a dataset of the hub."
         )
     if settings.path is not None and saved_folder(settings.path, settings.split) is None:
         return ChatFiles(settings.path, **_of_files(settings))
-    return ChatDataset(str(settings.name or Path(str(settings.path)).expanduser()), **_of_dataset(settings))
+    return ChatDataset(
+        str(settings.name or Path(str(settings.path)).expanduser()), **_of_dataset(settings)
+    )
 
 
 def make_source(data: DataSettings) -> TextSource | TokenSource:
@@ -96,9 +102,11 @@ def make_source(data: DataSettings) -> TextSource | TokenSource:
 
 
 def make_sources(data: DataSettings) -> tuple[Any, Any]:
-    """Build the source to train on, and that of data.validation_path (None: documents of the first are held out).
+    """Build the source to train on, and that of data.validation_path (None: documents of
+    the first are held out).
 
-    With data.validation_fraction=1 nothing is trained on: the first is the source to score, the second None.
+    With data.validation_fraction=1 nothing is trained on: the first is the source to
+    score, the second None.
     """
     source, validation = make_source(data), None
     if data.validation_path is not None:
@@ -110,8 +118,11 @@ def make_sources(data: DataSettings) -> tuple[Any, Any]:
     return validation or held_out(source) or source, None
 
 
-def make_tokenizer_spec(data: DataSettings, model_path: str | None = None) -> TokenizerSpec | Tokenizer:
-    """Return the spec of data.tokenizer, which is not loaded yet; for data.tokenizer=huggingface the tokenizer.
+def make_tokenizer_spec(
+    data: DataSettings, model_path: str | None = None
+) -> TokenizerSpec | Tokenizer:
+    """Return the spec of data.tokenizer, which is not loaded yet; for
+    data.tokenizer=huggingface the tokenizer.
 
     Args:
         data: the group of settings.
@@ -122,12 +133,17 @@ def make_tokenizer_spec(data: DataSettings, model_path: str | None = None) -> To
 
         return tokenizer_of(model_path, begin_of_text=data.begin_of_text)
     return TokenizerSpec(
-        data.tokenizer, data.vocab_size, vocab=data.vocab, merges=data.merges, begin_of_text=data.begin_of_text
+        data.tokenizer,
+        data.vocab_size,
+        vocab=data.vocab,
+        merges=data.merges,
+        begin_of_text=data.begin_of_text,
     )
 
 
 def vocabulary_of(data: DataSettings) -> int:
-    """Return the vocabulary size of data.tokenizer, as far as it is known before any text is read."""
+    """Return the vocabulary size of data.tokenizer, as far as it is known
+    before any text is read."""
     if data.tokenizer in VOCABULARY:
         return VOCABULARY[data.tokenizer]
     if data.tokenizer in get_args(options.Tokenizer):
@@ -150,13 +166,16 @@ def reading_options(
     return {
         "total_steps": trainer.steps,
         "validation_fraction": data.validation_fraction,
-        "validation_samples": sys.maxsize if whole else held_out_samples(requested, every, step, maximum=most),
+        "validation_samples": sys.maxsize
+        if whole
+        else held_out_samples(requested, every, step, maximum=most),
         "cache_dir": data.cache_dir,
     }
 
 
 def loader_workers(data: DataSettings, kind: str) -> int:
-    """Return the number of processes that read the data: data.workers, or two where a GPU must not wait for them."""
+    """Return the number of processes that read the data: data.workers, or two where a GPU
+    must not wait for them."""
     if data.workers is not None:
         return data.workers
     return 2 if kind == "cuda" else 0

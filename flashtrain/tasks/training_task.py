@@ -28,7 +28,8 @@ T = TypeVar("T")
 
 
 def replayed(compute: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Call a compiled function whose CUDA launches are recorded and replayed (mode="reduce-overhead")."""
+    """Call a compiled function whose CUDA launches are recorded and replayed
+    (mode="reduce-overhead")."""
     # A replay writes its results where the last one did: what outlives the step is copied.
     torch.compiler.cudagraph_mark_step_begin()
     return tree_map(torch.clone, compute(*arguments, **named))
@@ -41,7 +42,8 @@ class TrainingTask(pl.LightningModule):
 
     Args:
         make_optimizer: returns the model's optimiser; None: AdamW at 6e-4.
-        make_schedule: returns the optimiser's schedule, which is stepped at each optimiser step; None: constant.
+        make_schedule: returns the optimiser's schedule, which is stepped at each
+            optimiser step; None: constant.
         gradient_clip: bound of the global L2 norm of the gradients; 0 for none.
         description: plain values that rebuild the model, saved in every checkpoint.
     """
@@ -57,21 +59,27 @@ class TrainingTask(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.model = model
-        self.shares_sequences = getattr(model, "shares_sequences", None)  # read by ContextParallelStrategy
+        # Read by ContextParallelStrategy.
+        self.shares_sequences = getattr(model, "shares_sequences", None)
         self.gradient_clip = gradient_clip
         self.description = dict(description or {})
         self._make_optimizer = make_optimizer or partial(adamw, lr=DEFAULT_LEARNING_RATE)
         self._make_schedule = make_schedule
         self._step_losses: list[Tensor] = []
         self._shares: list[Tensor] = []  # see record_loss
-        self._per_label: Tensor | None = None  # the factor of the step's gradients, where losses have shares
+        # The factor of the step's gradients, where losses have shares.
+        self._per_label: Tensor | None = None
         self._first_loss: Tensor | None = None
         self._last_loss: Tensor | None = None
 
     def configure_model(self) -> None:
-        """Raise UserError under a strategy that shards weights, which subclasses have to support themselves."""
+        """Raise UserError under a strategy that shards weights, which subclasses have
+        to support themselves."""
         if self.device_mesh is not None:
-            raise UserError(f"{type(self).__name__} trains whole models on each device. Use trainer.strategy=ddp.")
+            raise UserError(
+                f"{type(self).__name__} trains whole models on each device. "
+                "Use trainer.strategy=ddp."
+            )
 
     def configure_optimizers(self) -> Any:
         """Return the optimiser, and the schedule if there is one, in Lightning's form."""
@@ -82,27 +90,41 @@ class TrainingTask(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Free the last step's gradients, which Lightning would keep in memory during this step's forward."""
+        """Free the last step's gradients, which Lightning would keep in memory
+        during this step's forward."""
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
             self.zero_grad(set_to_none=True)
 
-    def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> None:
-        """Clip the gradients here: Lightning's own clipping refuses fused AdamW under mixed precision."""
+    def configure_gradient_clipping(
+        self, optimizer: torch.optim.Optimizer, *_: Any, **__: Any
+    ) -> None:
+        """Clip the gradients here: Lightning's own clipping refuses fused AdamW
+        under mixed precision."""
         if self._per_label is not None:
-            gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+            gradients = [
+                parameter.grad
+                for parameter in self.model.parameters()
+                if parameter.grad is not None
+            ]
             torch._foreach_mul_(gradients, self._per_label)
-        norm = clip_gradients(self.model, self.gradient_clip, scale=gradient_scale(self.trainer, optimizer))
+        norm = clip_gradients(
+            self.model, self.gradient_clip, scale=gradient_scale(self.trainer, optimizer)
+        )
         if self.is_logged_step():
             self.log("gradient_norm", norm)
 
-    def record_loss(self, loss: Tensor, batch_idx: int, share: Tensor | None = None) -> Tensor | None:
-        """Record a micro-batch's loss; return the optimiser step's mean loss after its last micro-batch, else None.
+    def record_loss(
+        self, loss: Tensor, batch_idx: int, share: Tensor | None = None
+    ) -> Tensor | None:
+        """Record a micro-batch's loss; return the optimiser step's mean loss after its last
+        micro-batch, else None.
 
         Args:
             loss: The micro-batch's mean loss, times `share` if that is given.
             batch_idx: The micro-batch's number.
-            share: The share of its positions that are labels, where that differs between micro-batches of equal size:
-                the step's loss and gradients are then the mean over all its labels. Needs automatic optimization.
+            share: The share of its positions that are labels, where that differs between
+                micro-batches of equal size: the step's loss and gradients are then the mean over
+                all its labels. Needs automatic optimization.
         """
         self._step_losses.append(loss.detach())
         if share is not None:
@@ -112,7 +134,9 @@ class TrainingTask(pl.LightningModule):
         step_loss = torch.stack(self._step_losses).mean()
         self._step_losses.clear()
         if self._shares:
-            self._per_label = 1 / self._over_ranks(torch.stack(self._shares).mean()).clamp(min=1e-12)
+            self._per_label = 1 / self._over_ranks(torch.stack(self._shares).mean()).clamp(
+                min=1e-12
+            )
             self._shares.clear()
             step_loss = step_loss * self._per_label
         if self._first_loss is None:
@@ -121,7 +145,8 @@ class TrainingTask(pl.LightningModule):
         return step_loss
 
     def on_train_end(self) -> None:
-        """Average the last loss over all ranks, and log it, so that the curve ends at the loss of the summary."""
+        """Average the last loss over all ranks, and log it, so that the curve ends at
+        the loss of the summary."""
         if self._last_loss is None:
             return
         self._last_loss = self._over_ranks(self._last_loss)
@@ -132,13 +157,20 @@ class TrainingTask(pl.LightningModule):
 
     def _over_ranks(self, losses: Tensor) -> Tensor:
         """The mean over all ranks, of which every one must call this."""
-        return losses if self.trainer.world_size == 1 else self.trainer.strategy.reduce(losses, reduce_op="mean")
+        return (
+            losses
+            if self.trainer.world_size == 1
+            else self.trainer.strategy.reduce(losses, reduce_op="mean")
+        )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save what rebuilds the model, and the run's first and last loss. Every rank calls this."""
+        """Save what rebuilds the model, and the run's first and last loss.
+        Every rank calls this."""
         checkpoint["flashtrain"] = self.description
         checkpoint["first_loss"] = self.first_loss
-        checkpoint["last_loss"] = None if self._last_loss is None else float(self._over_ranks(self._last_loss))
+        checkpoint["last_loss"] = (
+            None if self._last_loss is None else float(self._over_ranks(self._last_loss))
+        )
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the losses of the run that this one continues."""
@@ -149,16 +181,19 @@ class TrainingTask(pl.LightningModule):
 
     @property
     def first_loss(self) -> float | None:
-        """The loss of the run's first step, before any update, as a mean over ranks; None before that step."""
+        """The loss of the run's first step, before any update, as a mean over ranks;
+        None before that step."""
         return None if self._first_loss is None else float(self._first_loss)
 
     @property
     def last_loss(self) -> float | None:
-        """The loss of the latest step; None before the first. Once the fit has ended, a mean over ranks."""
+        """The loss of the latest step; None before the first. Once the fit has
+        ended, a mean over ranks."""
         return None if self._last_loss is None else float(self._last_loss)
 
     def is_logged_step(self) -> bool:
-        """Return whether this step's metrics are logged: the first step's, and those at the log interval."""
+        """Return whether this step's metrics are logged: the first step's, and
+        those at the log interval."""
         # Averaging over ranks and self.log cost time at each step.
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         return self.global_step == 0 or (self.global_step + 1) % max(1, every) == 0

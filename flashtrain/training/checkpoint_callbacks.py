@@ -1,4 +1,5 @@
-"""Callbacks that write a run's checkpoints: last.ckpt every N steps and at the end, best.ckpt after validations."""
+"""Callbacks that write a run's checkpoints: last.ckpt every N steps and at the end,
+best.ckpt after validations."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ from pytorch_lightning.trainer.call import _call_callbacks_on_save_checkpoint
 
 from flashtrain.announce import say
 from flashtrain.errors import first_line
-from flashtrain.training.checkpoints import BEST, LAST, checkpoint_exists, read_checkpoint, rebuild_paths
+from flashtrain.training.checkpoints import (
+    BEST,
+    LAST,
+    checkpoint_exists,
+    read_checkpoint,
+    rebuild_paths,
+)
 from flashtrain.training.metrics_file import MetricsFile
 from flashtrain.training.steps import OptimizerStepCounter
 
@@ -38,7 +45,8 @@ def checkpoint_callbacks(
 
 
 def keep_if_best(trainer: pl.Trainer) -> None:
-    """Write best.ckpt if the weights are the best so far, by a validation that was made after the fit.
+    """Write best.ckpt if the weights are the best so far, by a validation that
+    was made after the fit.
 
     Every rank must call this, with the same validation result.
     """
@@ -48,14 +56,18 @@ def keep_if_best(trainer: pl.Trainer) -> None:
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """Writes best.ckpt, the weights with the best validation so far, without the optimiser's states.
+    """Writes best.ckpt, the weights with the best validation so far, without
+    the optimiser's states.
 
-    Unlike ModelCheckpoint with save_weights_only, it also saves the score to beat, and calls the hooks of callbacks
-    (StopOnNonFinite checks the weights). A resumed run reads the score to beat from best.ckpt, since last.ckpt can be
-    older: it is written before the validation that follows the fit.
+    Unlike ModelCheckpoint with save_weights_only, it also saves the score to beat, and
+    calls the hooks of callbacks (StopOnNonFinite checks the weights). A resumed run reads
+    the score to beat from best.ckpt, since last.ckpt can be older: it is written before the
+    validation that follows the fit.
     """
 
-    def __init__(self, folder: str | Path, monitor: str = "validation_loss", mode: str = "min") -> None:
+    def __init__(
+        self, folder: str | Path, monitor: str = "validation_loss", mode: str = "min"
+    ) -> None:
         super().__init__(
             dirpath=folder,
             filename=Path(BEST).stem,
@@ -75,7 +87,10 @@ class BestCheckpoint(ModelCheckpoint):
             super().load_state_dict(saved["callbacks"][self.state_key])
         except Exception as error:  # noqa: BLE001 - last.ckpt is whole, whatever became of this file
             reason = first_line(error)
-            say(f"{best} cannot be read, and the next validation replaces it: {reason}", level=logging.WARNING)
+            say(
+                f"{best} cannot be read, and the next validation replaces it: {reason}",
+                level=logging.WARNING,
+            )
 
     def _save_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
         checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=True)
@@ -87,16 +102,19 @@ class BestCheckpoint(ModelCheckpoint):
 
 
 class SaveLast(ModelCheckpoint):
-    """Writes `last.ckpt` every N optimiser steps, after the last step, and when an exception ends the fit.
+    """Writes `last.ckpt` every N optimiser steps, after the last step, and when an
+    exception ends the fit.
 
-    ModelCheckpoint (2.6.6) also writes between two micro-batches, whose gradients are then lost: after the first one of
-    a resumed run, and after an exception. It writes the last step only if N divides it, or else after the loop has
-    closed its epoch; a longer run would not resume from there at the next sample. Lightning counts an interrupted
-    validation as half done; a checkpoint written in a validation (best.ckpt, or last.ckpt after a signal) therefore
-    records the state before it.
+    ModelCheckpoint (2.6.6) also writes between two micro-batches, whose gradients are then
+    lost: after the first one of a resumed run, and after an exception. It writes the last step
+    only if N divides it, or else after the loop has closed its epoch; a longer run would not
+    resume from there at the next sample. Lightning counts an interrupted validation as half
+    done; a checkpoint written in a validation (best.ckpt, or last.ckpt after a signal)
+    therefore records the state before it.
 
-    After an exception the file holds the last completed step. It is not written if the optimiser was updating weights,
-    if several processes train (the others may wait for the one that failed), or after KeyboardInterrupt.
+    After an exception the file holds the last completed step. It is not written if the optimiser
+    was updating weights, if several processes train (the others may wait for the one that failed),
+    or after KeyboardInterrupt.
     """
 
     def __init__(self, folder: str | Path, every_n_steps: int | None = None) -> None:
@@ -108,7 +126,8 @@ class SaveLast(ModelCheckpoint):
             enable_version_counter=False,
         )
         self._steps = OptimizerStepCounter()
-        self._ended: tuple[int, Any] = (-1, None)  # the last step that was completed, and the fit loop's state there
+        # The last step that was completed, and the fit loop's state there.
+        self._ended: tuple[int, Any] = (-1, None)
         self._updated = -1  # the step after which the optimiser began to change the weights
 
     def state_dict(self) -> dict[str, Any]:
@@ -122,7 +141,8 @@ class SaveLast(ModelCheckpoint):
         _continue_metrics(trainer)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        _continue_metrics(trainer)  # for a run that died in its last validation and has no step left
+        # For a run that died in its last validation and has no step left.
+        _continue_metrics(trainer)
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
@@ -130,7 +150,12 @@ class SaveLast(ModelCheckpoint):
         self._updated = trainer.global_step
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         if not self._steps.ended(trainer):
             return
@@ -138,7 +163,9 @@ class SaveLast(ModelCheckpoint):
         if trainer.global_step == trainer.max_steps:
             self.save(trainer)
         every = trainer.val_check_batch
-        validates = trainer.is_last_batch or (isinstance(every, int) and (batch_idx + 1) % every == 0)
+        validates = trainer.is_last_batch or (
+            isinstance(every, int) and (batch_idx + 1) % every == 0
+        )
         if validates or trainer.world_size == 1:  # the state of the data may need a collective
             self._ended = _end_of_step(trainer)
 
@@ -153,22 +180,30 @@ class SaveLast(ModelCheckpoint):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.save(trainer)
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
         step = trainer.global_step
-        whole = isinstance(exception, Exception) and trainer.world_size == 1 and self._updated != step
+        whole = (
+            isinstance(exception, Exception) and trainer.world_size == 1 and self._updated != step
+        )
         begun = trainer.state.fn == "fit" and self._ended[0] >= 0
         if not whole or not begun or self._last_global_step_saved == step:
             return
         pl_module.zero_grad(set_to_none=True)  # memory may have run out
         try:
             self.save(trainer)
-            say(f"the checkpoint of step {step} was saved. Continue from it with resume={self.best_model_path}")
+            say(
+                f"the checkpoint of step {step} was saved. "
+                f"Continue from it with resume={self.best_model_path}"
+            )
         except Exception as problem:  # noqa: BLE001 - the error that ended the fit is raised
             if str(problem) != str(exception):
                 say(f"no checkpoint of step {step} was saved: {first_line(problem)}")
 
     def save(self, trainer: pl.Trainer) -> None:
-        """Write last.ckpt now, unless it holds this optimiser step already. Every rank must call this."""
+        """Write last.ckpt now, unless it holds this optimiser step already.
+        Every rank must call this."""
         if not trainer.fast_dev_run and self._last_global_step_saved != trainer.global_step:  # type: ignore[attr-defined]
             self._save_topk_checkpoint(trainer, {})
 
@@ -190,14 +225,19 @@ def _continue_metrics(trainer: pl.Trainer) -> None:
 
 def _flush_metrics(trainer: pl.Trainer, *, in_step: bool) -> None:
     """Write this step's metrics to metrics.jsonl. in_step: the next step has logged already."""
-    # Lightning gives a step's metrics to the loggers only after the hook that writes its checkpoint. MetricsFile
-    # ignores the repetition.
+    # Lightning gives a step's metrics to the loggers only after the hook that writes its
+    # checkpoint. MetricsFile ignores the repetition.
     connector = trainer._logger_connector
     step = trainer.fit_loop.epoch_loop._batches_that_stepped
     for logger in trainer.loggers:
         if not isinstance(logger, MetricsFile):
             continue
-        if not in_step and trainer.training and connector.should_update_logs and trainer._results is not None:
+        if (
+            not in_step
+            and trainer.training
+            and connector.should_update_logs
+            and trainer._results is not None
+        ):
             values = {name: float(value) for name, value in connector.metrics["log"].items()}
             if values:
                 logger.log_metrics({**values, "epoch": trainer.current_epoch}, step=step)

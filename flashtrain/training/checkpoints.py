@@ -18,26 +18,33 @@ from flashtrain.errors import UserError, first_line
 from flashtrain.files.disk import os_errors
 from flashtrain.training import sharded
 
-# In a run folder's `checkpoints/`. Each is a single file, or a folder of every rank's shards (sharded.py).
+# In a run folder's `checkpoints/`. Each is a single file, or a folder of every rank's
+# shards (sharded.py).
 LAST = "last.ckpt"  # from which a run resumes
 BEST = "best.ckpt"  # of the best validation, without the optimiser's states
-_PATH_KEYS = ("best_model_path", "kth_best_model_path", "last_model_path")  # of ModelCheckpoint's state
+# Of ModelCheckpoint's state.
+_PATH_KEYS = ("best_model_path", "kth_best_model_path", "last_model_path")
 STATES_OF_8_BITS = "torchao.optim.subclass_8bit.OptimState8bit"
 MODEL = "model."  # begins the names of the weights of a LightningModule's model
 PARTIAL = ".partial"  # ends the name of a file that is still being written
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes Lightning's checkpoint files under a temporary name, and moves them into place when complete.
+    """Writes Lightning's checkpoint files under a temporary name, and moves them
+    into place when complete.
 
-    A kill during a write, or a full disk (a UserError), leaves the previous file as it was. A kill also leaves a
-    `*.partial` file, which the next write replaces. Reading always uses weights_only=True, so that a checkpoint cannot
-    run code. Usage: `Trainer(plugins=[AtomicCheckpointIO()])`.
+    A kill during a write, or a full disk (a UserError), leaves the previous file as it was. A kill
+    also leaves a `*.partial` file, which the next write replaces. Reading always uses
+    weights_only=True, so that a checkpoint cannot run code. Usage:
+    `Trainer(plugins=[AtomicCheckpointIO()])`.
     """
 
-    # Lightning 2.6.6 writes into TMPDIR and moves the file, which copies it if that is another file system (its issue
-    # 21253): 11 of 100 kills left a damaged last.ckpt, with this code none of 60. It also buffers the file in memory.
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+    # Lightning 2.6.6 writes into TMPDIR and moves the file, which copies it if that is another file
+    # system (its issue 21253): 11 of 100 kills left a damaged last.ckpt, with this code none of 60.
+    # It also buffers the file in memory.
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
         save_atomically(checkpoint, Path(path))
 
     def load_checkpoint(
@@ -49,11 +56,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
-    """Save a checkpoint under a temporary name in the same folder, flush it to the disk, then rename it to `path`.
+    """Save a checkpoint under a temporary name in the same folder, flush it to the disk,
+    then rename it to `path`.
 
     Raises UserError if the disk is full or the folder cannot be written; `path` is then unchanged.
     """
-    # One fixed name, unlike disk.replacing: the next write replaces the gigabytes that a kill leaves.
+    # One fixed name, unlike disk.replacing: the next write replaces the
+    # gigabytes that a kill leaves.
     partial, earlier = path.with_name(path.name + PARTIAL), path.with_name(f"{path.name}.earlier")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,9 +84,11 @@ def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
 
 
 def rebuild_paths(checkpoint: dict[str, Any], folder: Path) -> None:
-    """Change all paths in the callback states of a loaded checkpoint to files of the same names in `folder`.
+    """Change all paths in the callback states of a loaded checkpoint to files of the
+    same names in `folder`.
 
-    Otherwise ModelCheckpoint, when it replaces its best file, would delete whatever path the loaded file names.
+    Otherwise ModelCheckpoint, when it replaces its best file, would delete whatever path
+    the loaded file names.
     """
     folder = folder.resolve()  # as ModelCheckpoint has it
 
@@ -90,24 +101,34 @@ def rebuild_paths(checkpoint: dict[str, Any], folder: Path) -> None:
         if "dirpath" in state:
             state["dirpath"] = str(folder)
         if "best_k_models" in state:
-            state["best_k_models"] = {here(path): score for path, score in state["best_k_models"].items()}
+            state["best_k_models"] = {
+                here(path): score for path, score in state["best_k_models"].items()
+            }
 
 
 def checkpoint_exists(path: Path) -> bool:
-    """Return whether `path` is a checkpoint that can be read: a file, or a complete folder of shards."""
+    """Return whether `path` is a checkpoint that can be read: a file, or a
+    complete folder of shards."""
     return path.is_file() or sharded.is_sharded(path)
 
 
 def read_checkpoint(
-    path: str | Path, map_location: Any = "cpu", *, mmap: bool = False, optimizers: bool = False, checked: bool = False
+    path: str | Path,
+    map_location: Any = "cpu",
+    *,
+    mmap: bool = False,
+    optimizers: bool = False,
+    checked: bool = False,
 ) -> dict[str, Any]:
     """Read the dictionary in a checkpoint, by torch.load with weights_only=True.
 
     Args:
         path: a file, or a folder of shards, whose weights are joined in host memory.
         map_location: torch.load's, for a file.
-        mmap: read a file's tensors only when they are used; a folder's tensors are not read (meta device).
-        optimizers: read the optimisers' states of a folder too; otherwise they are on the meta device.
+        mmap: read a file's tensors only when they are used; a folder's tensors are
+            not read (meta device).
+        optimizers: read the optimisers' states of a folder too; otherwise they
+            are on the meta device.
         checked: compare a file's content with its checksums with `mmap` too. Shards have none.
 
     Raises:
@@ -123,7 +144,9 @@ def read_checkpoint(
         return plain
     checkpoint = sharded.whole(folder, plain, sharded.PARTS if optimizers else sharded.PARTS[:1])
     if optimizers and checkpoint.get("optimizer_states"):
-        checkpoint["optimizer_states"] = [sharded.numbered(one) for one in checkpoint["optimizer_states"]]
+        checkpoint["optimizer_states"] = [
+            sharded.numbered(one) for one in checkpoint["optimizer_states"]
+        ]
     return checkpoint
 
 
@@ -131,9 +154,12 @@ def _read_file(path: Path, map_location: Any, mmap: bool, checked: bool = True) 
     try:
         if zipfile.is_zipfile(path):  # torch has the error of another file
             with zipfile.ZipFile(path) as file:
-                # torch.save writes a CRC-32 of every part of the file, which torch 2.13 does not compare.
+                # torch.save writes a CRC-32 of every part of the file, which torch
+                # 2.13 does not compare.
                 if checked and (part := file.testzip()) is not None:
-                    raise UserError(f"{path} is damaged: {part} in it is not what was written, by its checksum.")
+                    raise UserError(
+                        f"{path} is damaged: {part} in it is not what was written, by its checksum."
+                    )
             if torch.serialization.get_unsafe_globals_in_checkpoint(path) == [STATES_OF_8_BITS]:
                 import torchao.optim  # noqa: F401 - its import allows torch to load this one class
         return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
@@ -146,7 +172,8 @@ def _read_file(path: Path, map_location: Any, mmap: bool, checked: bool = True) 
 
 
 def weights_in(checkpoint: dict[str, Any], path: str | Path) -> dict[str, torch.Tensor]:
-    """Return the weights of the LightningModule's `model` in a checkpoint, by the model's own names.
+    """Return the weights of the LightningModule's `model` in a checkpoint, by
+    the model's own names.
 
     Args:
         checkpoint: the result of `read_checkpoint`.
@@ -155,15 +182,24 @@ def weights_in(checkpoint: dict[str, Any], path: str | Path) -> dict[str, torch.
     Raises:
         UserError: the checkpoint has no such weights.
     """
-    plain = {name.replace("_orig_mod.", ""): value for name, value in checkpoint.get("state_dict", {}).items()}
-    weights = {name.removeprefix(MODEL): value for name, value in plain.items() if name.startswith(MODEL)}
+    plain = {
+        name.replace("_orig_mod.", ""): value
+        for name, value in checkpoint.get("state_dict", {}).items()
+    }
+    weights = {
+        name.removeprefix(MODEL): value for name, value in plain.items() if name.startswith(MODEL)
+    }
     if not weights:
-        raise UserError(f"{path} has no weights whose names begin with '{MODEL}', only {', '.join([*plain][:3])} ...")
+        raise UserError(
+            f"{path} has no weights whose names begin with '{MODEL}', "
+            f"only {', '.join([*plain][:3])} ..."
+        )
     return weights
 
 
 def check_resumable(saved: Mapping[str, Any], checkpoint: Path) -> int:
-    """Return the optimiser step of a checkpoint. Raises UserError if it holds weights only, as best.ckpt does."""
+    """Return the optimiser step of a checkpoint. Raises UserError if it holds weights
+    only, as best.ckpt does."""
     if not saved.get("optimizer_states"):
         raise UserError(
             f"{checkpoint} has no state of the optimizer, so a run cannot be resumed from it. "

@@ -18,27 +18,36 @@ from flashtrain.training.steps import OptimizerStepCounter, log_interval
 NEVER = torch.iinfo(torch.int64).max
 
 
-# Lightning 2.6.6's EarlyStopping(check_finite=True) looks at one logged figure, and lets checkpoints be written over.
+# Lightning 2.6.6's EarlyStopping(check_finite=True) looks at one logged figure, and lets
+# checkpoints be written over.
 class StopOnNonFinite(pl.Callback):
-    """Ends the fit with a UserError that names the first optimiser step whose loss was NaN or infinite.
+    """Ends the fit with a UserError that names the first optimiser step whose
+    loss was NaN or infinite.
 
-    Losses stay on the device, because reading a loss makes the host wait. They are checked together at the trainer's
-    log interval (where the loggers read values anyway), before every checkpoint and at the end. Before a checkpoint the
-    weights are checked too, so that a bad state never replaces a good checkpoint. All ranks check the same steps and
-    agree on the first bad step, so that they stop together.
+    Losses stay on the device, because reading a loss makes the host wait. They are checked together
+    at the trainer's log interval (where the loggers read values anyway), before every checkpoint
+    and at the end. Before a checkpoint the weights are checked too, so that a bad state never
+    replaces a good checkpoint. All ranks check the same steps and agree on the first bad step, so
+    that they stop together.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._steps = OptimizerStepCounter()
-        self._pending: list[tuple[int, torch.Tensor]] = []  # (optimiser step, loss), not checked yet
+        # (optimiser step, loss), not checked yet.
+        self._pending: list[tuple[int, torch.Tensor]] = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._steps.start(trainer)
         self._pending.clear()
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         ended = self._steps.ended(trainer)
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
@@ -60,7 +69,11 @@ class StopOnNonFinite(pl.Callback):
 
     def _check_losses(self, trainer: pl.Trainer) -> None:
         pending = self._pending
-        losses = torch.stack([loss.reshape(()).float() for _, loss in pending]).tolist() if pending else []
+        losses = (
+            torch.stack([loss.reshape(()).float() for _, loss in pending]).tolist()
+            if pending
+            else []
+        )
         # Step and kind in one number, so that one reduction gives every rank both.
         bad = [
             2 * step + (0 if math.isnan(loss) else 1)
@@ -70,18 +83,22 @@ class StopOnNonFinite(pl.Callback):
         first = _first_over_ranks(trainer, min(bad, default=NEVER))
         if first != NEVER:
             step, infinite = divmod(first, 2)
-            raise UserError(f"loss became {'infinite' if infinite else 'nan'} at step {step}; {_advice(trainer)}")
+            raise UserError(
+                f"loss became {'infinite' if infinite else 'nan'} at step {step}; "
+                f"{_advice(trainer)}"
+            )
         self._pending = []  # not earlier: after this error no checkpoint may be written either
 
     def _check_weights(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         floats: list[Any] = [p.detach() for p in pl_module.parameters() if p.is_floating_point()]
-        parts = [p.to_local() if hasattr(p, "to_local") else p for p in floats]  # of sharded ones this rank's
+        # Of sharded ones this rank's.
+        parts = [p.to_local() if hasattr(p, "to_local") else p for p in floats]
         finite = [torch.isfinite(part).all() for part in parts]
         bad = bool(finite) and not bool(torch.stack(finite).all())
         if _first_over_ranks(trainer, trainer.global_step if bad else NEVER) != NEVER:
             raise UserError(
-                f"weights were no longer finite after step {trainer.global_step} although the loss was finite; "
-                f"no checkpoint was overwritten; {_advice(trainer)}"
+                f"weights were no longer finite after step {trainer.global_step} although the loss "
+                f"was finite; no checkpoint was overwritten; {_advice(trainer)}"
             )
 
 
@@ -105,8 +122,8 @@ def _advice(trainer: pl.Trainer) -> str:
 class StopAtTarget(pl.Callback):
     """Ends training at the first validation whose `validation_accuracy` is at least `target`.
 
-    The attribute `seconds` is the training time up to the end of that validation, earlier parts of a resumed run
-    included; it is None until the target is reached.
+    The attribute `seconds` is the training time up to the end of that validation, earlier parts of
+    a resumed run included; it is None until the target is reached.
     """
 
     def __init__(self, target: float) -> None:
@@ -120,7 +137,12 @@ class StopAtTarget(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         value = trainer.callback_metrics.get("validation_accuracy")
-        if trainer.sanity_checking or self._begun is None or value is None or self.seconds is not None:
+        if (
+            trainer.sanity_checking
+            or self._begun is None
+            or value is None
+            or self.seconds is not None
+        ):
             return
         if float(value) >= self.target:
             self.seconds = self._elapsed()

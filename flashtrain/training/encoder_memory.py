@@ -1,6 +1,8 @@
-"""Estimate the GPU memory of an encoder's training step: BERT with any of its heads, and sequence classifiers.
+"""Estimate the GPU memory of an encoder's training step: BERT with any of its heads,
+and sequence classifiers.
 
-Letters as in memory.py. tests/training/test_encoder_memory.py compares the estimate with what autograd saves.
+Letters as in memory.py. tests/training/test_encoder_memory.py compares the estimate
+with what autograd saves.
 """
 
 from __future__ import annotations
@@ -23,9 +25,13 @@ from flashtrain.training.memory import (
 )
 from flashtrain_kernels.loss_head import default_chunk
 
-GATED_EXTRA = 2  # in addition to GELU's two tensors of width F: the up projection is twice as wide, its halves multiply
-OUTSIDE_TENSORS = 1  # the input of the one norm that is in no block, in the weights' type where autocast is on
-HEAD_STATES_SAVED = 4  # a head that predicts tokens: input, before and after its activation, after its norm
+# In addition to GELU's two tensors of width F: the up projection is twice as wide,
+# its halves multiply.
+GATED_EXTRA = 2
+# The input of the one norm that is in no block, in the weights' type where autocast is on.
+OUTSIDE_TENSORS = 1
+# A head that predicts tokens: input, before and after its activation, after its norm.
+HEAD_STATES_SAVED = 4
 
 
 @dataclass(frozen=True)
@@ -56,16 +62,20 @@ def estimate_encoder_memory(
         blocks: the encoder's blocks, which are all alike.
         tokens: T, the tokens that a micro-batch computes, padding included.
         max_seqlen: S, for "standard" attention, which stores a score matrix for each sequence.
-        head: the head that predicts tokens; None for a head on pooled states, which needs next to nothing.
+        head: the head that predicts tokens; None for a head on pooled states, which
+            needs next to nothing.
         precision: a key of PRECISIONS.
         savings: activation checkpointing, offloading and chunks; None: none of them.
         compiled: whether torch.compile fuses the blocks' operations.
         attention: "standard" adds its S x S matrices.
-        master_weights: float32 copies of half-precision weights; the optimiser's states then belong to the copies.
+        master_weights: float32 copies of half-precision weights; the optimiser's states
+            then belong to the copies.
     """
     savings = savings or MemorySavings()
     weight, copy, activation = PRECISIONS[precision]
-    stream = blocks.embed * (RESIDUAL_BYTES if copy and blocks.residual == "weights" else activation)
+    stream = blocks.embed * (
+        RESIDUAL_BYTES if copy and blocks.residual == "weights" else activation
+    )
     outside = blocks.embed * (RESIDUAL_BYTES if copy else activation)
     layers, gated = len(blocks.layers), blocks.layers[0].feed_forward.gated
     saved, block = block_bytes(
@@ -95,12 +105,18 @@ def estimate_encoder_memory(
     )
 
 
-def _of_head(head: PredictingHead | None, embed: int, activation: int, loss_chunk: int | None) -> tuple[int, int]:
+def _of_head(
+    head: PredictingHead | None, embed: int, activation: int, loss_chunk: int | None
+) -> tuple[int, int]:
     """(bytes saved for the backward, bytes that the loss stores at once) of a predicting head."""
     if head is None:
         return 0, 0
     chunk = min(head.positions, loss_chunk or default_chunk(head.rows))
-    # The matrix in the activations' type, its gradient in float32, and the gradient that this one is added to.
+    # The matrix in the activations' type, its gradient in float32, and the gradient that
+    # this one is added to.
     matrices = head.rows * embed * (activation + 8)
     states = HEAD_STATES * head.positions * embed * activation
-    return HEAD_STATES_SAVED * head.positions * embed * activation, chunk * head.rows * activation + matrices + states
+    return (
+        HEAD_STATES_SAVED * head.positions * embed * activation,
+        chunk * head.rows * activation + matrices + states,
+    )

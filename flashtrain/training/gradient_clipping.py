@@ -1,4 +1,5 @@
-"""Clip gradients by their norm over all parameters, also if they are sharded or scaled with the loss."""
+"""Clip gradients by their norm over all parameters, also if they are sharded
+or scaled with the loss."""
 
 from __future__ import annotations
 
@@ -10,19 +11,25 @@ from torch import nn
 
 
 @torch.no_grad()
-def clip_gradients(module: nn.Module, max_norm: float | None, scale: float | torch.Tensor = 1.0) -> torch.Tensor:
-    """Scale the gradients in place so that their Euclidean norm over all parameters is at most max_norm.
+def clip_gradients(
+    module: nn.Module, max_norm: float | None, scale: float | torch.Tensor = 1.0
+) -> torch.Tensor:
+    """Scale the gradients in place so that their Euclidean norm over all
+    parameters is at most max_norm.
 
-    Pascanu et al. 2013, arXiv 1211.5063. A NaN or infinite norm makes the gradients NaN, so that it shows.
+    Pascanu et al. 2013, arXiv 1211.5063. A NaN or infinite norm makes the gradients
+    NaN, so that it shows.
 
     Args:
-        module: holds the parameters. If FSDP2 shards them (DTensor), the norm is over all shards, and every rank must
-            call this.
+        module: holds the parameters. If FSDP2 shards them (DTensor), the norm is over all shards,
+            and every rank must call this.
         max_norm: the largest norm; None or 0: only measure.
-        scale: the factor by which fp16 loss scaling has multiplied the gradients; they stay multiplied.
+        scale: the factor by which fp16 loss scaling has multiplied the
+            gradients; they stay multiplied.
 
     Returns:
-        The norm before clipping, divided by `scale`: a float32 scalar on the gradients' device, not read by the host.
+        The norm before clipping, divided by `scale`: a float32 scalar on the gradients'
+        device, not read by the host.
     """
     gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
     if not gradients:
@@ -40,8 +47,8 @@ def clip_gradients(module: nn.Module, max_norm: float | None, scale: float | tor
 def gradient_scale(trainer: pl.Trainer, optimizer: Any) -> float | torch.Tensor:
     """Return the factor by which gradients are still multiplied when Lightning clips them.
 
-    It is 1 except under fp16 loss scaling ("16-mixed") with a fused optimiser, which undoes the scaling inside its
-    step; for every other optimiser Lightning undoes it before clipping.
+    It is 1 except under fp16 loss scaling ("16-mixed") with a fused optimiser, which undoes the
+    scaling inside its step; for every other optimiser Lightning undoes it before clipping.
     """
     scaler = getattr(trainer.precision_plugin, "scaler", None)
     inner = getattr(optimizer, "optimizer", optimizer)

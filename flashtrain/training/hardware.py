@@ -16,10 +16,11 @@ import torch
 from flashtrain.errors import UserError
 from flashtrain.version import __version__
 
-# Dense bf16 tensor-core peak in FLOP/s (fp16 where the GPU has no bf16), with fp32 accumulation, as the vendor's
-# datasheets give it. Datasheets that print only the figure "with sparsity" are halved. The first pattern found in the
-# device's name counts, so the special names stand before the general ones. (Lightning 2.6.6's get_available_flops has
-# none of an H200 by its usual name, and of some GPUs those with sparsity.)
+# Dense bf16 tensor-core peak in FLOP/s (fp16 where the GPU has no bf16), with fp32 accumulation, as
+# the vendor's datasheets give it. Datasheets that print only the figure "with sparsity" are halved.
+# The first pattern found in the device's name counts, so the special names stand before the general
+# ones. (Lightning 2.6.6's get_available_flops has none of an H200 by its usual name, and of some
+# GPUs those with sparsity.)
 PEAK_FLOPS: tuple[tuple[str, float], ...] = (
     (r"\bGB200\b", 2500e12),
     (r"\bB200\b", 2250e12),
@@ -50,8 +51,8 @@ PEAK_FLOPS: tuple[tuple[str, float], ...] = (
     (r"\bT4\b", 65e12),
 )
 
-# The GPUs that mode=plan can plan for where they are not: name and GiB of memory as PyTorch reports them, and compute
-# capability.
+# The GPUs that mode=plan can plan for where they are not: name and GiB of memory as PyTorch reports
+# them, and compute capability.
 PLANNED_GPUS: dict[str, tuple[str, float, tuple[int, int]]] = {
     "h100": ("NVIDIA H100 80GB HBM3", 79.1, (9, 0)),
     "h200": ("NVIDIA H200", 139.7, (9, 0)),
@@ -63,10 +64,18 @@ PLANNED_GPUS: dict[str, tuple[str, float, tuple[int, int]]] = {
 }
 
 # The last two are baselines of benchmarks.
-_DISTRIBUTIONS = ("torch", "triton", "pytorch-lightning", "flashtrain", "flash-attn", "flash-attn-4")
+_DISTRIBUTIONS = (
+    "torch",
+    "triton",
+    "pytorch-lightning",
+    "flashtrain",
+    "flash-attn",
+    "flash-attn-4",
+)
 
-# The share of the device's rate that a compiled training step reaches: assumed for GPUs, of which H100s and H200s
-# reached MEASURED_MFU; on a CPU, half the rate of a large matrix product is a cautious guess.
+# The share of the device's rate that a compiled training step reaches: assumed for GPUs, of
+# which H100s and H200s reached MEASURED_MFU; on a CPU, half the rate of a large matrix product
+# is a cautious guess.
 GPU_EFFICIENCY = 0.4
 MEASURED_MFU = "30% to 57%, recipes/results/gpt2-speed-h200.json and hf-long-two-gpus-h200.json"
 CPU_EFFICIENCY = 0.5
@@ -79,13 +88,17 @@ class Hardware:
     kind: str  # "cpu" or "cuda"
     name: str  # the vendor's
     count: int  # visible GPUs, or the CPU cores that this process may use
-    capability: tuple[int, int] | None  # a GPU's compute capability, (9, 0) for sm_90; None on a CPU
-    total_memory_bytes: int | None  # of the GPU that this process uses, or of the machine; None if unknown
+    # A GPU's compute capability, (9, 0) for sm_90; None on a CPU.
+    capability: tuple[int, int] | None
+    # Of the GPU that this process uses, or of the machine; None if unknown.
+    total_memory_bytes: int | None
     free_memory_bytes: int | None  # the free part of that memory; None if unknown
-    peak_flops: float | None  # dense bf16/fp16 tensor-core FLOP/s of one GPU; None if unknown (MFU is then left out)
+    # Dense bf16/fp16 tensor-core FLOP/s of one GPU; None if unknown (MFU is then left out).
+    peak_flops: float | None
     precision: str  # Lightning's name of the precision to train in
     attention: str  # the attention to use, "flash" or "sdpa"
-    host_memory_bytes: int | None = None  # free main memory, to which activations may be offloaded; None if unknown
+    # Free main memory, to which activations may be offloaded; None if unknown.
+    host_memory_bytes: int | None = None
 
 
 def detect_hardware(accelerator: str = "auto") -> Hardware:
@@ -100,7 +113,9 @@ def detect_hardware(accelerator: str = "auto") -> Hardware:
     available = torch.cuda.is_available() and torch.version.hip is None
     if accelerator == "gpu" and not available:
         build = "this PyTorch was built without CUDA"
-        reason = build if torch.version.cuda is None else "PyTorch finds no usable NVIDIA GPU or driver"
+        reason = (
+            build if torch.version.cuda is None else "PyTorch finds no usable NVIDIA GPU or driver"
+        )
         raise UserError(f"hardware=gpu, but {reason}. Set hardware=cpu or hardware=auto.")
     if accelerator == "cpu" or not available:
         return _cpu()
@@ -108,26 +123,35 @@ def detect_hardware(accelerator: str = "auto") -> Hardware:
 
 
 def planned_hardware(gpu: str, count: int) -> Hardware:
-    """Return `count` GPUs that are not here, by a name of PLANNED_GPUS: all of their memory is free."""
+    """Return `count` GPUs that are not here, by a name of PLANNED_GPUS: all
+    of their memory is free."""
     name, gib, capability = PLANNED_GPUS[gpu]
     memory, peak = int(gib * 2**30), peak_flops_of(name)
-    return Hardware("cuda", name, count, capability, memory, memory, peak, precision_for(capability), "flash")
+    return Hardware(
+        "cuda", name, count, capability, memory, memory, peak, precision_for(capability), "flash"
+    )
 
 
 def peak_flops_of(name: str) -> float | None:
-    """Return the dense bf16/fp16 tensor-core peak (FLOP/s) of the GPU with this name; None if unknown."""
+    """Return the dense bf16/fp16 tensor-core peak (FLOP/s) of the GPU with this
+    name; None if unknown."""
     if "Laptop" in name or "Max-Q" in name:  # same name, other clocks
         return None
-    return next((peak for pattern, peak in PEAK_FLOPS if re.search(pattern, name, flags=re.IGNORECASE)), None)
+    return next(
+        (peak for pattern, peak in PEAK_FLOPS if re.search(pattern, name, flags=re.IGNORECASE)),
+        None,
+    )
 
 
 def precision_for(capability: tuple[int, int]) -> str:
-    """Return a GPU's precision: bf16 from compute capability 8.0 on, fp16 with loss scaling on older GPUs."""
+    """Return a GPU's precision: bf16 from compute capability 8.0 on, fp16 with loss
+    scaling on older GPUs."""
     return "bf16-mixed" if capability >= (8, 0) else "16-mixed"
 
 
 def attention_for(capability: tuple[int, int]) -> str:
-    """Return a GPU's attention: "flash" (our kernels) from sm_80 on if Triton is installed, else torch's "sdpa"."""
+    """Return a GPU's attention: "flash" (our kernels) from sm_80 on if Triton is
+    installed, else torch's "sdpa"."""
     has_triton = importlib.util.find_spec("triton") is not None
     return "flash" if capability >= (8, 0) and has_triton else "sdpa"
 
@@ -159,7 +183,9 @@ def _cpu() -> Hardware:
     return Hardware(
         kind="cpu",
         name=_cpu_name(),
-        count=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        count=len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1,
         capability=None,
         total_memory_bytes=total,
         free_memory_bytes=free,
@@ -182,7 +208,11 @@ def _machine_memory() -> tuple[int | None, int | None]:
     meminfo = Path("/proc/meminfo")
     if not meminfo.is_file():
         return None, None
-    kib = {line.split(":")[0]: int(line.split()[1]) for line in meminfo.read_text().splitlines() if ":" in line}
+    kib = {
+        line.split(":")[0]: int(line.split()[1])
+        for line in meminfo.read_text().splitlines()
+        if ":" in line
+    }
     total, free = kib["MemTotal"] * 1024, kib.get("MemAvailable", kib["MemFree"]) * 1024
     limit, used = _read_int("/sys/fs/cgroup/memory.max"), _read_int("/sys/fs/cgroup/memory.current")
     if limit is not None and limit < total:
@@ -199,7 +229,8 @@ def _read_int(path: str) -> int | None:
 
 
 def device_name() -> str:
-    """Return a text that names this machine's GPUs ("2 x NVIDIA H200"), or without GPUs its processor and cores."""
+    """Return a text that names this machine's GPUs ("2 x NVIDIA H200"), or without GPUs
+    its processor and cores."""
     if torch.cuda.is_available():
         count = torch.cuda.device_count()
         name = torch.cuda.get_device_name(0)
@@ -208,7 +239,8 @@ def device_name() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the installed versions by name: of python, cuda, torch, triton, flashtrain and others."""
+    """Return the installed versions by name: of python, cuda, torch, triton,
+    flashtrain and others."""
     found = {"python": platform.python_version()}
     for name in _DISTRIBUTIONS:
         try:
@@ -223,10 +255,14 @@ def versions() -> dict[str, str]:
 
 
 def expected_rate(hardware: Hardware) -> tuple[float, str]:
-    """Return (FLOP/s that a training step should reach on one device, how that is known, as "at 40% of ...")."""
+    """Return (FLOP/s that a training step should reach on one device, how that is
+    known, as "at 40% of ...")."""
     if hardware.peak_flops is not None:
         peak = f"the peak of {hardware.peak_flops / 1e12:.0f} TFLOP/s"
-        how = f"computed at an assumed {GPU_EFFICIENCY:.0%} of {peak}; measured language models reached {MEASURED_MFU}"
+        how = (
+            f"computed at an assumed {GPU_EFFICIENCY:.0%} of {peak}; "
+            f"measured language models reached {MEASURED_MFU}"
+        )
         return GPU_EFFICIENCY * hardware.peak_flops, how
     device, dtype = hardware.kind, torch.float32 if hardware.kind == "cpu" else torch.float16
     size = 1024 if hardware.kind == "cpu" else 8192
@@ -236,7 +272,10 @@ def expected_rate(hardware: Hardware) -> tuple[float, str]:
     for _ in range(repeats):
         float((matrix @ matrix)[0, 0])  # reading a number waits for the device
     rate = repeats * 2 * size**3 / (time.perf_counter() - began)
-    return CPU_EFFICIENCY * rate, f"at {CPU_EFFICIENCY:.0%} of this machine's matmul rate, measured now"
+    return (
+        CPU_EFFICIENCY * rate,
+        f"at {CPU_EFFICIENCY:.0%} of this machine's matmul rate, measured now",
+    )
 
 
 def duration(seconds: float) -> str:

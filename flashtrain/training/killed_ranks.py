@@ -20,7 +20,8 @@ _HOST = re.compile(r"\[([^\s\[\]]+)\]:\d+")  # gloo's "Connection closed by peer
 
 
 def name_killed_ranks(note: Callable[[str], None]) -> None:
-    """From now on, print a line if a signal kills a rank, and end with RunFailed's status if any rank has failed.
+    """From now on, print a line if a signal kills a rank, and end with RunFailed's status
+    if any rank has failed.
 
     For the command, not for the library. Ranks that end by themselves report their own error.
 
@@ -34,14 +35,16 @@ def name_killed_ranks(note: Callable[[str], None]) -> None:
             rank.kill()
         end_job(killed, note)
 
-    # pytorch-lightning 2.6.6 starts a job's other ranks as child processes of the first one. When one of them has died,
-    # it kills all others with SIGKILL, the first one too: whether a failed collective ends that with a status of its
-    # own before, is a matter of seconds and of the strategy.
+    # pytorch-lightning 2.6.6 starts a job's other ranks as child processes of the first one.
+    # When one of them has died, it kills all others with SIGKILL, the first one too: whether
+    # a failed collective ends that with a status of its own before, is a matter of seconds
+    # and of the strategy.
     _ChildProcessObserver._terminate_all = end  # type: ignore[method-assign, assignment]
 
 
 def end_job(line: str | None, note: Callable[[str], None] | None) -> NoReturn:
-    """Print the line, if there is one, call `note` with it, and end this process at once, with RunFailed's status."""
+    """Print the line, if there is one, call `note` with it, and end this process at once,
+    with RunFailed's status."""
     try:
         if line is not None:
             print(f"flashtrain: {line}. The job ends.", file=sys.stderr, flush=True)
@@ -52,19 +55,24 @@ def end_job(line: str | None, note: Callable[[str], None] | None) -> NoReturn:
 
 
 def killed_rank(ranks: Sequence[subprocess.Popen[bytes]], seconds: float = 2.0) -> str | None:
-    """Return a line that names the first of these ranks that was killed by a signal; None if none was.
+    """Return a line that names the first of these ranks that was killed by a
+    signal; None if none was.
 
     Args:
         ranks: the processes of rank 1, rank 2 and so on.
-        seconds: how long to wait for their end: a failed collective raises an error before the exit status of the
-            killed rank is known.
+        seconds: how long to wait for their end: a failed collective raises an error before the exit
+            status of the killed rank is known.
     """
     until = time.monotonic() + seconds
     while True:
         codes = [rank.poll() for rank in ranks]
         for number, code in enumerate(codes, 1):
             if code is not None and code < 0:
-                name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+                name = (
+                    signal.Signals(-code).name
+                    if -code in set(signal.Signals)
+                    else f"signal {-code}"
+                )
                 hint = " (often: out of host memory)" if name == "SIGKILL" else ""
                 return f"rank {number} was killed by {name}{hint}"
         if None not in codes or time.monotonic() > until:
@@ -73,18 +81,30 @@ def killed_rank(ranks: Sequence[subprocess.Popen[bytes]], seconds: float = 2.0) 
 
 
 def is_broken_connection(error: BaseException) -> bool:
-    """Return whether a collective raised the error: a process of the job has ended, or the network failed."""
+    """Return whether a collective raised the error: a process of the job has ended,
+    or the network failed."""
     # NCCL's errors have their own type, gloo's only a text.
     return isinstance(error, DistError) or (
-        isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "Gloo", "NCCL"))
+        isinstance(error, RuntimeError)
+        and any(word in str(error) for word in ("gloo", "Gloo", "NCCL"))
     )
 
 
 def lost_connection(error: BaseException) -> str | None:
-    """Return a line about what kept this process from the others, as under torchrun; None: no connection failed."""
+    """Return a line about what kept this process from the others, as under torchrun;
+    None: no connection failed."""
     if "EADDRINUSE" in str(error):
-        return f"MASTER_PORT={os.environ.get('MASTER_PORT')} is in use by another process here: set another one"
+        return (
+            f"MASTER_PORT={os.environ.get('MASTER_PORT')} is in use by another process here: "
+            "set another one"
+        )
     host = _HOST.search(str(error))
     where = f"on {host[1]}" if host else "of this job"
-    lost = f"the connection to a process {where} broke: the process, its machine or the network failed"
-    return f"{lost} (resume=auto continues from the last checkpoint)" if is_broken_connection(error) else None
+    lost = (
+        f"the connection to a process {where} broke: the process, its machine or the network failed"
+    )
+    return (
+        f"{lost} (resume=auto continues from the last checkpoint)"
+        if is_broken_connection(error)
+        else None
+    )

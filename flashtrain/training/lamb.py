@@ -17,18 +17,21 @@ UPDATE_CHUNK = 2**26
 
 
 class Lamb(Stepping):
-    """LAMB (You et al. 2020, "Large Batch Optimization for Deep Learning", arXiv 1904.00962), for very large batches.
+    """LAMB (You et al. 2020, "Large Batch Optimization for Deep Learning", arXiv 1904.00962),
+    for very large batches.
 
     Algorithm 2 of the paper with Adam's bias correction: with Adam's corrected moments m' and v',
-    u = m' / (sqrt(v') + eps) + weight_decay * w and w -= lr * |w| / |u| * u, per parameter tensor. |w| / |u| is taken
-    as 1 if either norm is 0, and in groups with adapt=False. A step updates many tensors per launch and never waits for
-    the device.
+    u = m' / (sqrt(v') + eps) + weight_decay * w and w -= lr * |w| / |u| * u, per parameter tensor.
+    |w| / |u| is taken as 1 if either norm is 0, and in groups with adapt=False. A step updates many
+    tensors per launch and never waits for the device.
 
     Args:
-        params: as torch's optimisers take them; a group may set its own lr, betas, eps, weight_decay and adapt.
+        params: as torch's optimisers take them; a group may set its own lr, betas, eps,
+            weight_decay and adapt.
 
     Raises:
-        UserError: in the first step, if parameters are sharded (FSDP2): their norms would be those of one shard.
+        UserError: in the first step, if parameters are sharded (FSDP2): their norms would
+            be those of one shard.
     """
 
     def __init__(
@@ -40,7 +43,13 @@ class Lamb(Stepping):
         weight_decay: float = 0.01,
         adapt: bool = True,
     ) -> None:
-        defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay, "adapt": adapt}
+        defaults = {
+            "lr": lr,
+            "betas": tuple(betas),
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "adapt": adapt,
+        }
         super().__init__(params, defaults)
 
     def _update(self) -> None:
@@ -76,7 +85,10 @@ class Lamb(Stepping):
         state = self.state[parameter]
         if not state:
             if hasattr(parameter, "full_tensor"):
-                raise UserError("lamb cannot train sharded weights. Use trainer.strategy=ddp or optimizer=adamw.")
+                raise UserError(
+                    "lamb cannot train sharded weights. "
+                    "Use trainer.strategy=ddp or optimizer=adamw."
+                )
             state["step"] = 0
             state["mean"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
             state["square"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
@@ -90,11 +102,12 @@ def lamb(
     eps: float = 1e-6,
     weight_decay: float = 0.01,
 ) -> Lamb:
-    """Make LAMB for the model's parameters; biases and norm weights have neither weight decay nor adaptation.
+    """Make LAMB for the model's parameters; biases and norm weights have neither
+    weight decay nor adaptation.
 
-    Defaults are those of the MLPerf BERT reference in FlagPerf's configurations (betas 0.9 and 0.999, weight decay
-    0.01) and of You et al. 2020 (eps 1e-6). The learning rate depends on the batch size. Clip the gradients' global
-    norm at 1 before each step, as the reference does.
+    Defaults are those of the MLPerf BERT reference in FlagPerf's configurations (betas 0.9 and
+    0.999, weight decay 0.01) and of You et al. 2020 (eps 1e-6). The learning rate depends on the
+    batch size. Clip the gradients' global norm at 1 before each step, as the reference does.
     """
     groups = parameter_groups(model, weight_decay)
     for group in groups:
@@ -104,5 +117,7 @@ def lamb(
 
 def _ratios(parameters: Sequence[Tensor], updates: Sequence[Tensor]) -> list[Tensor]:
     """|w| / |u| of each pair, 1 if either is 0, as scalars on the device."""
-    weight, update = (torch.stack(torch._foreach_norm(list(tensors))) for tensors in (parameters, updates))
+    weight, update = (
+        torch.stack(torch._foreach_norm(list(tensors))) for tensors in (parameters, updates)
+    )
     return list(torch.where((weight > 0) & (update > 0), weight / update, 1.0).unbind())

@@ -32,11 +32,12 @@ def make_loggers(
 
     Args:
         kinds: "wandb" adds Weights & Biases, "tensorboard" events in run_dir/tensorboard.
-        run_dir: the run's folder. Its wandb_id.txt holds the id of the W&B run, which a resumed run continues.
+        run_dir: the run's folder. Its wandb_id.txt holds the id of the W&B run, which a
+            resumed run continues.
         project, name, group: the W&B project, and the run's name and group in it.
         config: the settings that W&B shows as the run's configuration.
-        mode: W&B's mode. "auto": the environment's WANDB_MODE if set, else online if a W&B key is configured, else
-            offline, with one line on how to upload the run later.
+        mode: W&B's mode. "auto": the environment's WANDB_MODE if set, else online if a W&B key is
+            configured, else offline, with one line on how to upload the run later.
 
     Raises:
         ModuleNotFoundError: the logger's package is not installed.
@@ -44,7 +45,9 @@ def make_loggers(
     run_dir = Path(run_dir)
     loggers: list[Logger] = [MetricsFile(run_dir / METRICS)]
     if "tensorboard" in kinds:
-        loggers.append(TensorBoardLogger(run_dir, name="", version="tensorboard", default_hp_metric=False))
+        loggers.append(
+            TensorBoardLogger(run_dir, name="", version="tensorboard", default_hp_metric=False)
+        )
     if "wandb" in kinds:
         _silence()
         # Under a `wandb sweep` agent wandb reads the run's id from the environment.
@@ -65,7 +68,8 @@ def make_loggers(
 
 
 def has_wandb_key() -> bool:
-    """Return whether a Weights & Biases key is configured, in the environment or (by `wandb login`) in netrc."""
+    """Return whether a Weights & Biases key is configured, in the environment or (by
+    `wandb login`) in netrc."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     from requests.utils import get_netrc_auth  # which wandb requires
@@ -77,7 +81,9 @@ def log_summary(loggers: list[Logger], row: dict[str, Any]) -> None:
     """Log a run's summary row to those of the loggers that are of W&B."""
     for logger in loggers:
         if isinstance(logger, WandbLogger):
-            logger.experiment.summary.update({key: value for key, value in row.items() if value is not None})
+            logger.experiment.summary.update(
+                {key: value for key, value in row.items() if value is not None}
+            )
 
 
 def log_table(loggers: list[Logger], name: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -108,7 +114,8 @@ def log_image(loggers: list[Logger], name: str, path: Path) -> None:
 
 
 def close_loggers(loggers: list[Logger]) -> None:
-    """Close the Weights & Biases run, so that the next run of this process starts its own, and TensorBoard's file."""
+    """Close the Weights & Biases run, so that the next run of this process starts its own,
+    and TensorBoard's file."""
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.close()
@@ -117,7 +124,8 @@ def close_loggers(loggers: list[Logger]) -> None:
 
 
 def _silence() -> None:
-    """Stop W&B's greetings, warnings and charts, unless WANDB_SILENT is set: flashtrain logs one line instead."""
+    """Stop W&B's greetings, warnings and charts, unless WANDB_SILENT is set: flashtrain
+    logs one line instead."""
     import wandb
 
     if "WANDB_SILENT" not in os.environ:
@@ -132,7 +140,10 @@ def _wandb_mode(mode: str, folder: Path, run_id: str) -> str:
     if has_wandb_key():
         return "online"
     which = f"{folder / 'wandb'}/offline-run-*{run_id}"
-    say(f"Weights & Biases: no key configured, logging offline. Upload the run later with: wandb sync {which}")
+    say(
+        "Weights & Biases: no key configured, logging offline. "
+        f"Upload the run later with: wandb sync {which}"
+    )
     return "offline"
 
 
@@ -149,7 +160,8 @@ class _AnnouncedWandb(WandbLogger):
 
 
 def _stored_id(run_dir: Path) -> str:
-    """The W&B id of the run in this folder, stored so that a resumed run continues the same W&B run."""
+    """The W&B id of the run in this folder, stored so that a resumed run
+    continues the same W&B run."""
     file = run_dir / RUN_ID
     if file.exists():
         return file.read_text(encoding="utf-8").strip()

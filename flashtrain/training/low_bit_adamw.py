@@ -12,7 +12,8 @@ from flashtrain.training.optimizers import parameter_groups
 
 
 def adamw_8bit(model: nn.Module, *, weight_decay: float, **options: Any) -> torch.optim.Optimizer:
-    """Make torchao's AdamW: moments in 8 bits, one scale per 256 numbers (Dettmers et al. 2021, arXiv 2110.02861).
+    """Make torchao's AdamW: moments in 8 bits, one scale per 256 numbers (Dettmers et al.
+    2021, arXiv 2110.02861).
 
     Args:
         model: its trainable parameters are updated.
@@ -33,7 +34,8 @@ def adamw_8bit(model: nn.Module, *, weight_decay: float, **options: Any) -> torc
         return x.to_local() if isinstance(x, DTensor) else x
 
     class Resumable(AdamW8bit):
-        """Also loads unquantised states, which sharded runs save (distributed/sharded_checkpoints.py)."""
+        """Also loads unquantised states, which sharded runs save
+        (distributed/sharded_checkpoints.py)."""
 
         @torch.no_grad()
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -50,8 +52,8 @@ def adamw_8bit(model: nn.Module, *, weight_decay: float, **options: Any) -> torc
 
 def _check_even(name: str, parameter: torch.Tensor) -> None:
     """Raise UserError if the devices cannot share the parameter's rows evenly."""
-    # torchao 0.18 decides by each rank's own number of rows whether a state is stored in 8 bits, and a checkpoint
-    # cannot gather states of two kinds.
+    # torchao 0.18 decides by each rank's own number of rows whether a state is stored in 8 bits,
+    # and a checkpoint cannot gather states of two kinds.
     from torch.distributed.tensor import DTensor, Shard
 
     if not isinstance(parameter, DTensor):
@@ -60,6 +62,7 @@ def _check_even(name: str, parameter: torch.Tensor) -> None:
         devices = parameter.device_mesh.size(at)
         if isinstance(place, Shard) and parameter.shape[place.dim] % devices:
             raise UserError(
-                f"optimizer.states=8bit needs weights whose rows the {devices} devices share evenly, and {name} has "
-                f"{parameter.shape[place.dim]}. Use optimizer.states=full or trainer.strategy=ddp."
+                f"optimizer.states=8bit needs weights whose rows the {devices} devices share "
+                f"evenly, and {name} has {parameter.shape[place.dim]}. Use optimizer.states=full "
+                "or trainer.strategy=ddp."
             )

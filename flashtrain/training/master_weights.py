@@ -14,15 +14,18 @@ GRADIENT_CHUNK = 2**28  # elements of the gradients that a step holds in float32
 
 
 class MasterWeights(SharedState):
-    """An optimiser that updates float32 master copies of half-precision parameters, then rounds them.
+    """An optimiser that updates float32 master copies of half-precision
+    parameters, then rounds them.
 
-    Updates too small for bfloat16's 8 bits thus add up (Micikevicius et al. 2018, "Mixed Precision Training", section
-    3.1). The saved state is the inner optimiser's, with the copies under "masters".
+    Updates too small for bfloat16's 8 bits thus add up (Micikevicius et al. 2018, "Mixed
+    Precision Training", section 3.1). The saved state is the inner optimiser's, with the
+    copies under "masters".
 
     Args:
         inner: an optimiser that has not stepped yet; its parameters are replaced by the copies.
-        host: whether the copies of all parameters and the optimiser's states lie in host memory, where the step is
-            computed (Ren et al. 2021, "ZeRO-Offload"). Each step moves two copies of the parameters over the bus.
+        host: whether the copies of all parameters and the optimiser's states lie in host memory,
+            where the step is computed (Ren et al. 2021, "ZeRO-Offload"). Each step moves two copies
+            of the parameters over the bus.
     """
 
     def __init__(self, inner: torch.optim.Optimizer, host: bool = False) -> None:
@@ -37,18 +40,29 @@ class MasterWeights(SharedState):
         if parameter.dtype not in HALF and not self.host:
             return parameter
         dtype = torch.promote_types(parameter.dtype, torch.float32)
-        master = parameter.detach().to("cpu" if self.host else parameter.device, dtype, copy=True).requires_grad_()
+        master = (
+            parameter.detach()
+            .to("cpu" if self.host else parameter.device, dtype, copy=True)
+            .requires_grad_()
+        )
         self.pairs.append((parameter, master))
         return master
 
     def _update(self) -> None:
         """Step the copies. Parameters without a gradient do not change."""
         self._load_saved()
-        # Parameters without a copy have their gradient here: the first of the steps below trains them.
-        others = [(one, one.grad) for group in self.param_groups for one in group["params"] if one.grad is not None]
+        # Parameters without a copy have their gradient here: the first of the
+        # steps below trains them.
+        others = [
+            (one, one.grad)
+            for group in self.param_groups
+            for one in group["params"]
+            if one.grad is not None
+        ]
         copies = {id(parameter): master for parameter, master in self.pairs}
         moved = [parameter for parameter, _ in self.pairs if parameter.grad is not None]
-        # One bundle at a time, so that not all gradients exist in float32 at once. A step skips what has no gradient.
+        # One bundle at a time, so that not all gradients exist in float32 at once. A step skips
+        # what has no gradient.
         for parameters in list(bundles(moved, GRADIENT_CHUNK)) or [[]]:
             masters = [copies[id(parameter)] for parameter in parameters]
             for parameter, master in zip(parameters, masters, strict=True):
@@ -76,7 +90,8 @@ class MasterWeights(SharedState):
         return {**super().state_dict(), "masters": [master.detach() for _, master in self.pairs]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a saved state. If it has no "masters", the copies take the values of the current weights."""
+        """Load a saved state. If it has no "masters", the copies take the values
+        of the current weights."""
         masters = state_dict.get("masters", [parameter for parameter, _ in self.pairs])
         self._saved = {name: value for name, value in state_dict.items() if name != "masters"}
         if not self.host:  # a loaded state would be moved to the parameters' device by Lightning

@@ -1,8 +1,9 @@
 """Estimate the GPU memory of a decoder's training step, from the model's sizes alone.
 
-The estimate errs on the high side; its constants are calibrated against measured peaks. Letters: B micro-batch,
-S sequence, E embedding width, F feed-forward width, H query heads, K key/value heads, D head dimension, V rows of the
-embedding table, P parameters, T = B*S tokens. Encoders are in encoder_memory.py.
+The estimate errs on the high side; its constants are calibrated against measured peaks.
+Letters: B micro-batch, S sequence, E embedding width, F feed-forward width, H query heads, K
+key/value heads, D head dimension, V rows of the embedding table, P parameters, T = B*S tokens.
+Encoders are in encoder_memory.py.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ GIB = 2**30
 # Bytes of one element, by precision: (weight, the copy of it that matmuls read, activation).
 PRECISIONS: dict[str, tuple[int, int, int]] = {
     "32-true": (4, 0, 4),
-    "bf16-mixed": (4, 2, 2),  # autocast holds the half-precision copies of weights until the backward has used them
+    # Autocast holds the half-precision copies of weights until the backward has used them.
+    "bf16-mixed": (4, 2, 2),
     "16-mixed": (4, 2, 2),
     "bf16-true": (2, 0, 2),
     "64-true": (8, 0, 8),
@@ -31,19 +33,23 @@ ADAMW_STATES = 2  # first and second moment, each in the precision of the weight
 
 # Tensors of width F that one block saves for its backward:
 FFN_TENSORS_SAVED = 2  # before and after the activation function
-EAGER_EXTRA = 1.35  # without torch.compile intermediate results of norms, activation and casts are saved too
+# Without torch.compile intermediate results of norms, activation and casts are saved too.
+EAGER_EXTRA = 1.35
 # Gradients that are live at the same time in one block's backward, in units of E (or F) per token:
 RESIDUAL_GRADIENTS = 2  # of the block's output, and of the branch's input before they are added
-FFN_GRADIENTS = 2  # of the activation's output and input; compiled, GELU's derivative is part of the product: one
+# Of the activation's output and input; compiled, GELU's derivative is part of the product: one.
+FFN_GRADIENTS = 2
 ADAPTER_TENSORS = 1  # of width F: the adapter's output, in addition to the frozen matrix's
-CHUNK_TENSORS = 4  # of a feed-forward chunk: output and input of the activation, and their gradients
+# Of a feed-forward chunk: output and input of the activation, and their gradients.
+CHUNK_TENSORS = 4
 GATED_CHUNK_TENSORS = 7  # of a gated chunk differentiated by autograd; our operator reuses them
 HEAD_STATES = 2  # the output head's input and its gradient
 
 BYTES_OF_4_BITS = 0.5 + 1 / 64  # with a scale of a byte for 64 numbers
-# Bytes of weights, as gathered, that FSDP2 gathers at once if a block has fewer. Every gathering is a break in compiled
-# code, and NCCL takes multiprocessors from the kernels that it runs beside. GPT-2 124M on four H200s: 140 ms a step by
-# blocks, 119 ms at once (recipes/results/gpt2-four-gpus-h200.json).
+# Bytes of weights, as gathered, that FSDP2 gathers at once if a block has fewer. Every gathering is
+# a break in compiled code, and NCCL takes multiprocessors from the kernels that it runs beside.
+# GPT-2 124M on four H200s: 140 ms a step by blocks, 119 ms at once
+# (recipes/results/gpt2-four-gpus-h200.json).
 GROUP_BYTES = 256 << 20
 FIXED_BYTES = int(0.5 * GIB)  # CUDA context, cuBLAS workspaces, the allocator's rounding
 FREE_SHARE = 0.9  # of the free memory that the estimate may fill
@@ -51,9 +57,11 @@ FREE_SHARE = 0.9  # of the free memory that the estimate may fill
 
 @dataclass(frozen=True)
 class Growth:
-    """The growth of gradients during a backward if the step begins without any (zero_grad(set_to_none=True))."""
+    """The growth of gradients during a backward if the step begins without any
+    (zero_grad(set_to_none=True))."""
 
-    layers: int  # number of blocks; in each block's backward an equal part of the other gradients is allocated
+    # Number of blocks; in each block's backward an equal part of the other gradients is allocated.
+    layers: int
     head: int  # bytes of gradients allocated before the backward of the blocks
     embedding: int  # bytes of gradients allocated after the backward of the blocks
     at_embedding: int  # bytes of temporary buffers while the gradients of `embedding` are allocated
@@ -61,7 +69,8 @@ class Growth:
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Estimated bytes of one device in a training step. `logits`, `block` and `updating` are never live together."""
+    """Estimated bytes of one device in a training step. `logits`, `block` and `updating`
+    are never live together."""
 
     weights: int  # the weights, and the half-precision copies of them that matrix products read
     gradients: int  # of all trained weights
@@ -69,11 +78,14 @@ class MemoryEstimate:
     activations: int  # what the forward saves for the backward
     logits: int  # temporary buffers of the output head with its loss
     other: int = FIXED_BYTES  # libraries (the CUDA context) and a reserve
-    block: int = 0  # temporary buffers of one block's backward: its gradients and recomputed activations
+    # Temporary buffers of one block's backward: its gradients and recomputed activations.
+    block: int = 0
     host: int = 0  # pinned main memory for offloaded activations, not in the total
-    exchange: int = 0  # the part of `block` for data exchanged between devices that share a sequence
+    # The part of `block` for data exchanged between devices that share a sequence.
+    exchange: int = 0
     updating: int = 0  # temporary buffers of the optimiser's step
-    growth: Growth | None = None  # how gradients grow in the backward; None: all of them are always allocated
+    # How gradients grow in the backward; None: all of them are always allocated.
+    growth: Growth | None = None
 
     @property
     def total(self) -> int:
@@ -93,8 +105,10 @@ class MemoryEstimate:
         }
 
     def _moments(self) -> list[tuple[int, int, int]]:
-        """(gradients, saved activations, temporary buffers) at the points of a step that can be its peak."""
-        # Between these points gradients grow, and activations shrink, at an even rate from block to block.
+        """(gradients, saved activations, temporary buffers) at the points of a
+        step that can be its peak."""
+        # Between these points gradients grow, and activations shrink, at an even rate
+        # from block to block.
         grown, update = self.growth, (self.gradients, 0, self.updating)
         if grown is None:
             return [(self.gradients, self.activations, max(self.logits, self.block)), update]
@@ -115,9 +129,11 @@ class Blocks:
     embed: int  # embedding width, E
     layers: Sequence[LayerSpec]
     dropout: bool = False  # whether the blocks have dropout, whose masks are saved
-    residual: str = "weights"  # type of the residual stream under autocast: float32, or "compute": half precision
+    # Type of the residual stream under autocast: float32, or "compute": half precision.
+    residual: str = "weights"
     largest: int = 0  # parameters of the largest block, where blocks differ; 0: their mean
-    plain: bool = True  # whether our operators compute our feed-forwards: not with adapters or float8, without chunks
+    # Whether our operators compute our feed-forwards: not with adapters or float8, without chunks.
+    plain: bool = True
 
 
 def estimate_memory(
@@ -147,22 +163,27 @@ def estimate_memory(
     Args:
         parameters: number of parameters, including frozen ones.
         blocks: the decoder's blocks.
-        vocab_rows, context, micro_batch: rows of the embedding table, tokens of a sequence, sequences.
+        vocab_rows, context, micro_batch: rows of the embedding table, tokens of
+            a sequence, sequences.
         savings: activation checkpointing, offloading, and feed-forward and loss in chunks.
-        frozen: number of parameters without a gradient, stored in half precision if `precision` uses it.
+        frozen: number of parameters without a gradient, stored in half precision
+            if `precision` uses it.
         quantized: number of frozen parameters that are stored in 4 bits.
         outside: number of parameters outside the blocks; None: those of the embedding table.
         states: how the optimiser's moments are stored: "full", "8bit", or "host" (in main memory).
         precision: a key of PRECISIONS.
         compiled: whether torch.compile fuses the blocks' operations.
         attention: "standard" adds its S x S matrices, "masked" the S x S mask.
-        master_weights: float32 copies of half-precision weights; the optimiser's states then belong to the copies.
+        master_weights: float32 copies of half-precision weights; the optimiser's states
+            then belong to the copies.
         shards: devices among which weights, gradients and optimiser states are sharded (FSDP2).
         context_degree: devices that share each sequence.
-        exchange: bytes that one layer of attention needs while these devices exchange its data, with the kernels' sums.
-        gradients_stay: whether gradients are always allocated (gradient accumulation, DDP's buckets); otherwise a step
-            begins without any, as TrainingTask's does.
-        kernels: whether a kernel writes the gradients of the logits over them; torch makes two copies (on a CPU).
+        exchange: bytes that one layer of attention needs while these devices exchange its data,
+            with the kernels' sums.
+        gradients_stay: whether gradients are always allocated (gradient accumulation, DDP's
+            buckets); otherwise a step begins without any, as TrainingTask's does.
+        kernels: whether a kernel writes the gradients of the logits over them; torch makes
+            two copies (on a CPU).
     """
     weight, copy, activation = PRECISIONS[precision]
     layers, embed = len(blocks.layers), blocks.embed
@@ -181,10 +202,15 @@ def estimate_memory(
             stream=stream,
             activation=activation,
             ffn_saved=FFN_TENSORS_SAVED + gated,
-            ffn_gradients=FFN_GRADIENTS + gated - (operators and not gated) + (ADAPTER_TENSORS if frozen else 0),
+            ffn_gradients=FFN_GRADIENTS
+            + gated
+            - (operators and not gated)
+            + (ADAPTER_TENSORS if frozen else 0),
             extra=1.0 if compiled else EAGER_EXTRA,
             savings=savings,
-            chunk_tensors=GATED_CHUNK_TENSORS if gated and layer.feed_forward.by_autograd else CHUNK_TENSORS,
+            chunk_tensors=GATED_CHUNK_TENSORS
+            if gated and layer.feed_forward.by_autograd
+            else CHUNK_TENSORS,
             fused=compiled and context_degree == 1,
             attention=attention,
             exchange=exchange if layer.mixer.crosses_devices == "attention" else 0,
@@ -195,8 +221,9 @@ def estimate_memory(
     head_tokens = min(tokens, savings.loss_chunk or default_chunk(vocab_rows))
     part = 1 - frozen / parameters  # of the weights that get gradients
     head = int(part * min(vocab_rows * embed, outside))
-    # The loss's forward also computes the gradients of the head's weights (in float32) and inputs. The former is then
-    # copied to the weights' type, if that is another one, and scaled in the backward.
+    # The loss's forward also computes the gradients of the head's weights (in float32) and
+    # inputs. The former is then copied to the weights' type, if that is another one, and
+    # scaled in the backward.
     gradient = computed if shards > 1 else weight
     of_logits = head_tokens * vocab_rows * activation * (1 if kernels else 3)
     logits = max(of_logits + head * 4, head * ((4 if gradient < 4 else 0) + gradient))
@@ -208,20 +235,25 @@ def estimate_memory(
     stored = trained * weight + (frozen - quantized) * of_frozen + int(quantized * BYTES_OF_4_BITS)
     if shards > 1 and context_degree == 1:  # small blocks are gathered in groups
         of_block *= min(layers, -(-GROUP_BYTES // max(1, of_block * computed)))
-    # Unsharded weights in the compute type: those of one block, of the next block that is being gathered, and of the
-    # embedding. Without sharding, autocast holds copies of all weights: until the loss is computed (without
-    # torch.compile), and for the backward of whatever is not recomputed.
+    # Unsharded weights in the compute type: those of one block, of the next block that is
+    # being gathered, and of the embedding. Without sharding, autocast holds copies of all
+    # weights: until the loss is computed (without torch.compile), and for the backward of
+    # whatever is not recomputed.
     gathered, of_embedding = 2 * of_block + outside, int(part * outside * weight)
     if shards == 1:
-        gathered = trained if savings.checkpointing == "none" or not compiled else min(trained, gathered)
-        of_embedding -= head * weight  # 0 for tied weights: the embedding's gradient is added to the head's
+        gathered = (
+            trained if savings.checkpointing == "none" or not compiled else min(trained, gathered)
+        )
+        # 0 for tied weights: the embedding's gradient is added to the head's.
+        of_embedding -= head * weight
         at_embedding = 0 if of_embedding >= head * weight else head * weight
         growth = Growth(layers, head * weight, of_embedding, at_embedding)
     else:
         gathered = min(parameters, gathered)
         block += of_block * computed  # the buffer that receives the next block's weights
-        # Gradients before the reduce-scatter: the head's, one block's, and the latter's copy that is sent. At the end
-        # those outside the blocks, when no block's weights are gathered any more.
+        # Gradients before the reduce-scatter: the head's, one block's, and the latter's
+        # copy that is sent. At the end those outside the blocks, when no block's weights
+        # are gathered any more.
         sent = 4 if copy else weight
         block += head * computed + int(part * of_block * (computed + sent))
         at_embedding = int(part * outside * (computed + sent)) - gathered * computed
@@ -262,8 +294,10 @@ def block_bytes(
     Args:
         layer, blocks: the block, and the model's blocks.
         tokens, max_seqlen: tokens of a micro-batch, and of its longest sequence.
-        stream, activation: bytes of one token's residual stream, and of one element of an activation.
-        ffn_saved, ffn_gradients: numbers of feed-forward-wide tensors that are saved, and that the backward computes.
+        stream, activation: bytes of one token's residual stream, and of one
+            element of an activation.
+        ffn_saved, ffn_gradients: numbers of feed-forward-wide tensors that are saved, and that
+            the backward computes.
         extra: factor for intermediate results that no compiler fuses.
         savings: activation checkpointing, offloading, and the feed-forward in chunks.
         fused: whether attention is compiled together with the rest of the block.
@@ -271,16 +305,25 @@ def block_bytes(
         chunk_tensors: number of feed-forward-wide tensors of a feed-forward chunk.
 
     Returns:
-        The bytes of a token that are saved for the backward, and the bytes of temporary buffers of the backward.
+        The bytes of a token that are saved for the backward, and the bytes of temporary
+        buffers of the backward.
     """
-    embed, ffn, dropped = blocks.embed, layer.feed_forward.width_of_token, blocks.dropout * blocks.embed
-    mixer = layer.mixer.memory(tokens=tokens, context=max_seqlen, activation=activation, attention=attention)
+    embed, ffn, dropped = (
+        blocks.embed,
+        layer.feed_forward.width_of_token,
+        blocks.dropout * blocks.embed,
+    )
+    mixer = layer.mixer.memory(
+        tokens=tokens, context=max_seqlen, activation=activation, attention=attention
+    )
     if mixer is None:
         raise ValueError(f"the memory of {layer.mixer.kind} is unknown")
-    chunk = savings.ffn_chunk if savings.ffn_chunk is not None and savings.ffn_chunk < tokens else None
+    chunk = (
+        savings.ffn_chunk if savings.ffn_chunk is not None and savings.ffn_chunk < tokens else None
+    )
 
-    # One token's bytes in each half of a block, in addition to the block's input: the norm's output (and its input in
-    # the feed-forward) and the dropout mask of one byte an element.
+    # One token's bytes in each half of a block, in addition to the block's input: the norm's output
+    # (and its input in the feed-forward) and the dropout mask of one byte an element.
     normalized = embed * activation
     wide = 0.0 if chunk else ffn_saved * ffn * activation * extra
     mixer_half = (normalized + mixer.inputs + mixer.result) * extra + dropped + mixer.scores
@@ -289,24 +332,31 @@ def block_bytes(
     stored = mixer.selective if savings.checkpointing == "selective" else 0
     saved = {"none": whole, "selective": stream + stored, "full": stream}[savings.checkpointing]
 
-    # One block's backward has two peaks: in the feed-forward, and then in the mixer. What was not saved is recomputed;
-    # the mixer's half only when it is needed, if compiled code does not need its result earlier.
+    # One block's backward has two peaks: in the feed-forward, and then in the mixer. What was
+    # not saved is recomputed; the mixer's half only when it is needed, if compiled code does
+    # not need its result earlier.
     again_in_ffn = again_in_mixer = stream if savings.offload else 0.0
     if savings.checkpointing != "none":
         again_in_ffn += ffn_half + (0 if stored and fused else mixer_half - stored)
         again_in_mixer += mixer_half - stored
     gradients = RESIDUAL_GRADIENTS * stream + embed * activation
     in_ffn = 0 if chunk else ffn_gradients * ffn * activation
-    # A feed-forward chunk is freed before the mixer begins. During the exchange between devices the gradients of the
-    # block's output and of the mixer's result are live, those of queries, keys and values not yet.
+    # A feed-forward chunk is freed before the mixer begins. During the exchange between devices
+    # the gradients of the block's output and of the mixer's result are live, those of queries,
+    # keys and values not yet.
     chunks = (chunk or 0) * chunk_tensors * ffn * activation
     at_ffn = int(tokens * (gradients + again_in_ffn + in_ffn)) + chunks
-    at_mixer = int(tokens * (gradients + again_in_mixer + mixer.inputs + mixer.gradients + mixer.sums))
+    at_mixer = int(
+        tokens * (gradients + again_in_mixer + mixer.inputs + mixer.gradients + mixer.sums)
+    )
     at_exchange = int(tokens * (stream + again_in_mixer + mixer.gradients)) + exchange
-    return saved - stream * savings.offload, max(at_ffn, max(at_mixer, at_exchange) + mixer.temporary)
+    return saved - stream * savings.offload, max(
+        at_ffn, max(at_mixer, at_exchange) + mixer.temporary
+    )
 
 
 def host_bytes(size: int) -> int:
-    """Return the host memory for `size` offloaded bytes: its allocator rounds a tensor up to a power of two."""
+    """Return the host memory for `size` offloaded bytes: its allocator rounds a
+    tensor up to a power of two."""
     rest = size % PINNED_BYTES
     return size - rest + (1 << (rest - 1).bit_length() if rest else 0)

@@ -19,13 +19,15 @@ Estimate = Callable[[int, MemorySavings], MemoryEstimate]  # of a micro-batch wi
 
 @dataclass(frozen=True)
 class Room:
-    """Free memory in bytes of the device and of its host (None: unknown; host 0: nothing may be offloaded)."""
+    """Free memory in bytes of the device and of its host (None: unknown; host 0:
+    nothing may be offloaded)."""
 
     device: int | None
     host: int | None = None
 
     def holds(self, estimate: MemoryEstimate) -> bool:
-        """Return whether the estimate fills at most FREE_SHARE of the free memory of device and host."""
+        """Return whether the estimate fills at most FREE_SHARE of the free
+        memory of device and host."""
         device = self.device is None or estimate.total <= FREE_SHARE * self.device
         return device and self.holds_host(estimate)
 
@@ -35,7 +37,8 @@ class Room:
 
 @dataclass(frozen=True)
 class MemoryOption:
-    """Memory savings with a micro-batch, and the memory that a training step is estimated to need with them."""
+    """Memory savings with a micro-batch, and the memory that a training step is
+    estimated to need with them."""
 
     savings: MemorySavings
     micro_batch: int
@@ -54,7 +57,8 @@ class MemoryOption:
 
 @dataclass
 class Batching:
-    """The micro-batches into which a device's samples of an optimiser step are cut, and the memory that they need."""
+    """The micro-batches into which a device's samples of an optimiser step are cut, and the
+    memory that they need."""
 
     micro_batch: int  # samples, or tokens of BERT on masked text
     accumulate: int  # micro-batches of a step
@@ -67,12 +71,17 @@ class Batching:
 
 
 def candidates(
-    checkpointing: str = AUTO, *, offload: bool = False, ffn_chunk: int | None = None, loss_chunk: int | None = None
+    checkpointing: str = AUTO,
+    *,
+    offload: bool = False,
+    ffn_chunk: int | None = None,
+    loss_chunk: int | None = None,
 ) -> list[MemorySavings]:
-    """List the savings to try, fastest first; only one if `checkpointing` is not "auto". Given values are not changed.
+    """List the savings to try, fastest first; only one if `checkpointing` is not "auto". Given
+    values are not changed.
 
-    From fast to slow: activation checkpointing none, selective, full, full with feed-forward and loss in chunks, and
-    the last one with the blocks' inputs offloaded to host memory.
+    From fast to slow: activation checkpointing none, selective, full, full with feed-forward and
+    loss in chunks, and the last one with the blocks' inputs offloaded to host memory.
     """
     if checkpointing != AUTO:
         return [MemorySavings(checkpointing, offload, ffn_chunk, loss_chunk)]
@@ -85,14 +94,17 @@ def candidates(
 def memory_options(
     tried: Sequence[MemorySavings], sizes: Sequence[int], room: Room, estimate: Estimate
 ) -> list[MemoryOption]:
-    """Pair each memory saving `tried` with the largest micro-batch of `sizes` (ascending) that fits, or the smallest.
+    """Pair each memory saving `tried` with the largest micro-batch of `sizes` (ascending) that
+    fits, or the smallest.
 
     `estimate` returns the memory of (micro-batch, saving), and `room` is what is free.
     """
     return [_with_largest(savings, sizes, room, estimate) for savings in tried]
 
 
-def _with_largest(savings: MemorySavings, sizes: Sequence[int], room: Room, estimate: Estimate) -> MemoryOption:
+def _with_largest(
+    savings: MemorySavings, sizes: Sequence[int], room: Room, estimate: Estimate
+) -> MemoryOption:
     for size in reversed(sizes):
         needed = estimate(size, savings)
         if room.holds(needed):
@@ -100,10 +112,14 @@ def _with_largest(savings: MemorySavings, sizes: Sequence[int], room: Room, esti
     return MemoryOption(savings, sizes[0], needed, False)
 
 
-def choose_option(options: Sequence[MemoryOption], room: Room, *, planned: bool = False) -> MemoryOption:
-    """Return the first option that fits, else the last that fits in host memory: estimates err on the high side.
+def choose_option(
+    options: Sequence[MemoryOption], room: Room, *, planned: bool = False
+) -> MemoryOption:
+    """Return the first option that fits, else the last that fits in host memory:
+    estimates err on the high side.
 
-    Raises UserError if every option needs more host memory than is free, unless it is `planned` only on a GPU.
+    Raises UserError if every option needs more host memory than is free, unless it is
+    `planned` only on a GPU.
     """
     for option in options:
         if option.fits:
@@ -114,15 +130,16 @@ def choose_option(options: Sequence[MemoryOption], room: Room, *, planned: bool 
     if not possible:
         needed = options[-1].estimate.host
         raise UserError(
-            f"memory.offload=true needs {needed / GIB:.1f} GiB of host memory, and {(room.host or 0) / GIB:.1f} GiB "
-            "are free (on a CPU nothing can be offloaded). Set memory.offload=false, a shorter context= or a smaller "
-            "trainer.micro_batch=."
+            f"memory.offload=true needs {needed / GIB:.1f} GiB of host memory, and "
+            f"{(room.host or 0) / GIB:.1f} GiB are free (on a CPU nothing can be offloaded). Set "
+            "memory.offload=false, a shorter context= or a smaller trainer.micro_batch=."
         )
     return possible[-1]
 
 
 def option_words(savings: MemorySavings) -> str:
-    """Return the settings of these savings, such as "memory.activation_checkpointing=full memory.ffn_chunk=16384"."""
+    """Return the settings of these savings, such as "memory.activation_checkpointing=full
+    memory.ffn_chunk=16384"."""
     words = [f"memory.activation_checkpointing={savings.checkpointing}"]
     words += ["memory.offload=true"] if savings.offload else []
     words += [f"memory.ffn_chunk={savings.ffn_chunk}"] if savings.ffn_chunk else []

@@ -1,4 +1,5 @@
-"""Write and read metrics.jsonl: all numbers that a run logged, one JSON object per step, across kills and resumes."""
+"""Write and read metrics.jsonl: all numbers that a run logged, one JSON object per step,
+across kills and resumes."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ STEP, EPOCH = "step", "epoch"
 class MetricsFile(Logger):
     """A Lightning logger that appends each step's metrics to a file, as one line of JSON.
 
-    Steps count from 0, as in Lightning's loggers. A run that resumes from an earlier step removes the lines from that
-    step on, because it logs them again. (Lightning's own CSVLogger, 2.6.6, starts a new file when a run resumes, and
-    loses the earlier rows.)
+    Steps count from 0, as in Lightning's loggers. A run that resumes from an earlier step removes
+    the lines from that step on, because it logs them again. (Lightning's own CSVLogger, 2.6.6,
+    starts a new file when a run resumes, and loses the earlier rows.)
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -42,19 +43,27 @@ class MetricsFile(Logger):
         return ""
 
     @rank_zero_only
-    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+    def log_hyperparams(
+        self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any
+    ) -> None:
         """Do nothing: config.yaml in the run folder has the hyperparameters."""
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         step = 0 if step is None else int(step)
         self.continue_from(step)
-        # Repeated values start no new row: the learning rate is logged with every micro-batch of a step.
-        changed = any(str(self._row.get(name, value)) != str(value) for name, value in metrics.items() if name != EPOCH)
+        # Repeated values start no new row: the learning rate is logged with every
+        # micro-batch of a step.
+        changed = any(
+            str(self._row.get(name, value)) != str(value)
+            for name, value in metrics.items()
+            if name != EPOCH
+        )
         if self._row and (self._row[STEP] != step or changed):
             self.flush()
             self._row, self._row_at = {}, self.path.stat().st_size
-        # The row keeps its first epoch: the validation after the last step comes when the epoch is over.
+        # The row keeps its first epoch: the validation after the last step comes
+        # when the epoch is over.
         epoch = {EPOCH: self._row[EPOCH]} if EPOCH in self._row else {}
         self._row = {**self._row, STEP: step, **metrics, **epoch}
 
@@ -65,9 +74,11 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def continue_from(self, done: int, every: int | None = None) -> None:
-        """Remove the lines after the first `done` optimiser steps. The last remaining line may still gain values.
+        """Remove the lines after the first `done` optimiser steps. The last remaining line
+        may still gain values.
 
-        A line says what is damaged, and which steps have no row though the run logs one in `every` steps.
+        A line says what is damaged, and which steps have no row though the run
+        logs one in `every` steps.
         """
         if self._begun:
             return
@@ -84,7 +95,11 @@ class MetricsFile(Logger):
                 size, last, damaged = ends, row.get(STEP, last), damaged + (not row)
             file.truncate(size)
         if damaged or (every is not None and done - 1 - last >= every):
-            lost = f"{damaged} damaged lines" if damaged else f"no rows of steps {last + 1} to {done - 1}"
+            lost = (
+                f"{damaged} damaged lines"
+                if damaged
+                else f"no rows of steps {last + 1} to {done - 1}"
+            )
             say(f"{self.path} has {lost}: its curves have a gap there.", level=logging.WARNING)
         if not self._row:
             self._row_at = size
@@ -101,13 +116,15 @@ class MetricsFile(Logger):
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """Return the rows of a metrics.jsonl, one dictionary per step. Damaged and incomplete lines are skipped."""
+    """Return the rows of a metrics.jsonl, one dictionary per step. Damaged and
+    incomplete lines are skipped."""
     with Path(path).open("rb") as file:
         return [row for _, _, row in _whole_lines(file) if row]
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """(first byte, byte after the last, row) of each complete line; a damaged one has no row, {}."""
+    """(first byte, byte after the last, row) of each complete line; a damaged
+    one has no row, {}."""
     begins = 0
     for line in file:
         if not line.endswith(b"\n"):

@@ -12,7 +12,8 @@ from torch.nn.modules.conv import _ConvNd
 
 
 class Stepping(torch.optim.Optimizer):
-    """Base class of optimisers: a step runs torch's optional closure, then `_update`, which a subclass defines."""
+    """Base class of optimisers: a step runs torch's optional closure, then `_update`,
+    which a subclass defines."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -29,7 +30,8 @@ class Stepping(torch.optim.Optimizer):
 
 
 class SharedState(Stepping):
-    """Combines several optimisers into one, with all their parameter groups and one state; a step runs all of them.
+    """Combines several optimisers into one, with all their parameter groups and one state; a
+    step runs all of them.
 
     Schedules and checkpoints see a single optimiser.
     """
@@ -61,13 +63,16 @@ class SharedState(Stepping):
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Divide the model's trainable parameters into an optimiser's groups: with weight decay, and without.
+    """Divide the model's trainable parameters into an optimiser's groups: with
+    weight decay, and without.
 
-    The rule is GPT-2's, as in nanoGPT and llm.c: parameters with two or more dimensions (linear weights and both
-    embedding tables) decay; norm weights and biases do not, nor do biases of all experts in one parameter.
-    A tied parameter is listed once. An empty group is left out.
+    The rule is GPT-2's, as in nanoGPT and llm.c: parameters with two or more dimensions (linear
+    weights and both embedding tables) decay; norm weights and biases do not, nor do biases of all
+    experts in one parameter. A tied parameter is listed once. An empty group is left out.
     """
-    groups: list[dict[str, Any]] = [{"params": [], "weight_decay": decay} for decay in (weight_decay, 0.0)]
+    groups: list[dict[str, Any]] = [
+        {"params": [], "weight_decay": decay} for decay in (weight_decay, 0.0)
+    ]
     for name, one in model.named_parameters():
         if one.requires_grad:
             groups[one.dim() < 2 or name.endswith("bias")]["params"].append(one)
@@ -81,31 +86,40 @@ def adamw(
     eps: float = 1e-8,
     weight_decay: float = 0.1,
 ) -> torch.optim.AdamW:
-    """Make AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) for `parameter_groups(model, weight_decay)`.
+    """Make AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) for
+    `parameter_groups(model, weight_decay)`.
 
-    It is torch's fused implementation, which Lightning's own clipping rejects under mixed precision. Clip gradients
-    with `flashtrain.training.gradient_clipping.clip_gradients`.
+    It is torch's fused implementation, which Lightning's own clipping rejects under mixed
+    precision. Clip gradients with `flashtrain.training.gradient_clipping.clip_gradients`.
 
     Args:
         model: its trainable parameters are updated.
         lr, betas, eps, weight_decay: as torch.optim.AdamW's; biases and norm weights do not decay.
     """
-    return torch.optim.AdamW(parameter_groups(model, weight_decay), lr=lr, betas=betas, eps=eps, fused=True)
+    return torch.optim.AdamW(
+        parameter_groups(model, weight_decay), lr=lr, betas=betas, eps=eps, fused=True
+    )
 
 
 def inner_matrices(model: nn.Module) -> list[Tensor]:
-    """Return the trainable matrices inside the model, and the stacks (N, rows, columns) of its experts' matrices.
+    """Return the trainable matrices inside the model, and the stacks (N, rows, columns) of
+    its experts' matrices.
 
     Left out are the output head, embeddings, weights tied to either, and convolutions.
     """
     outer = [module for module in model.modules() if isinstance(module, nn.Embedding | _ConvNd)]
     others = {id(module.weight) for module in outer} | {id(getattr(model, "output_weight", None))}
-    inner = [(name, one) for name, one in model.named_parameters() if one.requires_grad and id(one) not in others]
+    inner = [
+        (name, one)
+        for name, one in model.named_parameters()
+        if one.requires_grad and id(one) not in others
+    ]
     return [one for name, one in inner if one.dim() in (2, 3) and not name.endswith("bias")]
 
 
 class Muon(torch.optim.Muon):
-    """torch.optim.Muon, also for stacks (N, rows, columns), each matrix by itself; FSDP2 shards them as whole ones."""
+    """torch.optim.Muon, also for stacks (N, rows, columns), each matrix by itself; FSDP2
+    shards them as whole ones."""
 
     def _init_group(self, group: Any, *lists: list[Tensor]) -> bool:
         found: tuple[list[Any], ...] = ([], [], [])  # parameters, gradients, momenta
@@ -117,14 +131,19 @@ class Muon(torch.optim.Muon):
                     continue
                 # torch 2.13 cannot update a matrix of fewer rows than devices that share them.
                 few = hasattr(one, "full_tensor") and len(one) < one.device_mesh.size()
-                ready.append(one.redistribute(placements=[Replicate()] * one.device_mesh.ndim) if few else one)
+                ready.append(
+                    one.redistribute(placements=[Replicate()] * one.device_mesh.ndim)
+                    if few
+                    else one
+                )
                 self._gathered += [(one, ready[-1])] if few else []
         return False
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Run torch's step."""
-        self._gathered: list[tuple[Any, Any]] = []  # shards, and the wholes that torch's step changes
+        # Shards, and the wholes that torch's step changes.
+        self._gathered: list[tuple[Any, Any]] = []
         loss = super().step(closure)
         for one, whole in self._gathered:
             one.to_local().copy_(whole.redistribute(placements=one.placements).to_local())
@@ -139,11 +158,12 @@ def muon(
     weight_decay: float = 0.1,
     momentum: float = 0.95,
 ) -> SharedState:
-    """Make Muon (Jordan et al. 2024, torch.optim.Muon) for the `inner_matrices`, with AdamW for all other parameters.
+    """Make Muon (Jordan et al. 2024, torch.optim.Muon) for the `inner_matrices`, with AdamW
+    for all other parameters.
 
     Args:
-        lr: learning rate of both: Muon's updates are scaled to the size of AdamW's (Liu et al. 2025, arXiv 2502.16982)
-            by the longer side, so that a matrix may be stored transposed.
+        lr: learning rate of both: Muon's updates are scaled to the size of AdamW's (Liu et al.
+            2025, arXiv 2502.16982) by the longer side, so that a matrix may be stored transposed.
         momentum: of Muon. The other arguments are as in `adamw`.
     """
     matrices = inner_matrices(model)
@@ -160,7 +180,8 @@ def muon(
 
 
 def bundles(parameters: Sequence[Tensor], maximum: int) -> Iterator[list[Tensor]]:
-    """Yield lists of parameters of one device and dtype: at most `maximum` elements, or a single larger parameter."""
+    """Yield lists of parameters of one device and dtype: at most `maximum` elements, or a
+    single larger parameter."""
     by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for parameter in parameters:
         by_kind.setdefault((parameter.device, parameter.dtype), []).append(parameter)

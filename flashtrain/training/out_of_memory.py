@@ -1,4 +1,5 @@
-"""Report that a run ran out of memory: what was requested and free, the estimate, and settings to change."""
+"""Report that a run ran out of memory: what was requested and free, the estimate,
+and settings to change."""
 
 from __future__ import annotations
 
@@ -13,9 +14,17 @@ from flashtrain.training.memory import GIB, MemoryEstimate
 from flashtrain.training.memory_choice import MemoryOption, option_words
 
 # Messages of PyTorch, CUDA and cuBLAS in errors other than torch.OutOfMemoryError.
-_MESSAGES = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory", "cudaErrorMemoryAllocation")
+_MESSAGES = (
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "can't allocate memory",
+    "cudaErrorMemoryAllocation",
+)
 SUGGESTIONS = 3
-OTHERWISE = "a shorter context=, a smaller model.size=, or trainer.strategy=fsdp (or context) on more devices"
+OTHERWISE = (
+    "a shorter context=, a smaller model.size=, or trainer.strategy=fsdp (or "
+    "context) on more devices"
+)
 
 
 class OutOfMemory(UserError):

@@ -20,9 +20,10 @@ VALIDATION_SECONDS = 10.0  # between two lines of a long validation
 class LineProgress(ProgressBar):
     """Prints lines such as "step 100/500 loss 2.345 lr 3.0e-04 tokens/s 450,123 0:12:03 left".
 
-    A line is printed for the first step, every N steps and for the last step. The loss of other steps is not read,
-    because reading a loss makes the host wait for the device. Lightning's own bars (2.6.6) read it at each micro-batch,
-    count an epoch's micro-batches, and in a pipe or a file show no loss.
+    A line is printed for the first step, every N steps and for the last step. The loss of other
+    steps is not read, because reading a loss makes the host wait for the device. Lightning's
+    own bars (2.6.6) read it at each micro-batch, count an epoch's micro-batches, and in a pipe
+    or a file show no loss.
 
     Args:
         every_n_steps: optimiser steps between two lines; None: the trainer's log interval.
@@ -34,7 +35,8 @@ class LineProgress(ProgressBar):
         self._enabled = not is_quiet()
         self._steps = OptimizerStepCounter()
         self._first_step = 0
-        # Of the current step's micro-batches. Lightning has divided each by their number, so the sum is the mean.
+        # Of the current step's micro-batches. Lightning has divided each by their number, so
+        # the sum is the mean.
         self._losses: list[torch.Tensor] = []
         self._rate: float | None = None
         self._printed_step, self._printed_time = 0, 0.0
@@ -61,7 +63,12 @@ class LineProgress(ProgressBar):
             self._paused = None
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if self._enabled and isinstance(loss, torch.Tensor):
@@ -69,13 +76,16 @@ class LineProgress(ProgressBar):
         if not self._steps.ended(trainer):
             return
         step, interval = trainer.global_step, self.every_n_steps or log_interval(trainer)
-        if self._enabled and (step % interval == 0 or step in (self._first_step + 1, _total_steps(trainer))):
+        if self._enabled and (
+            step % interval == 0 or step in (self._first_step + 1, _total_steps(trainer))
+        ):
             self._print_step(trainer)
         self._losses.clear()
 
     def _print_step(self, trainer: pl.Trainer) -> None:
         step, total, now = trainer.global_step, _total_steps(trainer), time.perf_counter()
-        # With several ranks the logged loss is the mean over all; this rank has computed only its part of the step.
+        # With several ranks the logged loss is the mean over all; this rank has computed only
+        # its part of the step.
         logged = trainer.world_size > 1 and (step % log_interval(trainer) == 0 or step == 1)
         loss = trainer.callback_metrics.get("train_loss") if logged else None
         if loss is None and self._losses:
@@ -87,7 +97,9 @@ class LineProgress(ProgressBar):
         parts += [f"tokens/s {float(speed):,.0f}"] if speed else []
         # The first step compiles: no remaining time is estimated from it.
         if total is not None and step > self._first_step + 1:
-            parts.append(_left((now - self._printed_time) / (step - self._printed_step) * (total - step)))
+            parts.append(
+                _left((now - self._printed_time) / (step - self._printed_step) * (total - step))
+            )
         self.print(*parts)
         self._printed_step, self._printed_time = step, now
 

@@ -16,13 +16,15 @@ KEY = "random_states"
 
 
 class RandomState(pl.Callback):
-    """Saves the state of each rank's random generators in every checkpoint, and restores it when a run resumes.
+    """Saves the state of each rank's random generators in every checkpoint, and restores
+    it when a run resumes.
 
-    The generators are Python's, NumPy's, torch's on the CPU and, on a GPU, the device's, from which dropout draws.
-    Their states are saved as tensors and integers, which load without running code. If the number of ranks or the kind
-    of device has changed, the generators are seeded from the run's seed and the step: another stream of numbers, but
-    deterministic. (Lightning 2.6.6 saves no generators: a resumed run has other dropout.) Each rank draws numbers of
-    its own; what ranks must share, they broadcast or compute from the seed.
+    The generators are Python's, NumPy's, torch's on the CPU and, on a GPU, the device's, from which
+    dropout draws. Their states are saved as tensors and integers, which load without running code.
+    If the number of ranks or the kind of device has changed, the generators are seeded from the
+    run's seed and the step: another stream of numbers, but deterministic. (Lightning 2.6.6 saves no
+    generators: a resumed run has other dropout.) Each rank draws numbers of its own; what ranks
+    must share, they broadcast or compute from the seed.
 
     Args:
         seed: the run's seed.
@@ -33,14 +35,21 @@ class RandomState(pl.Callback):
         self.seed = seed
         self._loaded: list[dict[str, Any]] | None = None
         self._pending = False
-        self._ended: tuple[int, Any] = (-1, None)  # the last completed step, and the generators' states after it
+        # The last completed step, and the generators' states after it.
+        self._ended: tuple[int, Any] = (-1, None)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.global_rank and not self._pending:  # the first rank goes on with the run's seed, as one device does
+        # The first rank goes on with the run's seed, as one device does.
+        if trainer.global_rank and not self._pending:
             _seed(self.seed, trainer)
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         if trainer.global_step != self._ended[0]:
             self._ended = trainer.global_step, _states(trainer.strategy.root_device)
@@ -49,11 +58,13 @@ class RandomState(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         step, here = self._ended
-        # The step that an exception interrupted has drawn numbers already; it is repeated when the run resumes.
+        # The step that an exception interrupted has drawn numbers already; it is repeated
+        # when the run resumes.
         if not (trainer.interrupted and step == trainer.global_step):
             here = _states(trainer.strategy.root_device)
         states: list[Any] = [here]
-        if trainer.world_size > 1 and dist.is_initialized():  # every rank dumps a checkpoint; the first one writes it
+        # Every rank dumps a checkpoint; the first one writes it.
+        if trainer.world_size > 1 and dist.is_initialized():
             states = [None] * trainer.world_size
             dist.all_gather_object(states, here)
         checkpoint[KEY] = states
@@ -75,7 +86,10 @@ class RandomState(pl.Callback):
         if len(states) == trainer.world_size and all(set(state) == kinds for state in states):
             _restore(states[trainer.global_rank], device)
             return
-        say("the checkpoint was saved on other devices: random generators (dropout) are seeded from seed and step")
+        say(
+            "the checkpoint was saved on other devices: "
+            "random generators (dropout) are seeded from seed and step"
+        )
         _seed(self.seed + trainer.global_step, trainer)
 
 
@@ -93,7 +107,13 @@ def _states(device: torch.device) -> dict[str, Any]:
     kind, keys, position, has_gauss, cached = drawn
     states = {
         "python": [version, torch.tensor(words, dtype=torch.int64), gauss],
-        "numpy": [str(kind), torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(cached)],
+        "numpy": [
+            str(kind),
+            torch.from_numpy(keys.astype(np.int64)),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        ],
         "cpu": torch.get_rng_state(),
     }
     return states if device.type == "cpu" else {**states, "cuda": torch.cuda.get_rng_state(device)}

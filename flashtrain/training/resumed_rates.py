@@ -1,4 +1,5 @@
-"""Learning rates of a resumed run, which follow its own schedule: Lightning restores those of the run before."""
+"""Learning rates of a resumed run, which follow its own schedule: Lightning restores
+those of the run before."""
 
 from __future__ import annotations
 
@@ -10,17 +11,20 @@ import pytorch_lightning as pl
 
 
 class RatesOfThisRun(pl.Callback):
-    """Gives a resumed run the learning rates of its own schedule, not those of the run that saved the checkpoint.
+    """Gives a resumed run the learning rates of its own schedule, not those of the run
+    that saved the checkpoint.
 
-    If that run was shorter, its schedule is at its end. The new schedule is therefore stepped to the checkpoint's step,
-    unless it follows a metric (ReduceLROnPlateau).
+    If that run was shorter, its schedule is at its end. The new schedule is therefore stepped to
+    the checkpoint's step, unless it follows a metric (ReduceLROnPlateau).
     """
 
     _new: tuple[Any, ...] = ()  # each schedule, its state, and the rates of its optimiser's groups
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # Called after optimisers and schedules are made, and before their states are restored.
-        schedules: list[Any] = [one.scheduler for one in trainer.lr_scheduler_configs if not one.reduce_on_plateau]
+        schedules: list[Any] = [
+            one.scheduler for one in trainer.lr_scheduler_configs if not one.reduce_on_plateau
+        ]
         self._new = tuple((one, copy.deepcopy(one.state_dict()), _rates(one)) for one in schedules)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -29,7 +33,8 @@ class RatesOfThisRun(pl.Callback):
         for schedule, state, rates in self._new:
             done = schedule.last_epoch
             schedule.load_state_dict(state)
-            schedule.optimizer.state_dict()  # MasterWeights in host memory load the restored state only now
+            # MasterWeights in host memory load the restored state only now.
+            schedule.optimizer.state_dict()
             for group, own in zip(schedule.optimizer.param_groups, rates, strict=True):
                 group.update(own)
             with warnings.catch_warnings():  # "lr_scheduler.step() before optimizer.step()"

@@ -1,6 +1,7 @@
 """Learning-rate schedules with a linear warm-up.
 
-They are torch's LambdaLR, for Lightning's interval "step"; the optimiser's learning rate is the peak.
+They are torch's LambdaLR, for Lightning's interval "step"; the optimiser's
+learning rate is the peak.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from torch.optim.lr_scheduler import LambdaLR
 def cosine_with_warmup(
     optimizer: Optimizer, warmup_steps: int, total_steps: int, minimum_ratio: float = 0.1
 ) -> LambdaLR:
-    """Make a schedule: linear warm-up to the peak, then half a cosine down to minimum_ratio times the peak.
+    """Make a schedule: linear warm-up to the peak, then half a cosine down to
+    minimum_ratio times the peak.
 
-    The first step already has 1/warmup_steps of the peak, and the last of total_steps the minimum (Loshchilov and
-    Hutter 2017, arXiv 1608.03983, without restarts); a minimum of 0 comes a step later, so that every step learns.
-    Steps past total_steps stay at the minimum.
+    The first step already has 1/warmup_steps of the peak, and the last of total_steps the minimum
+    (Loshchilov and Hutter 2017, arXiv 1608.03983, without restarts); a minimum of 0 comes a step
+    later, so that every step learns. Steps past total_steps stay at the minimum.
 
     Args:
         optimizer: its learning rate is the peak.
@@ -38,19 +40,25 @@ def cosine_with_warmup(
 def linear_with_warmup(
     optimizer: Optimizer, warmup_steps: int, total_steps: int, minimum_ratio: float = 0.0
 ) -> LambdaLR:
-    """Make a schedule: linear warm-up to the peak, then a straight line down to minimum_ratio times the peak.
+    """Make a schedule: linear warm-up to the peak, then a straight line down to
+    minimum_ratio times the peak.
 
     The first and last steps, and the arguments, are as in `cosine_with_warmup`.
     """
 
     def ratio(step: int) -> float:
-        return 1 - (1 - minimum_ratio) * _fraction_done(step, warmup_steps, total_steps, minimum_ratio)
+        return 1 - (1 - minimum_ratio) * _fraction_done(
+            step, warmup_steps, total_steps, minimum_ratio
+        )
 
     return _after_warmup(optimizer, warmup_steps, ratio)
 
 
 def constant_with_warmup(
-    optimizer: Optimizer, warmup_steps: int, total_steps: int | None = None, minimum_ratio: float = 1.0
+    optimizer: Optimizer,
+    warmup_steps: int,
+    total_steps: int | None = None,
+    minimum_ratio: float = 1.0,
 ) -> LambdaLR:
     """Make a schedule: linear warm-up to the peak over warmup_steps, then the peak for ever.
 
@@ -67,13 +75,16 @@ SCHEDULES: dict[str, Callable[..., LambdaLR]] = {
 
 
 def _fraction_done(step: int, warmup_steps: int, total_steps: int, minimum_ratio: float) -> float:
-    """0 at the step that reaches the peak, 1 from the last step on; a step later if the rate ends at 0."""
+    """0 at the step that reaches the peak, 1 from the last step on; a step later
+    if the rate ends at 0."""
     first = max(warmup_steps - 1, 0)
     last = total_steps - 1 if minimum_ratio else total_steps
     return min(1.0, (step - first) / max(1, last - first))
 
 
-def _after_warmup(optimizer: Optimizer, warmup_steps: int, ratio: Callable[[int], float]) -> LambdaLR:
+def _after_warmup(
+    optimizer: Optimizer, warmup_steps: int, ratio: Callable[[int], float]
+) -> LambdaLR:
     def factor(step: int) -> float:
         return (step + 1) / warmup_steps if step < warmup_steps else ratio(step)
 

@@ -1,8 +1,9 @@
-"""Write and read sharded checkpoints: folders into which every rank writes its part of the tensors during training.
+"""Write and read sharded checkpoints: folders into which every rank writes its part of the
+tensors during training.
 
 last.ckpt/
-  current.json      names the folder that is the checkpoint
-  120-0/            the checkpoint of step 120: plain.ckpt, and every rank's shards as safetensors files
+  current.json  names the folder that is the checkpoint
+  120-0/        the checkpoint of step 120: plain.ckpt, and every rank's shards as safetensors files
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ from flashtrain.errors import UserError
 from flashtrain.files.disk import flush, os_errors, replacing
 from flashtrain.files.json_files import read_json
 
-# torch.distributed.checkpoint plans, writes and reads the shards, for any number of ranks. Two gaps of torch 2.13 are
-# closed here. Its own format has a pickled .metadata, which can run code: here shards are safetensors. A kill while a
-# folder is overwritten damages either format: here each checkpoint is a new folder, which current.json names once it is
-# complete.
+# torch.distributed.checkpoint plans, writes and reads the shards, for any number of ranks. Two gaps
+# of torch 2.13 are closed here. Its own format has a pickled .metadata, which can run code: here
+# shards are safetensors. A kill while a folder is overwritten damages either format: here each
+# checkpoint is a new folder, which current.json names once it is complete.
 CURRENT = "current.json"
 PLAIN = "plain.ckpt"
 TEMPORARY = ".parts"  # ends the name of a sharded checkpoint that is to replace a checkpoint file
 TIED = "tied_weights"  # key of plain.ckpt: names of tied weights -> the weight that each is tied to
 PARTS = ("state_dict", "optimizer_states")  # keys of a checkpoint whose tensors are sharded
-FILE_BYTES = 2**31  # of one file's tensors over all ranks; what is written together is copied in host memory
+# Of one file's tensors over all ranks; what is written together is copied in host memory.
+FILE_BYTES = 2**31
 _GENERATION = re.compile(r"\d{1,15}-\d{1,9}")
 
 
@@ -42,7 +44,8 @@ def is_sharded(path: str | Path) -> bool:
 
 
 def current(path: str | Path) -> Path:
-    """Return the folder, below `path`, of the complete checkpoint. Raises UserError if there is none."""
+    """Return the folder, below `path`, of the complete checkpoint. Raises
+    UserError if there is none."""
     file = Path(path) / CURRENT
     if not file.is_file():
         raise UserError(f"{path} is a folder, not a checkpoint file. Give one of its .ckpt files.")
@@ -51,21 +54,31 @@ def current(path: str | Path) -> Path:
 
 def next_generation(path: Path, step: int) -> str:
     """Return an unused folder name, such as "120-0", for the next checkpoint of this step."""
-    taken = {entry.name for place in (path, _temporary(path)) if place.is_dir() for entry in place.iterdir()}
-    return next(name for name in (f"{step}-{number}" for number in range(10**9)) if name not in taken)
+    taken = {
+        entry.name
+        for place in (path, _temporary(path))
+        if place.is_dir()
+        for entry in place.iterdir()
+    }
+    return next(
+        name for name in (f"{step}-{number}" for number in range(10**9)) if name not in taken
+    )
 
 
 def split(
     checkpoint: Mapping[str, Any], tied: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Separate the tensors of weights and optimiser states, which are sharded, from a checkpoint's other values.
+    """Separate the tensors of weights and optimiser states, which are sharded, from a
+    checkpoint's other values.
 
     Args:
         checkpoint: as Lightning makes it.
-        tied: name of a tied weight -> name of the weight that it is tied to; only the latter is saved.
+        tied: name of a tied weight -> name of the weight that it is tied to;
+            only the latter is saved.
 
     Returns:
-        The checkpoint with these tensors on the meta device, where they have a shape only, and the tensors by name.
+        The checkpoint with these tensors on the meta device, where they have a shape only,
+        and the tensors by name.
     """
     tensors: dict[str, torch.Tensor] = {}
 
@@ -105,7 +118,8 @@ def load(folder: Path, plain: Mapping[str, Any], tensors: dict[str, torch.Tensor
         tensors: the tensors to fill, by name; of a DTensor only the local part is read.
 
     Raises:
-        UserError: a tensor is missing in the checkpoint, has another shape, or some of its parts are missing.
+        UserError: a tensor is missing in the checkpoint, has another shape, or some of
+            its parts are missing.
     """
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException
@@ -115,13 +129,18 @@ def load(folder: Path, plain: Mapping[str, Any], tensors: dict[str, torch.Tensor
     for name, tensor in tensors.items():
         if name not in known or known[name].shape != tensor.shape:
             there = f"has shape {tuple(known[name].shape)}" if name in known else "is missing"
-            raise UserError(f"{folder} is not of this model: {name} {there}, expected shape {tuple(tensor.shape)}.")
+            raise UserError(
+                f"{folder} is not of this model: "
+                f"{name} {there}, expected shape {tuple(tensor.shape)}."
+            )
     _check_parts(folder, tensors)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             # Each rank reads its own part: no communication.
-            dcp.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+            dcp.load(
+                dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True
+            )
     except CheckpointException as error:  # a BaseException
         raise RuntimeError(" ".join(str(one) for one, _ in error.failures.values())) from error
 
@@ -138,28 +157,33 @@ def whole(folder: Path, plain: Mapping[str, Any], parts: tuple[str, ...] = PARTS
         UserError: parts of a tensor are missing.
     """
     _, known = split({part: plain[part] for part in parts if part in plain})
-    tensors = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in known.items()}
+    tensors = {
+        name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in known.items()
+    }
     load(folder, plain, tensors)
     return joined(plain, tensors)
 
 
 def numbered(optimizer_state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an optimiser's state with parameters numbered, as torch has it, from a state with parameters named."""
+    """Return an optimiser's state with parameters numbered, as torch has it, from a state
+    with parameters named."""
     groups = optimizer_state["param_groups"]
     names = [name for group in groups for name in group["params"]]
     number = {name: index for index, name in enumerate(names)}
     return {
         "state": {number[name]: state for name, state in optimizer_state["state"].items()},
-        "param_groups": [{**group, "params": [number[name] for name in group["params"]]} for group in groups],
+        "param_groups": [
+            {**group, "params": [number[name] for name in group["params"]]} for group in groups
+        ],
     }
 
 
 class ShardWriter:
     """Writes sharded checkpoints in a thread, one at a time. Every rank must make the same calls.
 
-    `start` copies the tensors to host memory (pinned for a GPU's, and reused by the next checkpoint) before it returns,
-    so that training can continue. A checkpoint becomes the current one when every rank has written its part. Errors are
-    raised by `finish`, on every rank.
+    `start` copies the tensors to host memory (pinned for a GPU's, and reused by the next
+    checkpoint) before it returns, so that training can continue. A checkpoint becomes the current
+    one when every rank has written its part. Errors are raised by `finish`, on every rank.
     """
 
     def __init__(self) -> None:
@@ -168,7 +192,13 @@ class ShardWriter:
         self._stager: Any = None
         self._group: Any = None
 
-    def start(self, plain: Mapping[str, Any], tensors: dict[str, torch.Tensor], path: Path, generation: str) -> None:
+    def start(
+        self,
+        plain: Mapping[str, Any],
+        tensors: dict[str, torch.Tensor],
+        path: Path,
+        generation: str,
+    ) -> None:
         """Start writing a checkpoint, after the one before is finished.
 
         Args:
@@ -181,24 +211,31 @@ class ShardWriter:
         self.finish()
         on_gpu = any(tensor.is_cuda for tensor in tensors.values())
         if self._stager is None:
-            # Used by the public DefaultStager, which torch 2.11 closes too early: its second call raises KeyError.
+            # Used by the public DefaultStager, which torch 2.11 closes too early: its second
+            # call raises KeyError.
             self._stager = StateDictStager(pin_memory=on_gpu)
-            if torch.distributed.is_initialized():  # separates the thread's messages from the training's
+            # Separates the thread's messages from the training's.
+            if torch.distributed.is_initialized():
                 self._group = torch.distributed.new_group(backend="gloo")
         staged = self._stager.stage(tensors, non_blocking=on_gpu)
         if on_gpu:
             torch.cuda.synchronize()
         values = io.BytesIO()
         torch.save(dict(plain), values)
-        self._running = self._thread.submit(self._write, values.getvalue(), staged, path, generation)
+        self._running = self._thread.submit(
+            self._write, values.getvalue(), staged, path, generation
+        )
 
     def finish(self) -> None:
-        """Wait for the current write. Raises UserError if it failed; the earlier checkpoint is then intact."""
+        """Wait for the current write. Raises UserError if it failed; the earlier
+        checkpoint is then intact."""
         running, self._running = self._running, None
         if running is not None:
             running.result()
 
-    def _write(self, values: bytes, tensors: dict[str, torch.Tensor], path: Path, generation: str) -> None:
+    def _write(
+        self, values: bytes, tensors: dict[str, torch.Tensor], path: Path, generation: str
+    ) -> None:
         import torch.distributed as dist
         import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.api import CheckpointException
@@ -217,7 +254,8 @@ class ShardWriter:
                 (folder / PLAIN).write_bytes(values)
                 flush(folder / PLAIN)
                 _take_place(home, path, generation)
-        except (CheckpointException, OSError, UserError) as error:  # CheckpointException: of any rank
+        except (CheckpointException, OSError, UserError) as error:
+            # CheckpointException: of any rank.
             problem = str(not_written(error, path))
         if several:
             found = [problem]
@@ -258,11 +296,15 @@ def _files(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
 
 
 def _mapped(value: Any, function: Callable[[str, torch.Tensor], Any], name: str = "") -> Any:
-    """A copy of nested dictionaries and lists with every tensor replaced by function(name, tensor)."""
+    """A copy of nested dictionaries and lists with every tensor replaced by
+    function(name, tensor)."""
     if isinstance(value, torch.Tensor):
         return function(name, value)
     if isinstance(value, Mapping):
-        return {key: _mapped(one, function, f"{name}/{key}" if name else key) for key, one in value.items()}
+        return {
+            key: _mapped(one, function, f"{name}/{key}" if name else key)
+            for key, one in value.items()
+        }
     if isinstance(value, (list, tuple)):
         mapped = [_mapped(one, function, f"{name}/{index}") for index, one in enumerate(value)]
         return tuple(mapped) if isinstance(value, tuple) else mapped
@@ -273,15 +315,26 @@ def _check_parts(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Raise UserError if a part of a tensor is missing, which torch's reader does not notice."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
-    found: Mapping[str, Any] = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    found: Mapping[str, Any] = (
+        HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    )
     for name, tensor in tensors.items():
-        if name not in found or sum(chunk.sizes.numel() for chunk in found[name].chunks) != tensor.numel():
-            raise UserError(f"{folder} lacks parts of {name}. Copy all its files; several machines need a shared disk.")
+        if (
+            name not in found
+            or sum(chunk.sizes.numel() for chunk in found[name].chunks) != tensor.numel()
+        ):
+            raise UserError(
+                f"{folder} lacks parts of {name}. "
+                "Copy all its files; several machines need a shared disk."
+            )
 
 
 def not_written(error: BaseException, path: Path) -> UserError:
-    """Make the UserError for a checkpoint that could not be written, for example because a rank's disk is full."""
+    """Make the UserError for a checkpoint that could not be written, for example because
+    a rank's disk is full."""
     failures = [one for one, _ in getattr(error, "failures", {}).values()] or [error]
     cause = next((found for one in failures for found in os_errors(one)), failures[0])
     earlier = f"the earlier {path.name} is intact" if path.exists() else "no earlier one existed"
-    return UserError(f"could not write checkpoint {path}: {getattr(cause, 'strerror', None) or cause}; {earlier}")
+    return UserError(
+        f"could not write checkpoint {path}: {getattr(cause, 'strerror', None) or cause}; {earlier}"
+    )

@@ -1,4 +1,5 @@
-"""A clean stop on a signal or at a time limit: finish the optimiser step, save a checkpoint, end the fit."""
+"""A clean stop on a signal or at a time limit: finish the optimiser step, save a
+checkpoint, end the fit."""
 
 from __future__ import annotations
 
@@ -24,27 +25,32 @@ TIME_IS_UP = 1000  # what a rank reports at its time limit, instead of a signal'
 
 
 class StoppedInValidation(Exception):
-    """A signal or the time limit ended a validation or test midway. Raised by Trainer.fit, .validate or .test."""
+    """A signal or the time limit ended a validation or test midway. Raised by
+    Trainer.fit, .validate or .test."""
 
 
-# pytorch-lightning 2.6.6 does not do this. After a SIGTERM between two accumulated micro-batches its checkpoint lacks
-# their gradients, a SIGTERM that only rank 1 gets leaves the job hanging, and the command exits with status 0.
+# pytorch-lightning 2.6.6 does not do this. After a SIGTERM between two accumulated micro-batches
+# its checkpoint lacks their gradients, a SIGTERM that only rank 1 gets leaves the job hanging, and
+# the command exits with status 0.
 class SaveOnSignal(pl.Callback):
-    """On SIGTERM, SIGHUP or Ctrl-C (SIGINT), finishes the optimiser step, saves last.ckpt and ends the fit.
+    """On SIGTERM, SIGHUP or Ctrl-C (SIGINT), finishes the optimiser step, saves
+    last.ckpt and ends the fit.
 
-    last.ckpt is written by the Trainer's SaveLast, if it has one; no validation follows. A second Ctrl-C raises
-    Interrupted at once. In a validation or test the current batch is finished, last.ckpt is saved if the Trainer
-    is fitting, and StoppedInValidation is raised, because half a validation has no result.
+    last.ckpt is written by the Trainer's SaveLast, if it has one; no validation follows. A second
+    Ctrl-C raises Interrupted at once. In a validation or test the current batch is finished,
+    last.ckpt is saved if the Trainer is fitting, and StoppedInValidation is raised, because half a
+    validation has no result.
 
-    With several ranks a signal may reach only some of them, at different steps. About once a second all compare, in an
-    all-reduce of two numbers between CPUs, and all stop after the same step.
+    With several ranks a signal may reach only some of them, at different steps. About once a second
+    all compare, in an all-reduce of two numbers between CPUs, and all stop after the same step.
 
-    During training this callback's handlers replace Lightning's SIGTERM handler, which stops between micro-batches and
-    saves nothing; afterwards the earlier handlers are restored. Outside the main thread, where Python allows no
-    handlers, the callback does nothing.
+    During training this callback's handlers replace Lightning's SIGTERM handler, which stops
+    between micro-batches and saves nothing; afterwards the earlier handlers are restored. Outside
+    the main thread, where Python allows no handlers, the callback does nothing.
 
     Args:
-        until: a time limit, in seconds as of time.monotonic(), at which the fit ends in the same way; None: no limit.
+        until: a time limit, in seconds as of time.monotonic(), at which the fit ends in the
+            same way; None: no limit.
     """
 
     def __init__(self, *, until: float | None = None) -> None:
@@ -53,7 +59,8 @@ class SaveOnSignal(pl.Callback):
         self.out_of_time = False  # whether the time limit ended the fit
         self._late: tuple[int, int] | None = None
         self.stopped_by: signal.Signals | None = None  # the signal that ended the fit
-        self.stopped_at: int | None = None  # the optimiser step at which the fit ended, if it was stopped
+        # The optimiser step at which the fit ended, if it was stopped.
+        self.stopped_at: int | None = None
         self._received: signal.Signals | None = None
         self._interrupts = 0
         self._previous: dict[int, Any] = {}
@@ -63,12 +70,14 @@ class SaveOnSignal(pl.Callback):
         self._steps_to_agreement = 1
         self._agreed_at = 0.0
         self._unshared = 0  # steps or batches of this rank since the last exchange
-        self._shared_batches = 0  # of the current validation or test: the number that every rank has
+        # Of the current validation or test: the number that every rank has.
+        self._shared_batches = 0
         self._validation_limit: Any = None
 
     @property
     def exit_code(self) -> int:
-        """The exit status for a command: 128 + the signal's number (143, 130), 0 without a signal."""
+        """The exit status for a command: 128 + the signal's number (143, 130),
+        0 without a signal."""
         return 0 if self.stopped_by is None else 128 + int(self.stopped_by)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -95,7 +104,12 @@ class SaveOnSignal(pl.Callback):
     on_test_batch_end = on_validation_batch_end
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         if not self._steps.ended(trainer):
             return
@@ -107,7 +121,8 @@ class SaveOnSignal(pl.Callback):
             return
         self._note(reported, trainer.global_step)
         self._save(trainer)
-        # Lightning would validate once more before it stops; the sender of a signal does not want to wait for that.
+        # Lightning would validate once more before it stops; the sender of a signal does not
+        # want to wait for that.
         self._validation_limit = trainer.limit_val_batches
         trainer.limit_val_batches = 0
         trainer.fit_loop.min_epochs = 0
@@ -120,14 +135,17 @@ class SaveOnSignal(pl.Callback):
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._restore(trainer)
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
         self._restore(trainer)
         if isinstance(exception, KeyboardInterrupt) and self.stopped_by is None:
             number = exception.number if isinstance(exception, Interrupted) else signal.SIGINT
             self.stopped_by, self.stopped_at = number, trainer.global_step
 
     def take_late(self, trainer: pl.Trainer) -> None:
-        """Let a signal at the fit's last step, or in the validation after it, count as having stopped the fit.
+        """Let a signal at the fit's last step, or in the validation after it, count as
+        having stopped the fit.
 
         For programs that continue after the fit. Every rank must call it.
         """
@@ -144,7 +162,9 @@ class SaveOnSignal(pl.Callback):
         self._steps_to_agreement, self._agreed_at, self._unshared = 1, time.monotonic(), 0
         if trainer.world_size > 1 and dist.is_initialized() and self._group is None:
             # A separate group on the CPU: the exchange must not wait for work queued on a GPU.
-            self._group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+            self._group = (
+                dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+            )
         if self._group is not None and trainer.state.fn == "fit":
             _silence_lightning(trainer)
         if threading.current_thread() is not threading.main_thread():
@@ -161,9 +181,16 @@ class SaveOnSignal(pl.Callback):
             count = int(least)
         self._shared_batches = count
 
-    def _end_evaluation_batch(self, trainer: pl.Trainer, batch_idx: int, dataloader_idx: int) -> None:
+    def _end_evaluation_batch(
+        self, trainer: pl.Trainer, batch_idx: int, dataloader_idx: int
+    ) -> None:
         listens = self._previous or self._group is not None
-        if trainer.sanity_checking or not listens or dataloader_idx or batch_idx >= self._shared_batches:
+        if (
+            trainer.sanity_checking
+            or not listens
+            or dataloader_idx
+            or batch_idx >= self._shared_batches
+        ):
             return
         reported = self._agree()
         if reported is None:
@@ -181,13 +208,20 @@ class SaveOnSignal(pl.Callback):
             self.stopped_by = signal.Signals(reported)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._interrupts += number == signal.SIGINT  # a sweep passes a SIGTERM on in addition to the terminal's Ctrl-C
+        # A sweep passes a SIGTERM on in addition to the terminal's Ctrl-C.
+        self._interrupts += number == signal.SIGINT
         if self._interrupts > 1:
-            raise Interrupted(number, "stopped at once by a second Ctrl-C; the last checkpoint is an earlier one")
+            raise Interrupted(
+                number, "stopped at once by a second Ctrl-C; the last checkpoint is an earlier one"
+            )
         leave_closed_terminal()
         if self._received is None and self._speaks:
             name = signal.Signals(number).name
-            line = f"\n{name} received: finishing this step and saving a checkpoint (Ctrl-C again: quit at once).\n"
+            line = (
+                "\n"
+                f"{name} received: finishing this step and saving a checkpoint (Ctrl-C "
+                "again: quit at once).\n"
+            )
             with contextlib.suppress(OSError):  # a pipe that nobody reads
                 os.write(2, line.encode())  # not print: the interrupted code may be printing
         self._received = signal.Signals(number)
@@ -199,7 +233,8 @@ class SaveOnSignal(pl.Callback):
         return TIME_IS_UP if self.until is not None and time.monotonic() >= self.until else 0
 
     def _agree(self) -> int | None:
-        """The largest report of any rank, the same on every rank; None if there is none, or no exchange is due."""
+        """The largest report of any rank, the same on every rank; None if there is none,
+        or no exchange is due."""
         if self._group is None:
             return self._report() or None
         self._steps_to_agreement -= 1
@@ -209,7 +244,8 @@ class SaveOnSignal(pl.Callback):
         now = time.monotonic()
         seconds_per_step = (now - self._agreed_at) / self._unshared
         wanted = min(MAX_STEPS_APART, max(1, int(AGREE_SECONDS / max(seconds_per_step, 1e-6))))
-        # Every rank proposes when to compare next. The largest proposal holds for all: they compare at the same step.
+        # Every rank proposes when to compare next. The largest proposal holds for all: they
+        # compare at the same step.
         both = torch.tensor([self._report(), wanted], dtype=torch.int64)
         dist.all_reduce(both, op=dist.ReduceOp.MAX, group=self._group)
         number, self._steps_to_agreement = both.tolist()
@@ -232,21 +268,23 @@ class SaveOnSignal(pl.Callback):
 
 def _silence_lightning(trainer: pl.Trainer) -> None:
     """Disable the broadcast of Lightning's SIGTERM flag before every batch."""
-    # Lightning 2.6 reads its result back from the device, so that the host can never run ahead of the GPU. Our handlers
-    # never set the flag. Versions without this method need nothing.
+    # Lightning 2.6 reads its result back from the device, so that the host can never run ahead of
+    # the GPU. Our handlers never set the flag. Versions without this method need nothing.
     loop = trainer.fit_loop.epoch_loop
     if hasattr(loop, "_broadcast_sigterm_tensor"):
         loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
 class EndsOnSigterm(pl.Callback):
-    """Lets a SIGTERM in an evaluation do what it did before: pytorch-lightning 2.6.6 acts on it in training alone."""
+    """Lets a SIGTERM in an evaluation do what it did before: pytorch-lightning 2.6.6 acts
+    on it in training alone."""
 
     def __init__(self) -> None:
         self.handler = signal.getsignal(signal.SIGTERM)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if threading.current_thread() is threading.main_thread():  # Python sets no handlers in others
+        # Python sets no handlers in others.
+        if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self.handler)
 
     on_test_start = on_validation_start

@@ -18,28 +18,31 @@ from flashtrain.training.steps import OptimizerStepCounter, log_interval
 GIB = 2**30
 
 
-# Lightning 2.6.6's ThroughputMonitor needs a function that counts each batch's samples, waits for the device at each
-# step, and has no peak for an H200 under its usual name.
+# Lightning 2.6.6's ThroughputMonitor needs a function that counts each batch's samples, waits for
+# the device at each step, and has no peak for an H200 under its usual name.
 class Throughput(pl.Callback):
-    """Logs tokens_per_second, step_seconds, model_tflops, mfu and peak_memory_gib at the trainer's log interval.
+    """Logs tokens_per_second, step_seconds, model_tflops, mfu and peak_memory_gib at the
+    trainer's log interval.
 
-    A step's time runs from the end of one optimiser step to the end of the next, with data loading and logging, without
-    validation, checkpoints and sanity checks. On a GPU it comes from CUDA events that are read after they have passed,
-    so that measuring never waits for the device.
+    A step's time runs from the end of one optimiser step to the end of the next, with data loading
+    and logging, without validation, checkpoints and sanity checks. On a GPU it comes from CUDA
+    events that are read after they have passed, so that measuring never waits for the device.
 
-    tokens_per_second is of all devices together; model_tflops (10^12 FLOP/s), mfu (0 to 1) and peak_memory_gib are of
-    one device. peak_memory_gib is torch's allocated peak on a GPU, the process's peak resident size on a CPU.
+    tokens_per_second is of all devices together; model_tflops (10^12 FLOP/s), mfu (0 to 1) and
+    peak_memory_gib are of one device. peak_memory_gib is torch's allocated peak on a GPU, the
+    process's peak resident size on a CPU.
 
     Args:
-        flops_per_token: model FLOPs of one token's forward and backward (a model's `flops_per_token()`), counted from
-            the architecture: torch's counter sees nothing inside a custom op. A function is called whenever they are
-            logged, for batches that differ. None, or nan: no model_tflops and no mfu.
-        tokens_per_step: tokens of one optimiser step over all devices. None: count each micro-batch's "real_tokens"
-            (without padding), or else its "tokens", times the devices. Sequences that devices share
-            (ContextParallelStrategy) are counted once.
+        flops_per_token: model FLOPs of one token's forward and backward (a model's
+            `flops_per_token()`), counted from the architecture: torch's counter sees nothing inside
+            a custom op. A function is called whenever they are logged, for batches that differ.
+            None, or nan: no model_tflops and no mfu.
+        tokens_per_step: tokens of one optimiser step over all devices. None: count each
+            micro-batch's "real_tokens" (without padding), or else its "tokens", times the devices.
+            Sequences that devices share (ContextParallelStrategy) are counted once.
         peak_flops: dense peak of one device in FLOP/s (`Hardware.peak_flops`); None: no mfu.
-        warmup_steps: number of first steps (compilation, allocator, caches) that `summary()` leaves out; None: a tenth
-            of the steps and at least 10, but at most half of them.
+        warmup_steps: number of first steps (compilation, allocator, caches) that `summary()` leaves
+            out; None: a tenth of the steps and at least 10, but at most half of them.
     """
 
     def __init__(
@@ -86,14 +89,20 @@ class Throughput(pl.Callback):
             self._open = True
         self._micro_batches += 1
         if self.tokens_per_step is None:
-            # If devices share a sequence, the strategy knows its length; the parts may differ in length.
+            # If devices share a sequence, the strategy knows its length; the parts
+            # may differ in length.
             shared = getattr(trainer.strategy, "tokens_of_batch", None)
             self._tokens += _tokens_of(batch) * self._devices if shared is None else shared
         else:
             self._tokens = self.tokens_per_step
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         if not self._steps.ended(trainer):
             return
@@ -101,7 +110,8 @@ class Throughput(pl.Callback):
             self._clock.end(self._tokens)
         self._tokens = self._micro_batches = 0
         if not self._open:
-            # This step was interrupted (a checkpoint inside it): it is dropped, and the next begins here.
+            # This step was interrupted (a checkpoint inside it): it is dropped, and
+            # the next begins here.
             self._clock.begin()
             self._open = True
         self._collect(wait=False)
@@ -123,8 +133,8 @@ class Throughput(pl.Callback):
         """Summarize the run.
 
         Returns:
-            tokens_per_second (of the median step after warm-up, all devices), step_seconds_median, model_tflops and mfu
-            (one device) and peak_memory_gib. Unknown values are None.
+            tokens_per_second (of the median step after warm-up, all devices), step_seconds_median,
+            model_tflops and mfu (one device) and peak_memory_gib. Unknown values are None.
         """
         measured = slice(self._warmup(len(self.step_seconds)), None)
         seconds, tokens = self.step_seconds[measured], self.step_tokens[measured]
@@ -136,13 +146,18 @@ class Throughput(pl.Callback):
         }
 
     def columns(self) -> dict[str, float | None]:
-        """Return the part of `summary()` that goes into a run's summary row, under the row's keys."""
+        """Return the part of `summary()` that goes into a run's summary row,
+        under the row's keys."""
         row = self.summary()
         row["step_seconds"] = row["step_seconds_median"]
-        return {name: row[name] for name in ("tokens_per_second", "step_seconds", "mfu", "peak_memory_gib")}
+        return {
+            name: row[name]
+            for name in ("tokens_per_second", "step_seconds", "mfu", "peak_memory_gib")
+        }
 
     def peak_memory_gib(self) -> float | None:
-        """Return the peak memory in GiB: allocated on the GPU, or resident in this process; None if unknown."""
+        """Return the peak memory in GiB: allocated on the GPU, or resident in this
+        process; None if unknown."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device) / GIB
         return _peak_resident_gib()
@@ -173,7 +188,9 @@ class Throughput(pl.Callback):
         tokens_per_second = tokens / seconds if tokens and seconds > 0 else None
         flops = None
         if tokens_per_second is not None and self.flops_per_token is not None:
-            each = self.flops_per_token() if callable(self.flops_per_token) else self.flops_per_token
+            each = (
+                self.flops_per_token() if callable(self.flops_per_token) else self.flops_per_token
+            )
             flops = None if math.isnan(each) else tokens_per_second * each / self._devices
         return {
             "tokens_per_second": tokens_per_second,
@@ -183,7 +200,8 @@ class Throughput(pl.Callback):
 
 
 class _HostClock:
-    """Step times by the host's clock: exact on a CPU, where an operation has ended when it returns."""
+    """Step times by the host's clock: exact on a CPU, where an operation has
+    ended when it returns."""
 
     def __init__(self) -> None:
         self._begun = math.nan
@@ -238,7 +256,8 @@ class _CudaClock:
 
 
 def _tokens_of(batch: Any) -> int:
-    """Tokens of one micro-batch: its "real_tokens", else the elements of its "tokens"; 0 if it has neither."""
+    """Tokens of one micro-batch: its "real_tokens", else the elements of its
+    "tokens"; 0 if it has neither."""
     real = batch.get("real_tokens") if isinstance(batch, dict) else None
     if isinstance(real, int):
         return real

@@ -11,10 +11,11 @@ STEP_TO_FORWARD = 3  # a sample's forward and backward cost three forwards, in F
 
 
 class DueValidation(pl.Callback):
-    """Makes up for a missed validation when a run resumes: a step's checkpoint is written before its validation.
+    """Makes up for a missed validation when a run resumes: a step's checkpoint is written
+    before its validation.
 
-    The checkpoint holds the step of the latest validation. A run that resumes at a step whose validation is missing
-    validates before it trains.
+    The checkpoint holds the step of the latest validation. A run that resumes at a step whose
+    validation is missing validates before it trains.
 
     Args:
         every: optimiser steps between two validations.
@@ -51,7 +52,9 @@ class DueValidation(pl.Callback):
         self.step = state_dict["step"]
 
 
-def held_out_samples(requested: int | None, every: int, batch: int, *, maximum: int | None = None) -> int:
+def held_out_samples(
+    requested: int | None, every: int, batch: int, *, maximum: int | None = None
+) -> int:
     """Return the number of samples that each validation reads.
 
     Args:
@@ -68,6 +71,14 @@ def held_out_samples(requested: int | None, every: int, batch: int, *, maximum: 
 
 
 def describe_validation(samples: int, requested: int | None, every: int, setting: str) -> str:
-    """Return the line that reports how much each validation reads, and the setting's name if it was not set."""
-    bound = "" if requested is not None else f" (at most about a tenth of the training time; change it with {setting}=)"
-    return f"validation: {samples:,} held-out sample{'s' * (samples != 1)} every {every:,} steps{bound}"
+    """Return the line that reports how much each validation reads, and the setting's
+    name if it was not set."""
+    bound = (
+        ""
+        if requested is not None
+        else f" (at most about a tenth of the training time; change it with {setting}=)"
+    )
+    return (
+        "validation: "
+        f"{samples:,} held-out sample{'s' * (samples != 1)} every {every:,} steps{bound}"
+    )

@@ -1,8 +1,10 @@
-"""Seconds of a process's first attention call, every kernel's compilation included, printed as JSON.
+"""Seconds of a process's first attention call, every kernel's compilation
+included, printed as JSON.
 
     python kernels/dev/first_call.py [head dimensions]
 
-Each row is a process of its own with an empty cache of Triton's; what importing torch and Triton takes is not counted.
+Each row is a process of its own with an empty cache of Triton's; what importing torch and
+Triton takes is not counted.
 """
 
 import json
@@ -44,10 +46,16 @@ print(json.dumps({
 
 
 def first_call(head_dim: int, mask: str) -> dict[str, Any]:
-    """One row: seconds of the first forward, the first backward and a later pair, and of each kernel's compilation."""
+    """One row: seconds of the first forward, the first backward and a later pair, and of
+    each kernel's compilation."""
     with tempfile.TemporaryDirectory() as empty:
-        command, cache = (sys.executable, "-c", CHILD, str(head_dim), mask), {"TRITON_CACHE_DIR": empty}
-        done = subprocess.run(command, env=os.environ | cache, capture_output=True, text=True, check=False)
+        command, cache = (
+            (sys.executable, "-c", CHILD, str(head_dim), mask),
+            {"TRITON_CACHE_DIR": empty},
+        )
+        done = subprocess.run(
+            command, env=os.environ | cache, capture_output=True, text=True, check=False
+        )
     if done.returncode:
         raise RuntimeError(done.stderr[-4000:])
     return json.loads(done.stdout)

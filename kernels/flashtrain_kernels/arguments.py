@@ -1,7 +1,7 @@
 """Checks of the tensors and options of an attention call, named and ordered as in flash_attn_func.
 
-B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension, T packed tokens, N
-sequences.
+B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension, T
+packed tokens, N sequences.
 """
 
 import math
@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 
 from . import dispatch
-from .checks import FLOATING, INTEGERS, check_device, check_dtype, check_number, check_shape, dtype_name
+from .checks import (
+    FLOATING,
+    INTEGERS,
+    check_device,
+    check_dtype,
+    check_number,
+    check_shape,
+    dtype_name,
+)
 from .device_values import values_of
 from .environment import autocast_dtype
 from .forms import Form
@@ -40,7 +48,8 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(form: Form, tensors: Sequence[Tensor], sequences: int | None = None) -> Sizes:
-    """Return the Sizes of checked tensors in this form. sequences: how many a packed row holds, else None."""
+    """Return the Sizes of checked tensors in this form. sequences: how many a
+    packed row holds, else None."""
     q, k = tensors[0], tensors[-1]
     if form.heads_first:
         q, k = q.transpose(1, 2), k.transpose(1, 2)
@@ -50,18 +59,26 @@ def sizes_of(form: Form, tensors: Sequence[Tensor], sequences: int | None = None
 
 
 def autocasted(*tensors: Any) -> tuple[Any, ...]:
-    """Cast tensors to torch.autocast's dtype if it is on, except float64 ones, as torch does for its own attention."""
+    """Cast tensors to torch.autocast's dtype if it is on, except float64 ones, as torch does
+    for its own attention."""
     return tuple(
         [
-            x.to(autocast_dtype(x.device.type) or x.dtype) if isinstance(x, Tensor) and x.dtype in FLOATING[:3] else x
+            x.to(autocast_dtype(x.device.type) or x.dtype)
+            if isinstance(x, Tensor) and x.dtype in FLOATING[:3]
+            else x
             for x in tensors
         ]
     )
 
 
 def plain_window(window_size: Any) -> Any:
-    """Return a pair of integers as a tuple, with -1 for None; return any other value unchanged, to be checked later."""
-    if isinstance(window_size, Tensor) and window_size.shape == (2,) and not window_size.is_floating_point():
+    """Return a pair of integers as a tuple, with -1 for None; return any other value
+    unchanged, to be checked later."""
+    if (
+        isinstance(window_size, Tensor)
+        and window_size.shape == (2,)
+        and not window_size.is_floating_point()
+    ):
         window_size = window_size.tolist()
     if not isinstance(window_size, (tuple, list)):
         return window_size
@@ -69,7 +86,8 @@ def plain_window(window_size: Any) -> Any:
 
 
 def plain_integer(value: Any) -> Any:
-    """Return an integer of numpy or in a tensor as Python's; return any other value unchanged, to be checked later."""
+    """Return an integer of numpy or in a tensor as Python's; return any other value
+    unchanged, to be checked later."""
     if isinstance(value, (int, float, torch.SymInt)) or not hasattr(value, "__index__"):
         return value
     if isinstance(value, Tensor) and (value.numel() != 1 or value.dtype not in INTEGERS):
@@ -78,27 +96,29 @@ def plain_integer(value: Any) -> Any:
 
 
 def broadcasts(size: int, whole: int) -> bool:
-    """Return whether `size` broadcasts to `whole`. (Not `size in (1, whole)`, which torch.compile gets wrong.)"""
+    """Return whether `size` broadcasts to `whole`. (Not `size in (1, whole)`, which
+    torch.compile gets wrong.)"""
     return size == 1 or size == whole
 
 
-# --- the tensors -----------------------------------------------------------------------------------------------------
+# --- the tensors ----------------------------------------------------------------------------------
 
 
 def check_floating(name: str, x: Any, layout: str) -> None:
-    """Raise TypeError unless x is a float16, bfloat16, float32 or, on the CPU without Triton's interpreter, float64
-    tensor. Messages call x `name` and give its shape as `layout`, such as "(B, S, H, D)"."""
+    """Raise TypeError unless x is a float16, bfloat16, float32 or, on the CPU without
+    Triton's interpreter, float64 tensor. Messages call x `name` and give its shape as
+    `layout`, such as "(B, S, H, D)"."""
     check_dtype(name, x, layout, FLOATING)
     if x.dtype == torch.float64 and dispatch.implementation_for(x.device.type) == "portable":
         raise TypeError(
-            f"{name} is float64, which the Triton kernels do not compute: use float16, bfloat16 or float32 "
-            "(float64 runs on CPU tensors, by torch's attention)"
+            f"{name} is float64, which the Triton kernels do not compute: "
+            "use float16, bfloat16 or float32 (float64 runs on CPU tensors, by torch's attention)"
         )
 
 
 def check_tensor(name: str, x: Any, layout: str) -> None:
-    """Raise unless x is a floating tensor of this layout, such as "(B, S, 3, H, D)". The name "qkv" requires size 3 in
-    the dimension before the heads, "kv" size 2."""
+    """Raise unless x is a floating tensor of this layout, such as "(B, S, 3, H, D)". The name "qkv"
+    requires size 3 in the dimension before the heads, "kv" size 2."""
     check_floating(name, x, layout)
     if x.dim() != layout.count(",") + 1 or (name in _PACKED and x.shape[-3] != _PACKED[name]):
         raise ValueError(f"{name} must have the shape {layout}, not {tuple(x.shape)}")
@@ -108,14 +128,15 @@ def check_same(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
     """Raise TypeError or ValueError unless x has the dtype and device of the tensor `other`."""
     if x.dtype != other.dtype:
         raise TypeError(
-            f"{name} has dtype {dtype_name(x.dtype)} and {other_name} has {dtype_name(other.dtype)}: they must be the "
-            "same (torch.autocast makes them so)"
+            f"{name} has dtype {dtype_name(x.dtype)} and {other_name} has "
+            f"{dtype_name(other.dtype)}: they must be the same (torch.autocast makes them so)"
         )
     check_device(name, x, other.device, other_name)
 
 
 def check_tensors(form: Form, tensors: Sequence[Any]) -> None:
-    """Raise TypeError or ValueError unless q, k and v, apart or packed, are valid tensors that fit each other."""
+    """Raise TypeError or ValueError unless q, k and v, apart or packed, are valid
+    tensors that fit each other."""
     names = [*form.layouts]
     for name, layout, x in zip(names, form.layouts.values(), tensors, strict=True):
         check_tensor(name, x, layout)
@@ -129,26 +150,37 @@ def check_tensors(form: Form, tensors: Sequence[Any]) -> None:
     if form.heads_first:
         q, k = form.to_batch(q), form.to_batch(k)
     if q.dim() == 4 and q.shape[0] != k.shape[0]:
-        raise ValueError(f"q and {names[second]} must have the same batch size, not {q.shape[0]} and {k.shape[0]}")
+        raise ValueError(
+            f"q and {names[second]} must have the same batch size, "
+            f"not {q.shape[0]} and {k.shape[0]}"
+        )
     check_heads(q, k, names[second])
 
 
 def check_heads(q: Tensor, k: Tensor, name: str) -> None:
-    """Raise ValueError unless q and k have the same head dimension and q's heads are a multiple of k's. name: k's."""
+    """Raise ValueError unless q and k have the same head dimension and q's heads are a
+    multiple of k's. name: k's."""
     head_dim, heads, kv_heads = q.shape[-1], q.shape[-2], k.shape[-2]
     if head_dim != k.shape[-1]:
-        raise ValueError(f"q and {name} must have the same head dimension, not {head_dim} and {k.shape[-1]}")
+        raise ValueError(
+            f"q and {name} must have the same head dimension, not {head_dim} and {k.shape[-1]}"
+        )
     if not 1 <= head_dim <= MAX_HEAD_DIM:
         raise ValueError(f"the head dimension must be from 1 to {MAX_HEAD_DIM}, not {head_dim}")
     if kv_heads < 1 or heads < 1 or heads % kv_heads != 0:
-        raise ValueError(f"q's heads must be a multiple of {name}'s heads, not {heads} and {kv_heads}")
+        raise ValueError(
+            f"q's heads must be a multiple of {name}'s heads, not {heads} and {kv_heads}"
+        )
 
 
-# --- the options -----------------------------------------------------------------------------------------------------
+# --- the options ----------------------------------------------------------------------------------
 
 
-def softmax_scale_or_default(softmax_scale: Any, head_dim: int, name: str = "softmax_scale") -> float:
-    """Return the factor of the scores: softmax_scale if it is given, checked to be positive, else 1 / sqrt(D)."""
+def softmax_scale_or_default(
+    softmax_scale: Any, head_dim: int, name: str = "softmax_scale"
+) -> float:
+    """Return the factor of the scores: softmax_scale if it is given, checked to be
+    positive, else 1 / sqrt(D)."""
     if softmax_scale is None:
         return 1.0 / math.sqrt(head_dim)
     check_number(name, softmax_scale, " or None")
@@ -172,7 +204,8 @@ def check_softcap(softcap: Any) -> None:
 
 
 def check_alibi(slopes: Any, sizes: Sizes, mask: Any) -> None:
-    """Raise TypeError or ValueError unless slopes are None, (H,), or (sequences, H) with a row for each sequence."""
+    """Raise TypeError or ValueError unless slopes are None, (H,), or (sequences, H) with a
+    row for each sequence."""
     if slopes is None:
         return
     check_dtype("alibi_slopes", slopes, "(H,) or (sequences, H)", (torch.float32,))
@@ -182,7 +215,8 @@ def check_alibi(slopes: Any, sizes: Sizes, mask: Any) -> None:
     if fits and slopes.dim() == 2:
         fits = slopes.shape[0] == rows
         if isinstance(mask, Mask) and sizes.seqlen_q > 0:
-            # The mask numbers its sequences itself; one without slopes would be read past their end.
+            # The mask numbers its sequences itself; one without slopes would be
+            # read past their end.
             found = values_of(mask.queries, lambda queries: queries[SEQUENCE].amax())
             if found is None:
                 return
@@ -190,13 +224,14 @@ def check_alibi(slopes: Any, sizes: Sizes, mask: Any) -> None:
             fits = slopes.shape[0] >= rows
     if not fits:
         raise ValueError(
-            f"alibi_slopes must have the shape (H,) = ({heads},) or (sequences, H) = ({rows}, {heads}), "
-            f"not {tuple(slopes.shape)}"
+            f"alibi_slopes must have the shape (H,) = ({heads},) or (sequences, H) = ({rows}, "
+            f"{heads}), not {tuple(slopes.shape)}"
         )
 
 
 def check_sink(sink: Any, sizes: Sizes) -> None:
-    """Raise TypeError or ValueError unless sink (the argument learnable_sink) is None or a floating tensor (H,)."""
+    """Raise TypeError or ValueError unless sink (the argument learnable_sink) is None or
+    a floating tensor (H,)."""
     if sink is not None:
         check_dtype("learnable_sink", sink, "(H,)", FLOATING)
         check_device("learnable_sink", sink, sizes.device)
@@ -204,7 +239,8 @@ def check_sink(sink: Any, sizes: Sizes) -> None:
 
 
 def check_bias(bias: Any, sizes: Sizes) -> None:
-    """Raise unless bias is None or has 1 to 4 dimensions that broadcast to (B, H, Sq, Sk), in q's dtype or float32."""
+    """Raise unless bias is None or has 1 to 4 dimensions that broadcast to (B, H, Sq, Sk),
+    in q's dtype or float32."""
     if bias is None:
         return
     full = (sizes.batch, sizes.heads, sizes.seqlen_q, sizes.seqlen_k)
@@ -213,26 +249,34 @@ def check_bias(bias: Any, sizes: Sizes) -> None:
     given = (1,) * (4 - bias.dim()) + tuple(bias.shape)
     if not 1 <= bias.dim() <= 4 or not all(map(broadcasts, given, full)):
         raise ValueError(
-            f"bias must broadcast to (B, H, Sq, Sk) = {full}, which the shape {tuple(bias.shape)} does not"
+            f"bias must broadcast to (B, H, Sq, Sk) = {full}, "
+            f"which the shape {tuple(bias.shape)} does not"
         )
 
 
 def check_seed(seed: Any, device: torch.device) -> None:
-    """Raise unless seed (dropout_seed) is None, an integer, or an int64 tensor of 1 or 3 elements on q's device."""
+    """Raise unless seed (dropout_seed) is None, an integer, or an int64 tensor of 1 or 3
+    elements on q's device."""
     if isinstance(seed, Tensor):
         check_dtype("dropout_seed", seed, "of 1 or 3 elements", (torch.int64,))
         if seed.dim() > 1 or seed.numel() not in (1, 3):
-            raise ValueError(f"dropout_seed must have 1 element, or 3 with offsets, not the shape {tuple(seed.shape)}")
+            raise ValueError(
+                "dropout_seed must have 1 element, or 3 with offsets, "
+                f"not the shape {tuple(seed.shape)}"
+            )
         check_device("dropout_seed", seed, device)
     elif seed is not None:
         if isinstance(seed, bool) or not isinstance(seed, (int, torch.SymInt)):
-            raise TypeError(f"dropout_seed must be an integer or an int64 tensor, not {type(seed).__name__}")
+            raise TypeError(
+                f"dropout_seed must be an integer or an int64 tensor, not {type(seed).__name__}"
+            )
         if not -(2**63) <= seed < 2**63:
             raise ValueError(f"dropout_seed must fit 64 bits, signed, not {seed}")
 
 
 def check_mask(mask: Any, sizes: Sizes, causal: bool, window_size: tuple[int, int]) -> None:
-    """Raise unless mask is None, a Mask without causal and window_size, or a BlockMask made with the same ones."""
+    """Raise unless mask is None, a Mask without causal and window_size, or a BlockMask
+    made with the same ones."""
     if mask is None:
         return
     if isinstance(mask, Mask):
@@ -246,8 +290,8 @@ def check_mask(mask: Any, sizes: Sizes, causal: bool, window_size: tuple[int, in
         _check_blocks(mask, sizes, causal, window_size)
     else:
         raise TypeError(
-            "mask must be a Mask (flashtrain_kernels.masks) or a BlockMask (flashtrain_kernels.block_mask), "
-            f"not {type(mask).__name__}"
+            "mask must be a Mask (flashtrain_kernels.masks) or a BlockMask "
+            f"(flashtrain_kernels.block_mask), not {type(mask).__name__}"
         )
 
 
@@ -261,12 +305,13 @@ def _check_intervals(mask: Mask, sizes: Sizes) -> None:
         rows = 3 if name == "mask.queries" else 2
         if x.dim() != rows or x.shape[-1] != length or not broadcasts(x.shape[-2], sizes.batch):
             raise ValueError(
-                f"{name} must have {length} tokens in {_choice(sizes.batch)} batch rows, to fit q and k, "
-                f"not the shape {tuple(x.shape)}"
+                f"{name} must have {length} tokens in {_choice(sizes.batch)} batch rows, "
+                f"to fit q and k, not the shape {tuple(x.shape)}"
             )
     if mask.keys is not None and mask.keys.shape[0] != mask.queries.shape[1]:
         raise ValueError(
-            f"mask.keys must have as many rows as mask.queries, {mask.queries.shape[1]}, not {mask.keys.shape[0]}"
+            f"mask.keys must have as many rows as mask.queries, {mask.queries.shape[1]}, "
+            f"not {mask.keys.shape[0]}"
         )
     if mask.queries.shape[0] not in (5, 7):
         raise ValueError(f"mask.queries must have 5 or 7 rows, not {mask.queries.shape[0]}")
@@ -274,7 +319,9 @@ def _check_intervals(mask: Mask, sizes: Sizes) -> None:
         raise ValueError(f"mask must have k's {sizes.seqlen_k} keys, not {mask.seqlen_k}")
 
 
-def _check_blocks(mask: BlockMask, sizes: Sizes, causal: bool, window_size: tuple[int, int]) -> None:
+def _check_blocks(
+    mask: BlockMask, sizes: Sizes, causal: bool, window_size: tuple[int, int]
+) -> None:
     if (mask.seqlen_q, mask.seqlen_k) != (sizes.seqlen_q, sizes.seqlen_k):
         raise ValueError(
             f"mask must have {sizes.seqlen_q} queries and {sizes.seqlen_k} keys, as q and k have, "
@@ -283,8 +330,8 @@ def _check_blocks(mask: BlockMask, sizes: Sizes, causal: bool, window_size: tupl
     batch, heads = mask.query_rows.shape[:2]
     if not (broadcasts(batch, sizes.batch) and broadcasts(heads, sizes.heads)):
         raise ValueError(
-            f"mask must have {_choice(sizes.batch)} batch rows and {_choice(sizes.heads)} heads, to fit q, "
-            f"not {batch} and {heads}"
+            f"mask must have {_choice(sizes.batch)} batch rows and {_choice(sizes.heads)} heads, "
+            f"to fit q, not {batch} and {heads}"
         )
     check_device("mask", mask.query_rows, sizes.device)
     wanted = band(sizes.seqlen_q, sizes.seqlen_k, causal, window_size)

@@ -1,4 +1,5 @@
-"""The path from every public function to the operators: check the call, make its options, choose the implementation.
+"""The path from every public function to the operators: check the call, make its options,
+choose the implementation.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension, T packed tokens.
 """
@@ -61,8 +62,11 @@ class Requested(NamedTuple):
     learnable_sink: Tensor | None = None
 
 
-def attend(form: Form, tensors: tuple[Tensor, ...], requested: Requested, packing: Packing | None = None) -> Result:
-    """Run a public function's call: return out, (out, lse) or (out, lse, S_dmask). A packed row's lse is (H, T)."""
+def attend(
+    form: Form, tensors: tuple[Tensor, ...], requested: Requested, packing: Packing | None = None
+) -> Result:
+    """Run a public function's call: return out, (out, lse) or (out, lse, S_dmask). A
+    packed row's lse is (H, T)."""
     of_mask = _tensors_of(requested.mask, packing)
     key = None if of_mask is None else _key(form, tensors, of_mask, requested)
     call = None if key is None else CHECKED.get(key)
@@ -96,8 +100,14 @@ def attend(form: Form, tensors: tuple[Tensor, ...], requested: Requested, packin
 
 
 def options_of(sizes: Sizes, requested: Requested, packing: Packing | None = None) -> Options:
-    """Check the arguments and convert them to Options. Raises TypeError or ValueError, which names the argument."""
-    dropout_p, mask, alibi_slopes, bias = requested.dropout_p, requested.mask, requested.alibi_slopes, requested.bias
+    """Check the arguments and convert them to Options. Raises TypeError or ValueError,
+    which names the argument."""
+    dropout_p, mask, alibi_slopes, bias = (
+        requested.dropout_p,
+        requested.mask,
+        requested.alibi_slopes,
+        requested.bias,
+    )
     causal, softcap, dropout_seed = requested.causal, requested.softcap, requested.dropout_seed
     check_sink(requested.learnable_sink, sizes)
     check_dropout(dropout_p)
@@ -117,7 +127,9 @@ def options_of(sizes: Sizes, requested: Requested, packing: Packing | None = Non
     left, right = None, None
     if packing is not None and mask is None:
         window = (window_size[0], 0 if causal else window_size[1])
-        mask = sequences(packing.cu_seqlens_q, packing.cu_seqlens_k, sizes.seqlen_q, sizes.seqlen_k, window)
+        mask = sequences(
+            packing.cu_seqlens_q, packing.cu_seqlens_k, sizes.seqlen_q, sizes.seqlen_k, window
+        )
     elif not isinstance(mask, Mask):
         left, right = band(sizes.seqlen_q, sizes.seqlen_k, causal, window_size)
     if alibi_slopes is not None and alibi_slopes.dim() == 2 and alibi_slopes.shape[0] == 1:
@@ -136,17 +148,26 @@ def options_of(sizes: Sizes, requested: Requested, packing: Packing | None = Non
     )
     packed = mask.sequences if isinstance(mask, Mask) else mask
     if isinstance(packed, Sequences):
-        if sizes.batch == 1 and dispatch.finds_sequences(sizes.device, sizes.head_dim, sizes.dtype, options):
+        if sizes.batch == 1 and dispatch.finds_sequences(
+            sizes.device, sizes.head_dim, sizes.dtype, options
+        ):
             return options.by_boundaries(packed)
         options = options.with_mask()
-    return replace(options, mask=_ready(options.mask, options, sizes)) if isinstance(options.mask, Mask) else options
+    return (
+        replace(options, mask=_ready(options.mask, options, sizes))
+        if isinstance(options.mask, Mask)
+        else options
+    )
 
 
 def _ready(mask: Mask, options: Options, sizes: Sizes) -> Mask:
-    """The mask with its plan, where kernels will read it, and with numbered sequences where they count."""
+    """The mask with its plan, where kernels will read it, and with numbered
+    sequences where they count."""
     if dispatch.implementation_for(sizes.device.type) != "torch":
         rich, softcap = options.beyond_softcap, options.softcap > 0
-        mask = mask._replace(sequences=None).planned(sizes.head_dim, sizes.dtype, rich=rich, softcap=softcap)
+        mask = mask._replace(sequences=None).planned(
+            sizes.head_dim, sizes.dtype, rich=rich, softcap=softcap
+        )
     slopes = options.alibi_slopes
     if options.dropout_p > 0 or (slopes is not None and slopes.dim() == 2):
         mask = _numbered_by_row(mask, sizes)
@@ -154,7 +175,8 @@ def _ready(mask: Mask, options: Options, sizes: Sizes) -> Mask:
 
 
 def _numbered_by_row(mask: Mask, sizes: Sizes) -> Mask:
-    """A mask that all rows of the batch share, with sequence numbers that differ from row to row."""
+    """A mask that all rows of the batch share, with sequence numbers that
+    differ from row to row."""
     if sizes.batch == 1 or mask.queries.shape[1] != 1 or sizes.seqlen_q == 0:
         return mask
     rows = mask.queries.expand(-1, sizes.batch, -1)
@@ -173,29 +195,46 @@ def _numbered_by_row(mask: Mask, sizes: Sizes) -> Mask:
 
 
 def run(
-    tensors: tuple[Tensor, ...], options: Options, with_lse: bool, sink: Tensor | None = None, form: Form = BATCH
+    tensors: tuple[Tensor, ...],
+    options: Options,
+    with_lse: bool,
+    sink: Tensor | None = None,
+    form: Form = BATCH,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute (out, lse) by the implementation for the tensors' device. Without with_lse, lse may be None."""
+    """Compute (out, lse) by the implementation for the tensors' device. Without
+    with_lse, lse may be None."""
     by_torch = dispatch.by_torch(tensors[0].device)
     if sink is None and not by_torch:
         return attention(ops.FORWARD_IN[form], tensors, options)
     if form.row or form.heads_first:
-        return form.of_batch(*run(tuple([form.to_batch(x) for x in tensors]), options, with_lse, sink))
+        return form.of_batch(
+            *run(tuple([form.to_batch(x) for x in tensors]), options, with_lse, sink)
+        )
     if sink is None:
         return attention_by_torch(*apart(tensors), options, with_lse)
     # Compilers and transforms (vmap, torch.func.grad) see attention, and a formula behind it.
-    if not by_torch and not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
+    if (
+        not by_torch
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+    ):
         return sinks.attention(tensors, options, sink)
-    out, lse = attention_by_torch(*apart(tensors), options, True) if by_torch else run(tensors, options, True)
+    out, lse = (
+        attention_by_torch(*apart(tensors), options, True)
+        if by_torch
+        else run(tensors, options, True)
+    )
     return (out, None) if lse is None else sinks.joined(out, lse, sink)
 
 
-# --- calls that were checked before ----------------------------------------------------------------------------------
+# --- calls that were checked before ---------------------------------------------------------------
 
 
-def key_of(form: Any, tensors: tuple[Tensor, ...], plain: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Return a cache key of all that checks of a call depend on: the tensors' signature, plain values with their types
-    (1 is not True), autocast. None if the call cannot be cached."""
+def key_of(
+    form: Any, tensors: tuple[Tensor, ...], plain: tuple[Any, ...]
+) -> tuple[Any, ...] | None:
+    """Return a cache key of all that checks of a call depend on: the tensors' signature, plain
+    values with their types (1 is not True), autocast. None if the call cannot be cached."""
     signed = signature(tensors)
     kinds = tuple(map(type, plain))
     if signed is None or not _KINDS.issuperset(kinds):
@@ -210,8 +249,9 @@ def remember(
     of_mask: tuple[Tensor, ...] = (),
     form: Form = BATCH,
 ) -> None:
-    """Store a checked call in CHECKED under its key. Not stored: a call that has tensors besides `tensors`, dropout's
-    seed and of_mask (the mask's tensors), whose dtype autocast changed, or that torch's attention computes."""
+    """Store a checked call in CHECKED under its key. Not stored: a call that has tensors besides
+    `tensors`, dropout's seed and of_mask (the mask's tensors), whose dtype autocast changed, or
+    that torch's attention computes."""
     if key is None or dispatch.by_torch(tensors[0].device):
         return
     if any(x.dtype != given for x, given in zip(tensors, key[1].dtypes, strict=False)):
@@ -227,7 +267,8 @@ def _key(
 ) -> tuple[Any, ...] | None:
     """The key of a call by which it is known again; None where it has none."""
     (
-        dropout_p, softmax_scale, causal, window, softcap, slopes, deterministic, probabilities, bias, mask, seed,
+        dropout_p, softmax_scale, causal, window, softcap, slopes, deterministic, probabilities,
+        bias, mask, seed,
         return_lse, sink,
     ) = requested  # fmt: skip
     if slopes is not None or bias is not None or sink is not None or probabilities is not False:
@@ -244,14 +285,17 @@ def _key(
 
 
 def _tensors_of(mask: Any, packing: Packing | None) -> tuple[Tensor, ...] | None:
-    """A mask's tensors or a packed row's boundaries, in the order of `pack`; None if the call needs more decisions."""
+    """A mask's tensors or a packed row's boundaries, in the order of `pack`; None if the
+    call needs more decisions."""
     if mask is None:
         return () if packing is None else packing[:2]
     if type(mask) is not Mask:
         return None
     if type(mask.sequences) is Sequences and mask.plan is None:
         ends = mask.sequences[:2]
-        return ends if packing is None or (ends[0] is packing[0] and ends[1] is packing[1]) else None
+        return (
+            ends if packing is None or (ends[0] is packing[0] and ends[1] is packing[1]) else None
+        )
     if mask.sequences is not None or mask.plan is None or packing is not None:
         return None
     tables = mask.plan[:3]
@@ -259,7 +303,8 @@ def _tensors_of(mask: Any, packing: Packing | None) -> tuple[Tensor, ...] | None
 
 
 def _numbers_of(mask: Mask, device: torch.device) -> tuple[Any, ...] | None:
-    """What else checking a call with this mask depends on, besides `_tensors_of` it; None: it is not known."""
+    """What else checking a call with this mask depends on, besides `_tensors_of` it;
+    None: it is not known."""
     if mask.plan is not None:
         return mask.keys is None, mask.seqlen_k, *mask.plan.blocks
     given, queries = mask.sequences, mask.queries

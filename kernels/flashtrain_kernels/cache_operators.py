@@ -1,8 +1,10 @@
-"""The two operators of flash_attn_with_kvcache: append new keys and values to a cache, and attend to it.
+"""The two operators of flash_attn_with_kvcache: append new keys and values to a
+cache, and attend to it.
 
-B batch, Sq queries, Sn new keys, H query heads, K key/value heads, D head dimension, R rotated dimensions of D. A cache
-is P pages of L rows (P, L, K, D); a table (B, M) names the pages that hold each sequence's keys, M * L rows. On a GPU
-the operators are the kernels of backends/portable/append.py and decode.py, elsewhere plain PyTorch.
+B batch, Sq queries, Sn new keys, H query heads, K key/value heads, D head dimension, R rotated
+dimensions of D. A cache is P pages of L rows (P, L, K, D); a table (B, M) names the pages that hold
+each sequence's keys, M * L rows. On a GPU the operators are the kernels of
+backends/portable/append.py and decode.py, elsewhere plain PyTorch.
 """
 
 from typing import Any
@@ -19,22 +21,28 @@ from .options import Options
 _DEVICES = ("cpu", "cuda")
 _ROTARY = "Tensor? cos, Tensor? sin, bool interleaved"
 _SCHEMAS = {
-    "append_to_cache": "(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor lengths, Tensor table, "
-    f"bool paged, {_ROTARY}) -> ()",
-    "attend_to_cache": "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor lengths, Tensor? leftpad, Tensor table, "
-    f"bool paged, SymInt added, {_ROTARY}, float scale, SymInt left, SymInt right, float softcap, Tensor? slopes, "
-    "int splits) -> (Tensor, Tensor)",
+    "append_to_cache": (
+        "(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor lengths, "
+        f"Tensor table, bool paged, {_ROTARY}) -> ()"
+    ),
+    "attend_to_cache": (
+        "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor lengths, Tensor? leftpad, Tensor table, "
+        f"bool paged, SymInt added, {_ROTARY}, float scale, SymInt left, SymInt right, float "
+        "softcap, Tensor? slopes, int splits) -> (Tensor, Tensor)"
+    ),
 }
 
 
 def append(*call: Any) -> None:
-    """Write new keys (rotated) and values to the cache, from row lengths[b] on. call: append_to_cache's in _SCHEMAS."""
+    """Write new keys (rotated) and values to the cache, from row lengths[b] on. call:
+    append_to_cache's in _SCHEMAS."""
     _run(torch.ops.flashtrain_kernels.append_to_cache.default, _compute_append, call)
 
 
 def attend(*call: Any) -> tuple[Tensor, Tensor]:
-    """Return (out (B, Sq, H, D), lse (B, H, Sq)) of q over a cache. call: attend_to_cache's arguments in _SCHEMAS, like
-    flash_attn_with_kvcache's, but lengths (B,) without the `added` new keys, and left, right (-1: no bound)."""
+    """Return (out (B, Sq, H, D), lse (B, H, Sq)) of q over a cache. call: attend_to_cache's
+    arguments in _SCHEMAS, like flash_attn_with_kvcache's, but lengths (B,) without the `added` new
+    keys, and left, right (-1: no bound)."""
     return _run(torch.ops.flashtrain_kernels.attend_to_cache.default, _compute_attend, call)
 
 
@@ -47,7 +55,8 @@ def _compute_append(*call: Any) -> None:
     if not dispatch.runs_kernels(call[0].device):
         _append(*call)
     elif call[0].numel():
-        from .backends.portable.append import append_launch  # Triton is imported only where it is used
+        # Triton is imported only where it is used.
+        from .backends.portable.append import append_launch
 
         with on_device(call[0].device):
             append_launch(*_readable(call)).run()
@@ -68,8 +77,13 @@ def _readable(call: tuple) -> list[Any]:
     return [unit_stride(x) if isinstance(x, Tensor) else x for x in call]
 
 
-for _name, _function in (("append_to_cache", _compute_append), ("attend_to_cache", _compute_attend)):
-    torch.library.define(f"flashtrain_kernels::{_name}", _SCHEMAS[_name], tags=torch.Tag.pt2_compliant_tag)
+for _name, _function in (
+    ("append_to_cache", _compute_append),
+    ("attend_to_cache", _compute_attend),
+):
+    torch.library.define(
+        f"flashtrain_kernels::{_name}", _SCHEMAS[_name], tags=torch.Tag.pt2_compliant_tag
+    )
     torch.library.impl(f"flashtrain_kernels::{_name}", _DEVICES, _function)
 
 
@@ -91,8 +105,11 @@ def _places(rows: Tensor, table: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]
     return table.long().gather(1, rows // size).clamp(0, most), rows % size
 
 
-def rotated(x: Tensor, positions: Tensor, cos: Tensor | None, sin: Tensor | None, interleaved: bool) -> Tensor:
-    """Apply rotary embedding to R dimensions of x (B, S, heads, D), by positions (B, S), in float32 or more."""
+def rotated(
+    x: Tensor, positions: Tensor, cos: Tensor | None, sin: Tensor | None, interleaved: bool
+) -> Tensor:
+    """Apply rotary embedding to R dimensions of x (B, S, heads, D), by positions (B,
+    S), in float32 or more."""
     if cos is None or sin is None:
         return x
     exact = torch.promote_types(x.dtype, torch.float32)
@@ -109,7 +126,8 @@ def rotated(x: Tensor, positions: Tensor, cos: Tensor | None, sin: Tensor | None
 
 
 def _append(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, table: Tensor, paged: bool,
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, table: Tensor,
+    paged: bool,
     cos: Tensor | None, sin: Tensor | None, interleaved: bool,
 ) -> None:  # fmt: skip
     """Write k, rotated, and v to the rows from `lengths` on."""
@@ -121,8 +139,10 @@ def _append(
 
 
 def _attend(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, leftpad: Tensor | None, table: Tensor, paged: bool,
-    added: int, cos: Tensor | None, sin: Tensor | None, interleaved: bool, scale: float, left: int, right: int,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, leftpad: Tensor | None,
+    table: Tensor, paged: bool,
+    added: int, cos: Tensor | None, sin: Tensor | None, interleaved: bool, scale: float, left: int,
+    right: int,
     softcap: float, slopes: Tensor | None, splits: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(out (B, Sq, H, D), lse (B, H, Sq)), contiguous. left, right: the window, -1 for no bound."""
@@ -137,7 +157,9 @@ def _attend(
     low = torch.zeros_like(position) if left < 0 else (position - left).clamp(min=0)
     high = length.expand_as(position) if right < 0 else torch.minimum(position + right + 1, length)
     sequence = torch.arange(batch, device=q.device)[:, None].expand_as(position)
-    rows = torch.stack((low, torch.maximum(low, high), position, torch.zeros_like(position), sequence)).int()
+    rows = torch.stack(
+        (low, torch.maximum(low, high), position, torch.zeros_like(position), sequence)
+    ).int()
     page, row = _places(pad[:, None] + torch.arange(capacity, device=q.device), table, k_cache)
     options = Options(scale, softcap=softcap, alibi_slopes=slopes, mask=Mask(rows, None, capacity))
     with torch.autocast(q.device.type, enabled=False):

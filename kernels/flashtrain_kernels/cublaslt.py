@@ -1,7 +1,8 @@
-"""cuBLASLt's matrix products with GELU in their epilogue, which torch does not offer, through ctypes.
+"""cuBLASLt's matrix products with GELU in their epilogue, which torch does not
+offer, through ctypes.
 
-M rows (tokens), K inner size, N columns; all tensors are contiguous and row-major. Names and numbers: NVIDIA's cuBLASLt
-reference, cublasLtMatmulDescAttributes_t and cublasLtEpilogue_t.
+M rows (tokens), K inner size, N columns; all tensors are contiguous and row-major. Names and
+numbers: NVIDIA's cuBLASLt reference, cublasLtMatmulDescAttributes_t and cublasLtEpilogue_t.
 """
 
 import ctypes
@@ -24,12 +25,15 @@ _GELU_AUX_BIAS, _DGELU = 164, 192
 _TILE, _CLUSTER = 1, 8  # cublasLtMatmulAlgoConfigAttributes_t
 WORKSPACE = 32 * 2**20  # bytes; what NVIDIA recommends for Hopper
 
-# What was fastest on an H200, as (tile, cluster) of the library's numbering: 96 x 128 forward, 128 x 128 backward. The
-# library's own first choice takes 5 to 20% longer, backward at 32,768 x 4,096 x 1,024 1.7 times as long (a kernel for
-# older GPUs). Fixed preferences and no timing: two runs must not differ in their rounding.
+# What was fastest on an H200, as (tile, cluster) of the library's numbering: 96 x 128 forward, 128
+# x 128 backward. The library's own first choice takes 5 to 20% longer, backward at 32,768 x 4,096 x
+# 1,024 1.7 times as long (a kernel for older GPUs). Fixed preferences and no timing: two runs must
+# not differ in their rounding.
 _FASTEST = {_GELU_AUX_BIAS: ((28, 3), (28, 5)), _DGELU: ((20, 5), (20, 3))}
-_OWN_FROM = {_GELU_AUX_BIAS: math.inf, _DGELU: 2048}  # from this inner size on its first choice is the fastest
-# Sizes (N, M, K) for which the library proposes those algorithms; it tells whether one serves another size as well.
+# From this inner size on its first choice is the fastest.
+_OWN_FROM = {_GELU_AUX_BIAS: math.inf, _DGELU: 2048}
+# Sizes (N, M, K) for which the library proposes those algorithms; it tells whether one serves
+# another size as well.
 _PROPOSED_AT = ((3072, 16384, 512), (3072, 32768, 512), (4096, 16384, 512))
 _PROPOSALS = 8
 
@@ -58,53 +62,81 @@ def available() -> bool:
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, inner: Tensor) -> None:
-    """Fill inner = x @ weight.T + bias and out = gelu(inner) in one product: x (M, K), weight (N, K), bias (N,)."""
+    """Fill inner = x @ weight.T + bias and out = gelu(inner) in one product: x (M, K),
+    weight (N, K), bias (N,)."""
     plan = _plan(x.device, x.dtype, (weight.shape[0], x.shape[0], x.shape[1]), True, _GELU_AUX_BIAS)
     plan.run(weight, x, out, bias=bias, aux=inner)
 
 
-def product_times_gelu_gradient(dout: Tensor, weight: Tensor, inner: Tensor, dinner: Tensor) -> None:
-    """Fill dinner = (dout @ weight) * gelu'(inner) in one product; dout (M, K), weight (K, N), inner, dinner (M, N)."""
-    plan = _plan(dout.device, dout.dtype, (weight.shape[1], dout.shape[0], dout.shape[1]), False, _DGELU)
+def product_times_gelu_gradient(
+    dout: Tensor, weight: Tensor, inner: Tensor, dinner: Tensor
+) -> None:
+    """Fill dinner = (dout @ weight) * gelu'(inner) in one product; dout (M, K), weight (K,
+    N), inner, dinner (M, N)."""
+    plan = _plan(
+        dout.device, dout.dtype, (weight.shape[1], dout.shape[0], dout.shape[1]), False, _DGELU
+    )
     plan.run(weight, dout, dinner, bias=None, aux=inner)
 
 
 class _Plan:
     """One kind of product, prepared: descriptors and the algorithm.
 
-    The library thinks in columns: a row-major (M, N) is its (N, M), and D = op(A) B with A the weight.
+    The library thinks in columns: a row-major (M, N) is its (N, M), and D =
+    op(A) B with A the weight.
     """
 
     def __init__(
-        self, device: torch.device, dtype: torch.dtype, sizes: tuple[int, int, int], transposed: bool, epilogue: int
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        sizes: tuple[int, int, int],
+        transposed: bool,
+        epilogue: int,
     ) -> None:
         n, m, k = sizes
         self.handle = _handle(device)
         self.descriptor = ctypes.c_void_p()
-        _call("cublasLtMatmulDescCreate", ctypes.byref(self.descriptor), _COMPUTE_32F, _TYPES[torch.float32])
+        _call(
+            "cublasLtMatmulDescCreate",
+            ctypes.byref(self.descriptor),
+            _COMPUTE_32F,
+            _TYPES[torch.float32],
+        )
         self._set(_TRANSA, ctypes.c_int32(int(transposed)))
         self._set(_EPILOGUE, ctypes.c_uint32(epilogue))
         self._set(_BIAS_TYPE, ctypes.c_int32(_TYPES[dtype]))
         self._set(_AUX_LD, ctypes.c_int64(n))
-        # The heuristic looks at the alignment of these pointers; torch's allocations are aligned to far more than 16.
+        # The heuristic looks at the alignment of these pointers; torch's allocations are aligned
+        # to far more than 16.
         self._set(_AUX_POINTER, ctypes.c_void_p(256))
         if epilogue == _GELU_AUX_BIAS:
             self._set(_BIAS_POINTER, ctypes.c_void_p(256))
         self.a, self.b, self.d = _layouts(dtype, sizes, transposed)
         proposals = self._proposals(self.a, self.b, self.d)
         if not proposals:
-            raise CublasLtError(f"cuBLASLt has no algorithm for a product of {m} x {n} x {k} in {dtype}")
+            raise CublasLtError(
+                f"cuBLASLt has no algorithm for a product of {m} x {n} x {k} in {dtype}"
+            )
         self.choice = proposals[0]
         if torch.cuda.get_device_capability(device)[0] == 9 and k < _OWN_FROM[epilogue]:
             for others in _PROPOSED_AT:
                 proposals += self._proposals(*_layouts(dtype, others, transposed))
             self.choice = next(
-                (one for kind in _FASTEST[epilogue] for one in proposals if _kind(one) == kind and self._serves(one)),
+                (
+                    one
+                    for kind in _FASTEST[epilogue]
+                    for one in proposals
+                    if _kind(one) == kind and self._serves(one)
+                ),
                 self.choice,
             )
 
-    def _proposals(self, a: ctypes.c_void_p, b: ctypes.c_void_p, d: ctypes.c_void_p) -> list[_Heuristic]:
-        """The algorithms that the library proposes for matrices of these layouts, its favourite first."""
+    def _proposals(
+        self, a: ctypes.c_void_p, b: ctypes.c_void_p, d: ctypes.c_void_p
+    ) -> list[_Heuristic]:
+        """The algorithms that the library proposes for matrices of these
+        layouts, its favourite first."""
         preference, size = ctypes.c_void_p(), ctypes.c_size_t(WORKSPACE)
         _call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
         _call(
@@ -114,7 +146,8 @@ class _Plan:
         results, found = (_Heuristic * _PROPOSALS)(), ctypes.c_int()
         status = _status(
             "cublasLtMatmulAlgoGetHeuristic",
-            self.handle, self.descriptor, a, b, d, d, preference, _PROPOSALS, results, ctypes.byref(found),
+            self.handle, self.descriptor, a, b, d, d, preference, _PROPOSALS, results,
+            ctypes.byref(found),
         )  # fmt: skip
         _call("cublasLtMatmulPreferenceDestroy", preference)
         return list(results[: found.value]) if status == 0 else []
@@ -133,20 +166,25 @@ class _Plan:
         workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=d.device)
         stream = torch.cuda.current_stream(d.device).cuda_stream
         one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
-        with _lock, torch.cuda.device(d.device):  # the pointers are part of the descriptor, which threads share
+        # The pointers are part of the descriptor, which threads share.
+        with _lock, torch.cuda.device(d.device):
             self._set(_AUX_POINTER, ctypes.c_void_p(aux.data_ptr()))
             if bias is not None:
                 self._set(_BIAS_POINTER, ctypes.c_void_p(bias.data_ptr()))
             _call(
                 "cublasLtMatmul",
-                self.handle, self.descriptor, ctypes.byref(one), _pointer(a), self.a, _pointer(b), self.b,
-                ctypes.byref(zero), _pointer(d), self.d, _pointer(d), self.d, ctypes.byref(self.choice.algorithm),
+                self.handle, self.descriptor, ctypes.byref(one), _pointer(a), self.a, _pointer(b),
+                self.b,
+                ctypes.byref(zero), _pointer(d), self.d, _pointer(d), self.d,
+                ctypes.byref(self.choice.algorithm),
                 _pointer(workspace), ctypes.c_size_t(WORKSPACE), ctypes.c_void_p(stream),
             )  # fmt: skip
 
     def _set(self, attribute: int, value: ctypes._SimpleCData) -> None:
         size = ctypes.c_size_t(ctypes.sizeof(value))
-        _call("cublasLtMatmulDescSetAttribute", self.descriptor, attribute, ctypes.byref(value), size)
+        _call(
+            "cublasLtMatmulDescSetAttribute", self.descriptor, attribute, ctypes.byref(value), size
+        )
 
 
 _plan = functools.lru_cache(maxsize=256)(_Plan)
@@ -164,12 +202,15 @@ def _layout(dtype: torch.dtype, rows: int, columns: int) -> ctypes.c_void_p:
     layout = ctypes.c_void_p()
     _call(
         "cublasLtMatrixLayoutCreate",
-        ctypes.byref(layout), _TYPES[dtype], ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(rows),
+        ctypes.byref(layout), _TYPES[dtype], ctypes.c_uint64(rows), ctypes.c_uint64(columns),
+        ctypes.c_int64(rows),
     )  # fmt: skip
     return layout
 
 
-def _layouts(dtype: torch.dtype, sizes: tuple[int, int, int], transposed: bool) -> tuple[ctypes.c_void_p, ...]:
+def _layouts(
+    dtype: torch.dtype, sizes: tuple[int, int, int], transposed: bool
+) -> tuple[ctypes.c_void_p, ...]:
     """Of A, B and D, in the library's columns. sizes: (N, M, K)."""
     n, m, k = sizes
     a = _layout(dtype, k, n) if transposed else _layout(dtype, n, k)
@@ -191,7 +232,8 @@ def _configured(one: _Heuristic, attribute: int) -> int:
     size = 2 if attribute == _CLUSTER else 4
     status = _status(
         "cublasLtMatmulAlgoConfigGetAttribute",
-        ctypes.byref(one.algorithm), attribute, ctypes.byref(value), ctypes.c_size_t(size), ctypes.byref(written),
+        ctypes.byref(one.algorithm), attribute, ctypes.byref(value), ctypes.c_size_t(size),
+        ctypes.byref(written),
     )  # fmt: skip
     return int(value.value) if status == 0 else -1
 
@@ -208,7 +250,8 @@ def _status(name: str, *arguments: object) -> int:
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    """The library that this process has loaded already, which is the one torch was built for. Its GELU is tanh's."""
+    """The library that this process has loaded already, which is the one torch was built
+    for. Its GELU is tanh's."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
         path = next((line.split()[-1] for line in lines if "libcublasLt.so" in line), None)

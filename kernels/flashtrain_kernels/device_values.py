@@ -1,4 +1,5 @@
-"""Values of small device tensors, read once: checks of cu_seqlens need them, and reading waits for the device."""
+"""Values of small device tensors, read once: checks of cu_seqlens need them, and
+reading waits for the device."""
 
 from collections.abc import Callable
 
@@ -7,17 +8,18 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-# By the tensor object, with its version, which torch raises at every write: 48 layers that share one tensor wait once.
-# Results are used for checks only, never to compute with.
+# By the tensor object, with its version, which torch raises at every write: 48 layers that share
+# one tensor wait once. Results are used for checks only, never to compute with.
 _known: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def values_of(x: Tensor, summary: Callable[[Tensor], Tensor]) -> tuple[int, ...] | None:
-    """Return the numbers in summary(x), or None where reading x would harm: under torch.compile, CUDA graph capture, or
-    without data.
+    """Return the numbers in summary(x), or None where reading x would harm: under torch.compile,
+    CUDA graph capture, or without data.
 
-    A GPU tensor is read once for each time it is written to; always give a tensor the same summary. A CPU tensor is
-    read every time, because numpy may write to its memory without raising the version.
+    A GPU tensor is read once for each time it is written to; always give a tensor the
+    same summary. A CPU tensor is read every time, because numpy may write to its memory
+    without raising the version.
     """
     if torch.compiler.is_compiling() or _holds_no_data(x):
         return None
@@ -29,7 +31,8 @@ def values_of(x: Tensor, summary: Callable[[Tensor], Tensor]) -> tuple[int, ...]
 
 
 def read_once(x: Tensor, summary: Callable[[Tensor], Tensor]) -> tuple[int, ...]:
-    """Return the numbers in summary(x); read from the device only if x was not read since it was last written to."""
+    """Return the numbers in summary(x); read from the device only if x was not read since
+    it was last written to."""
     version = None if x.is_inference() else x._version
     known = _known.get(x)
     if known is not None and version is not None and known[0] == version:
@@ -45,4 +48,8 @@ def _read(x: Tensor, summary: Callable[[Tensor], Tensor]) -> tuple[int, ...]:
 
 
 def _holds_no_data(x: Tensor) -> bool:
-    return x.device.type == "meta" or isinstance(x, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return (
+        x.device.type == "meta"
+        or isinstance(x, FakeTensor)
+        or torch._C._functorch.is_functorch_wrapped_tensor(x)
+    )

@@ -1,9 +1,11 @@
 """The one place that chooses which implementation computes a call.
 
-    portable    the Triton kernels: NVIDIA GPUs of sm_80 and later, or Triton's interpreter on CPU tensors
-    hopper      the Gluon kernels for sm_90 GPUs, for the calls that they support; the portable kernels run the others
-    torch       torch's scaled_dot_product_attention: tensors that are not on a CUDA device
-    reference   plain PyTorch (reference.py) behind the same operators; only when forced, for tests
+    portable   the Triton kernels: NVIDIA GPUs of sm_80 and later, or Triton's
+               interpreter on CPU tensors
+    hopper     the Gluon kernels for sm_90 GPUs, for the calls that they support; the portable
+               kernels run the others
+    torch      torch's scaled_dot_product_attention: tensors that are not on a CUDA device
+    reference  plain PyTorch (reference.py) behind the same operators; only when forced, for tests
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 """
@@ -33,7 +35,8 @@ IMPLEMENTATIONS = (*(backend.NAME for backend in reversed(BACKENDS)), "torch", "
 
 @contextlib.contextmanager
 def force(implementation: str, tile: Tile | None = None, together: bool = True) -> Iterator[None]:
-    """Make every call within this context manager use one implementation, in all threads: for tests and tuning.
+    """Make every call within this context manager use one implementation, in all
+    threads: for tests and tuning.
 
     Args:
         implementation: one of IMPLEMENTATIONS.
@@ -44,7 +47,9 @@ def force(implementation: str, tile: Tile | None = None, together: bool = True) 
         ValueError: an unknown implementation.
     """
     if implementation not in IMPLEMENTATIONS:
-        raise ValueError(f"implementation must be one of {', '.join(IMPLEMENTATIONS)}, not {implementation!r}")
+        raise ValueError(
+            f"implementation must be one of {', '.join(IMPLEMENTATIONS)}, not {implementation!r}"
+        )
     before = environment.forced
     environment.forced = environment.Forced(implementation, tile, together)
     try:
@@ -54,21 +59,25 @@ def force(implementation: str, tile: Tile | None = None, together: bool = True) 
 
 
 def implementation_for(device_type: str) -> str:
-    """Return the implementation for a device type ("cuda", "cpu", ...); "portable" means any of BACKENDS."""
+    """Return the implementation for a device type ("cuda", "cpu", ...); "portable"
+    means any of BACKENDS."""
     forced = forced_implementation()
     if forced is not None and forced != "hopper":
         return forced
-    return "portable" if device_type == "cuda" or (device_type == "cpu" and INTERPRETED) else "torch"
+    return (
+        "portable" if device_type == "cuda" or (device_type == "cpu" and INTERPRETED) else "torch"
+    )
 
 
 def by_torch(device: torch.device) -> bool:
-    """Return whether torch's own attention computes calls on this device. Of meta tensors operators say the shapes."""
+    """Return whether torch's own attention computes calls on this device. Of meta tensors
+    operators say the shapes."""
     return device.type != "meta" and implementation_for(device.type) == "torch"
 
 
 def runs_kernels(device: torch.device) -> bool:
-    """Return whether operators run Triton kernels on this device (a CPU only in Triton's interpreter), else the
-    reference. Raises ValueError if a GPU cannot run them."""
+    """Return whether operators run Triton kernels on this device (a CPU only in Triton's
+    interpreter), else the reference. Raises ValueError if a GPU cannot run them."""
     if forced_implementation() == "reference" or (device.type == "cpu" and not INTERPRETED):
         return False
     if not torch.compiler.is_compiling():  # the compiled call asks again
@@ -86,7 +95,8 @@ def backend_for(call: Call, direction: Direction) -> Backend:
 def forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
     """Compute (out (B, Sq, H, D), lse (B, H, Sq)), contiguous, by kernels or by the reference."""
     if not runs_kernels(q.device):
-        with torch.autocast(q.device.type, enabled=False):  # its products are in the tensors' own dtype
+        # Its products are in the tensors' own dtype.
+        with torch.autocast(q.device.type, enabled=False):
             out, lse = reference.forward_from(q, k, v, options)
         return out.contiguous(), lse.contiguous()
     check_interpreter(q.dtype)
@@ -100,29 +110,38 @@ def backward(q: Tensor, k: Tensor, v: Tensor, options: Options, given: Gradients
     dout, dlse, out, lse, *targets = given
     if not runs_kernels(q.device):
         with torch.autocast(q.device.type, enabled=False):
-            computed = reference.backward_from(dout, dlse, q, k, v, out, lse, options, given.dbias is not None)
+            computed = reference.backward_from(
+                dout, dlse, q, k, v, out, lse, options, given.dbias is not None
+            )
         for target, gradient in zip(targets, computed, strict=True):
             if target is not None and gradient is not None:
                 target.copy_(gradient)
         return
     call = Call(unit_stride(q), unit_stride(k), unit_stride(v), options)
     dlse = None if dlse is None else dlse.contiguous()
-    given = given._replace(dout=unit_stride(dout), dlse=dlse, out=unit_stride(out), lse=lse.contiguous())
+    given = given._replace(
+        dout=unit_stride(dout), dlse=dlse, out=unit_stride(out), lse=lse.contiguous()
+    )
     with on_device(q.device):
         backend_for(call, "backward").backward(call, given)
 
 
 def check_interpreter(dtype: torch.dtype) -> None:
-    """Raise ValueError for a dtype that Triton's interpreter, where it runs the kernels, computes wrongly."""
+    """Raise ValueError for a dtype that Triton's interpreter, where it runs the
+    kernels, computes wrongly."""
     if INTERPRETED and dtype == torch.bfloat16:
         raise ValueError(
-            "Triton's interpreter multiplies bfloat16 wrongly: use float16 or float32 with TRITON_INTERPRET=1"
+            "Triton's interpreter multiplies bfloat16 wrongly: "
+            "use float16 or float32 with TRITON_INTERPRET=1"
         )
 
 
-def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool, softcap: bool) -> tuple[int, ...] | None:
-    """Return the tile sizes for `Mask.planned`, from the first backend that has any; None if no kernel runs, or if the
-    kernels need only the boundaries of the mask's packed sequences. rich: with ALiBi, a bias or dropout."""
+def plan_blocks(
+    mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool, softcap: bool
+) -> tuple[int, ...] | None:
+    """Return the tile sizes for `Mask.planned`, from the first backend that has any; None if no
+    kernel runs, or if the kernels need only the boundaries of the mask's packed sequences. rich:
+    with ALiBi, a bias or dropout."""
     device = mask.queries.device
     if not runs_kernels(device):
         return None
@@ -138,8 +157,11 @@ def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool, softc
 register_plan_blocks(plan_blocks)
 
 
-def finds_sequences(device: torch.device, head_dim: int, dtype: torch.dtype, options: Options) -> bool:
-    """Return whether a call's kernels, forward and backward, read packed sequences from cu_seqlens, without a Mask."""
+def finds_sequences(
+    device: torch.device, head_dim: int, dtype: torch.dtype, options: Options
+) -> bool:
+    """Return whether a call's kernels, forward and backward, read packed sequences from
+    cu_seqlens, without a Mask."""
     if implementation_for(device.type) != "portable" or not runs_kernels(device):
         return False
     changed = options.beyond_softcap and not hopper.changes_sequences(options, head_dim)
@@ -159,6 +181,7 @@ def _require_triton() -> None:
 def _require_sm80(capability: tuple[int, int]) -> None:
     if capability < (8, 0):
         raise ValueError(
-            f"flashtrain_kernels needs a GPU of compute capability 8.0 (sm_80) or later, this one has "
-            f"{capability[0]}.{capability[1]}: use torch.nn.functional.scaled_dot_product_attention"
+            "flashtrain_kernels needs a GPU of compute capability 8.0 (sm_80) or later, this one "
+            f"has {capability[0]}.{capability[1]}: use "
+            "torch.nn.functional.scaled_dot_product_attention"
         )

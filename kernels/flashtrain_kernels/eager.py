@@ -1,4 +1,5 @@
-"""Operators in eager mode: one small autograd.Function differentiates them, and repeated launches come from a cache."""
+"""Operators in eager mode: one small autograd.Function differentiates them, and repeated
+launches come from a cache."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,10 +17,12 @@ from .options import Options, Packed, pack, unpack
 
 @dataclass(frozen=True, eq=False)  # hashed by identity
 class Operator:
-    """Attention's forward or backward on tensors in one form; its last arguments are the options' (Packed).
+    """Attention's forward or backward on tensors in one form; its last arguments are
+    the options' (Packed).
 
-    torch's dispatcher and registered autograd take most of a short call's time, so eager mode calls `compute`.
-    Compilers and transforms (transforms.py), and whoever watches operators, get the registered one.
+    torch's dispatcher and registered autograd take most of a short call's time, so eager mode
+    calls `compute`. Compilers and transforms (transforms.py), and whoever watches operators,
+    get the registered one.
     """
 
     registered: Any  # with torch.library, on tensors in the form BATCH, KV_PACKED or QKV_PACKED
@@ -30,7 +33,8 @@ class Operator:
     made: int = 0  # how many results to bring back
 
     def call(self, function: Callable, inputs: Sequence[Any]) -> Any:
-        """Return function(*inputs), `registered` or `compute`, of inputs and results in this form."""
+        """Return function(*inputs), `registered` or `compute`, of inputs and
+        results in this form."""
         given, form = self.given, self.form
         if given is None:
             return function(*inputs)
@@ -45,8 +49,10 @@ class Pass:
     def __init__(self, operator: Operator, arguments: tuple[Any, ...]) -> None:
         self.operator, self.arguments = operator, arguments
         self.places = [place for place, x in enumerate(arguments) if x is Tensor]
-        self.count = len(arguments) - len(Packed._fields)  # of a forward: the tensors before the options'
-        self.backwards: dict[tuple[bool, bool], Pass] = {}  # by whether dlse is missing and dbias is wanted
+        # Of a forward: the tensors before the options'.
+        self.count = len(arguments) - len(Packed._fields)
+        # By whether dlse is missing and dbias is wanted.
+        self.backwards: dict[tuple[bool, bool], Pass] = {}
 
     def filled(self, tensors: Sequence[Tensor]) -> list[Any]:
         """Return the operator's arguments, with `tensors` in the places of the tensor arguments."""
@@ -56,8 +62,9 @@ class Pass:
         return arguments
 
     def __call__(self, tensors: Sequence[Tensor], signed: Signature | None) -> Any:
-        """Return the results on tensors of this `signature`; the second call records the launches for later ones. With
-        signed=None the operator itself is called, as somebody may watch or change it."""
+        """Return the results on tensors of this `signature`; the second call records the
+        launches for later ones. With signed=None the operator itself is called, as somebody
+        may watch or change it."""
         if signed is None:
             return self.operator.call(self.operator.registered, self.filled(tensors))
         key = self, signed
@@ -80,14 +87,18 @@ class Pass:
 
 
 _PASSES: Bounded[tuple[Any, ...], Pass] = Bounded(4096)
-# By signature: a compiled.Repeated, some 20 KB, or "seen" (to be recorded the next time) or "refused".
+# By signature: a compiled.Repeated, some 20 KB, or "seen" (to be recorded the
+# next time) or "refused".
 _KNOWN: Bounded[tuple[Any, ...], Any] = Bounded(4096)
 
 
 def pass_of(operator: Operator, inputs: Sequence[Any]) -> tuple[Pass, list[Tensor]]:
-    """Return an operator's Pass (a call without its tensors, cached) for these inputs, and the tensors among them."""
+    """Return an operator's Pass (a call without its tensors, cached) for these inputs, and
+    the tensors among them."""
     tensors = [x for x in inputs if isinstance(x, Tensor)]
-    arguments = tuple([Tensor if isinstance(x, Tensor) else tuple(x) if type(x) is list else x for x in inputs])
+    arguments = tuple(
+        [Tensor if isinstance(x, Tensor) else tuple(x) if type(x) is list else x for x in inputs]
+    )
     # 0 and 0.0 are equal keys, and as arguments of an operator they have been made alike.
     known = _PASSES.get((operator, arguments))
     if known is None:
@@ -95,11 +106,15 @@ def pass_of(operator: Operator, inputs: Sequence[Any]) -> tuple[Pass, list[Tenso
     return known, tensors
 
 
-def attention(operator: Operator, tensors: tuple[Tensor, ...], options: Options) -> tuple[Tensor, Tensor | None]:
-    """Compute checked attention by a forward (of ops.FORWARD_IN), differentiable in tensors and options.bias.
+def attention(
+    operator: Operator, tensors: tuple[Tensor, ...], options: Options
+) -> tuple[Tensor, Tensor | None]:
+    """Compute checked attention by a forward (of ops.FORWARD_IN), differentiable in
+    tensors and options.bias.
 
     Returns:
-        out (B, Sq, H, D), natural log-sum-exp (B, H, Sq) float32; both lack B in the form of a packed row.
+        out (B, Sq, H, D), natural log-sum-exp (B, H, Sq) float32; both lack B in
+        the form of a packed row.
     """
     packed, form = pack(options), operator.form
     # Compilers and transforms (vmap, torch.func.grad) go by what is registered.
@@ -112,8 +127,9 @@ def attention(operator: Operator, tensors: tuple[Tensor, ...], options: Options)
 def computed(
     call: Pass, tensors: Sequence[Tensor], signed: Signature | None, with_lse: bool = True
 ) -> tuple[Tensor, Any]:
-    """Return (out, lse) of a forward Pass in eager mode, differentiable. signed: the tensors' launch_cache.signature or
-    None. Without with_lse, lse may be None: each differentiable result takes time."""
+    """Return (out, lse) of a forward Pass in eager mode, differentiable. signed: the
+    tensors' launch_cache.signature or None. Without with_lse, lse may be None: each
+    differentiable result takes time."""
     if not torch.is_grad_enabled():
         return call(tensors, signed)
     output = (_Eager.apply if signed is None else _apply_plain)((call, signed, with_lse), *tensors)
@@ -121,14 +137,18 @@ def computed(
 
 
 class _Eager(torch.autograd.Function):
-    """Its inputs are the tensors that there are. What it saves, and in which order, is the same whether launches are
-    repeated or not, as recomputing under activation checkpointing compares it."""
+    """Its inputs are the tensors that there are. What it saves, and in which order, is
+    the same whether launches are repeated or not, as recomputing under activation
+    checkpointing compares it."""
 
     @staticmethod
-    def forward(ctx: Any, how: tuple[Pass, Signature | None, bool], *tensors: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, how: tuple[Pass, Signature | None, bool], *tensors: Tensor
+    ) -> Tensor | tuple[Tensor, Tensor]:
         call, signed, with_lse = how
         output = call(tensors, signed)
-        ctx.save_for_backward(*tensors[: call.count], *output, *tensors[call.count :])  # as the backward takes them
+        # As the backward takes them.
+        ctx.save_for_backward(*tensors[: call.count], *output, *tensors[call.count :])
         ctx.call = call
         # An output nobody used has the gradient None instead of a tensor of zeros to fill and read.
         ctx.set_materialize_grads(False)
@@ -146,7 +166,14 @@ class _Eager(torch.autograd.Function):
         given = (dout, *saved) if dlse is None else (dout, dlse, *saved)
         known = call.backwards.get((dlse is None, wants_bias))
         if known is None:
-            arguments = Tensor, None if dlse is None else Tensor, *call.arguments[:count], Tensor, Tensor, wants_bias
+            arguments = (
+                Tensor,
+                None if dlse is None else Tensor,
+                *call.arguments[:count],
+                Tensor,
+                Tensor,
+                wants_bias,
+            )
             known = Pass(call.operator.backward, (*arguments, *call.arguments[count:]))
             call.backwards[dlse is None, wants_bias] = known
         if torch.is_grad_enabled():  # create_graph=True
@@ -165,8 +192,9 @@ _apply_plain = super(torch.autograd.Function, _Eager).apply
 
 
 def without_derivative(gradients: Sequence[Tensor], given: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return the gradients that a backward with create_graph=True computed, such that a second derivative raises
-    NotImplementedError instead of silently leaving out how they depend on `given`, the backward's inputs."""
+    """Return the gradients that a backward with create_graph=True computed, such that a second
+    derivative raises NotImplementedError instead of silently leaving out how they depend on
+    `given`, the backward's inputs."""
     return _NoDerivative.apply(len(gradients), *gradients, *given)
 
 
@@ -183,10 +211,12 @@ class _NoDerivative(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
-        raise NotImplementedError("attention has no second derivative: its backward cannot be differentiated")
+        raise NotImplementedError(
+            "attention has no second derivative: its backward cannot be differentiated"
+        )
 
 
-# --- what the operators compute; `count` is of the tensors: q, k, v; q, kv; or qkv ------------------------------------
+# --- what the operators compute; `count` is of the tensors: q, k, v; q, kv; or qkv ----------------
 
 
 def compute_forward(count: int, *inputs: Any) -> tuple[Tensor, Tensor]:
@@ -194,16 +224,22 @@ def compute_forward(count: int, *inputs: Any) -> tuple[Tensor, Tensor]:
     return dispatch.forward(*apart(inputs[:count]), unpack(inputs[count:]))
 
 
-def compute_backward(count: int, dout: Tensor, dlse: Tensor | None, *inputs: Any) -> tuple[Tensor, ...]:
-    """Return the tensors' gradients, and the bias's if it is wanted, for a backward operator's arguments."""
+def compute_backward(
+    count: int, dout: Tensor, dlse: Tensor | None, *inputs: Any
+) -> tuple[Tensor, ...]:
+    """Return the tensors' gradients, and the bias's if it is wanted, for a
+    backward operator's arguments."""
     tensors, (out, lse, bias_gradient, *packed) = inputs[:count], inputs[count:]
     options = unpack(packed)
     results = tuple([empty(x) for x in tensors])
     dbias = empty(options.bias) if bias_gradient and options.bias is not None else None
-    dispatch.backward(*apart(tensors), options, Gradients(dout, dlse, out, lse, *apart(results), dbias))
+    dispatch.backward(
+        *apart(tensors), options, Gradients(dout, dlse, out, lse, *apart(results), dbias)
+    )
     return results if dbias is None else (*results, dbias)
 
 
 def empty(like: Tensor) -> Tensor:
-    """Allocate a contiguous tensor of like's shape, dtype and device (torch.empty_like may copy the strides)."""
+    """Allocate a contiguous tensor of like's shape, dtype and device (torch.empty_like
+    may copy the strides)."""
     return torch.empty(like.shape, dtype=like.dtype, device=like.device)

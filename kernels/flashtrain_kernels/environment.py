@@ -1,4 +1,5 @@
-"""State of the whole process: the forced implementation, the installed Triton, autocast and torch.compile."""
+"""State of the whole process: the forced implementation, the installed Triton,
+autocast and torch.compile."""
 
 import importlib.metadata
 import os
@@ -41,15 +42,18 @@ def release() -> tuple[int, int]:
 
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:
-    """Return torch.autocast's dtype on this device type, or None if it is off. (torch raises for meta tensors.)"""
+    """Return torch.autocast's dtype on this device type, or None if it is off. (torch
+    raises for meta tensors.)"""
     on = device_type != "meta" and torch.is_autocast_enabled(device_type)
     return torch.get_autocast_dtype(device_type) if on else None
 
 
 def constant(function: Function) -> Function:
-    """Decorator: torch.compile calls the function while it traces, and keeps the result as a constant.
+    """Decorator: torch.compile calls the function while it traces, and keeps
+    the result as a constant.
 
-    It does what torch.compiler.assume_constant_result does, without the long import of torch.compile.
+    It does what torch.compiler.assume_constant_result does, without the long
+    import of torch.compile.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function

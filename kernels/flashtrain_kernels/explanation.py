@@ -23,31 +23,39 @@ from .options import Options
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, *positional: Any, **options: Any) -> str:
-    """Return one line on which implementation and tiles `flash_attn_func` uses for these arguments, and why.
+    """Return one line on which implementation and tiles `flash_attn_func` uses for
+    these arguments, and why.
 
     Raises:
         TypeError, ValueError: as `flash_attn_func` would.
     """
     given = inspect.signature(flash_attn_func).bind(q, k, v, *positional, **options).arguments
-    requested = Requested(**{name: value for name, value in given.items() if name not in BATCH.layouts})
+    requested = Requested(
+        **{name: value for name, value in given.items() if name not in BATCH.layouts}
+    )
     q, k, v = autocasted(q, k, v)
     check_tensors(BATCH, (q, k, v))
     if requested.dropout_seed is None:
-        requested = requested._replace(dropout_seed=0)  # explaining draws nothing from torch's generator
+        # Explaining draws nothing from torch's generator.
+        requested = requested._replace(dropout_seed=0)
     call = Call(q, k, v, options_of(sizes_of(BATCH, (q, k, v)), requested))
-    what = f"{_features(requested, call.options)}, head dimension {q.shape[3]}, {dtype_name(q.dtype)}"
+    what = (
+        f"{_features(requested, call.options)}, head dimension {q.shape[3]}, {dtype_name(q.dtype)}"
+    )
     implementation = dispatch.implementation_for(q.device.type)
     forced = "forced" if forced_implementation() is not None else None
     if implementation == "torch":
         why = forced or f"tensors are on {q.device.type}, our kernels need CUDA"
         return (
-            "torch scaled_dot_product_attention, for a log-sum-exp, softcap or dropout the reference in plain PyTorch: "
-            f"{why}; {what}"
+            "torch scaled_dot_product_attention, for a log-sum-exp, softcap or dropout the "
+            f"reference in plain PyTorch: {why}; {what}"
         )
     if implementation == "reference" or not dispatch.runs_kernels(q.device):
         return f"reference in plain PyTorch: {forced}; {what}"
     kind = tile_table.kind_of(call)
-    why = (forced or _where(q.device)) + "".join(f", {name}" for name, applies in kind._asdict().items() if applies)
+    why = (forced or _where(q.device)) + "".join(
+        f", {name}" for name, applies in kind._asdict().items() if applies
+    )
     passes = dispatch.backend_for(call, "forward"), dispatch.backend_for(call, "backward")
     first = next(backend for backend in dispatch.BACKENDS if backend in passes)
     for other in dispatch.BACKENDS[: dispatch.BACKENDS.index(first)]:

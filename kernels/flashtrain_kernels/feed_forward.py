@@ -26,10 +26,14 @@ _LINEAR_GELU = torch.ops.flashtrain_kernels.linear_gelu.default
 _PRODUCT = torch.ops.flashtrain_kernels.product_times_gelu_gradient.default
 
 
-def gelu_feed_forward(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
-    """Compute F.linear(F.gelu(F.linear(x, up, up_bias), approximate="tanh"), down, down_bias), differentiable once.
+def gelu_feed_forward(
+    x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor
+) -> Tensor:
+    """Compute F.linear(F.gelu(F.linear(x, up, up_bias), approximate="tanh"), down,
+    down_bias), differentiable once.
 
-    On NVIDIA GPUs in 16 bits, GELU and its derivative are fused into the matrix products (cuBLASLt).
+    On NVIDIA GPUs in 16 bits, GELU and its derivative are fused into the
+    matrix products (cuBLASLt).
 
     Args:
         x: (..., E), floating; under autocast, computed in its dtype.
@@ -49,7 +53,9 @@ def gelu_feed_forward(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down
 
 class _FeedForward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor
+    ) -> Tensor:
         out, inner = _LINEAR_GELU(x, up, up_bias)
         ctx.save_for_backward(x, up, down, out, inner)
         return torch.addmm(down_bias, out, down.mT)
@@ -64,7 +70,13 @@ class _FeedForward(torch.autograd.Function):
 
 def _is_fused(x: Tensor, *sizes: int) -> bool:
     half = x.dtype in (torch.float16, torch.bfloat16)
-    return x.is_cuda and half and x.shape[0] > 0 and not any(n % ALIGNED for n in sizes) and cublaslt.available()
+    return (
+        x.is_cuda
+        and half
+        and x.shape[0] > 0
+        and not any(n % ALIGNED for n in sizes)
+        and cublaslt.available()
+    )
 
 
 @torch.library.impl("flashtrain_kernels::linear_gelu", ("cpu", "cuda"))
@@ -73,7 +85,8 @@ def _linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tenso
     if not _is_fused(x, *weight.shape):
         inner = torch.addmm(bias, x, weight.mT)
         return F.gelu(inner, approximate="tanh"), inner
-    out, inner = (x.new_empty(x.shape[0], weight.shape[0]) for _ in range(2))  # an operator's results share no memory
+    # An operator's results share no memory.
+    out, inner = (x.new_empty(x.shape[0], weight.shape[0]) for _ in range(2))
     cublaslt.linear_gelu(x.contiguous(), weight.contiguous(), bias.contiguous(), out, inner)
     return out, inner
 

@@ -1,6 +1,7 @@
 """The layouts in which public functions take q, k and v.
 
-B batch, S sequence (Sq queries, Sk keys), T packed tokens (Tq, Tk), H query heads, K key/value heads, D head dimension.
+B batch, S sequence (Sq queries, Sk keys), T packed tokens (Tq, Tk), H query heads, K key/value
+heads, D head dimension.
 """
 
 from collections.abc import Sequence
@@ -11,15 +12,18 @@ from torch import Tensor
 _Q, _Q_ROW = "(B, Sq, H, D)", "(Tq, H, D)"
 
 
-# Compared and hashed by identity, at every call. torch.compile would hash a frozen one by its fields.
+# Compared and hashed by identity, at every call. torch.compile would hash a
+# frozen one by its fields.
 @dataclass(eq=False)
 class Form:
-    """The layout of a call's tensors and results. Log-sum-exps are (B, H, Sq) or, for a packed row, (H, Tq).
+    """The layout of a call's tensors and results. Log-sum-exps are (B, H, Sq) or, for
+    a packed row, (H, Tq).
 
     Attributes:
         layouts: {name: shape in letters} of the tensors.
         row: sequences are packed into one row, and tensors and results have no batch dimension.
-        heads_first: heads come before the sequence in the tensors; out is (B, Sq, H, D) nevertheless.
+        heads_first: heads come before the sequence in the tensors; out is (B,
+            Sq, H, D) nevertheless.
     """
 
     layouts: dict[str, str]
@@ -31,7 +35,8 @@ class Form:
         return x[None] if self.row else x.transpose(1, 2) if self.heads_first else x
 
     def bare(self, x: Tensor) -> Tensor:
-        """Return a result in this layout that is no view: into a Function's views autograd lets nobody write."""
+        """Return a result in this layout that is no view: into a Function's views
+        autograd lets nobody write."""
         return x.detach().squeeze_(0) if self.row else x.detach().transpose_(1, 2)
 
     def of_batch(self, out: Tensor, lse: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -48,12 +53,17 @@ QKV_PACKED = Form({"qkv": "(B, S, 3, H, D)"})
 ROW = Form({"q": _Q_ROW, "k": "(Tk, K, D)", "v": "(Tk, K, D)"}, row=True)
 ROW_KV_PACKED = Form({"q": _Q_ROW, "kv": "(Tk, 2, K, D)"}, row=True)
 ROW_QKV_PACKED = Form({"qkv": "(T, 3, H, D)"}, row=True)
-HEADS_FIRST = Form({"q": "(B, H, Sq, D)", "k": "(B, K, Sk, D)", "v": "(B, K, Sk, D)"}, heads_first=True)
-PAGED = Form({"q": _Q_ROW, "k": "(pages, page size, K, D)", "v": "(pages, page size, K, D)"}, row=True)
+HEADS_FIRST = Form(
+    {"q": "(B, H, Sq, D)", "k": "(B, K, Sk, D)", "v": "(B, K, Sk, D)"}, heads_first=True
+)
+PAGED = Form(
+    {"q": _Q_ROW, "k": "(pages, page size, K, D)", "v": "(pages, page size, K, D)"}, row=True
+)
 
 
 def apart(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, k and v from (q, k, v), (q, kv) or (qkv,); packed ones are stacked in dimension 2."""
+    """Return q, k and v from (q, k, v), (q, kv) or (qkv,); packed ones are
+    stacked in dimension 2."""
     if len(tensors) == 3:
         q, k, v = tensors
     else:

@@ -1,8 +1,10 @@
-"""Attention over a cache of keys and values, for generating text: flash-attn's function, forward only.
+"""Attention over a cache of keys and values, for generating text: flash-attn's
+function, forward only.
 
-B batch, Sq queries, Sn new keys, H query heads, K key/value heads, D head dimension, R rotated dimensions of D. A cache
-is P pages of L rows: (P, L, K, D). A table (B, M) names the M pages that hold each sequence's keys in order; a cache
-without pages is the case M = 1. C = M * L is the number of keys that a sequence has room for.
+B batch, Sq queries, Sn new keys, H query heads, K key/value heads, D head dimension, R rotated
+dimensions of D. A cache is P pages of L rows: (P, L, K, D). A table (B, M) names the M pages that
+hold each sequence's keys in order; a cache without pages is the case M = 1. C = M * L is the number
+of keys that a sequence has room for.
 """
 
 from typing import Any
@@ -25,7 +27,15 @@ from .arguments import (
     plain_window,
     softmax_scale_or_default,
 )
-from .checks import INTEGERS, check_device, check_dtype, check_flag, check_length, check_shape, check_window
+from .checks import (
+    INTEGERS,
+    check_device,
+    check_dtype,
+    check_flag,
+    check_length,
+    check_shape,
+    check_window,
+)
 from .device_values import values_of
 from .paging import check_block_table
 from .sinks import join
@@ -57,42 +67,55 @@ def flash_attn_with_kvcache(
     *,
     learnable_sink: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Append k and v to a cache in place, then compute exact attention of q over that cache; forward only.
+    """Append k and v to a cache in place, then compute exact attention of q over
+    that cache; forward only.
 
     Arguments before the * have flash-attn 2.8's names, order, defaults and meaning.
 
     Args:
         q: (B, Sq, H, D).
-        k_cache, v_cache: (caches, C, K, D) or, with block_table, pages (P, L, K, D) of any length L; q's dtype, last
-            stride 1.
-        k, v: (B, Sn, K, D), written to the cache rows from cache_seqlens on (rows beyond the cache are skipped). Give
-            both or neither.
-        rotary_cos, rotary_sin: (C or more, R / 2), floating; only with k. They rotate new keys (RoFormer, arXiv
-            2104.09864) by their row in the cache, and query i by row cache_seqlens + i (without causal and window:
-            cache_seqlens).
-        cache_seqlens: how many cache rows of each sequence are filled before k is appended: an integer or (B,) int32;
-            None: all C.
-        cache_batch_idx: (B,) int32: the index into k_cache for each sequence; None: 0 to B - 1. Not with block_table.
+        k_cache, v_cache: (caches, C, K, D) or, with block_table, pages (P, L, K, D) of any length
+            L; q's dtype, last stride 1.
+        k, v: (B, Sn, K, D), written to the cache rows from cache_seqlens on (rows beyond the cache
+            are skipped). Give both or neither.
+        rotary_cos, rotary_sin: (C or more, R / 2), floating; only with k. They rotate new keys
+            (RoFormer, arXiv 2104.09864) by their row in the cache, and query i by row
+            cache_seqlens + i (without causal and window: cache_seqlens).
+        cache_seqlens: how many cache rows of each sequence are filled before k is appended: an
+            integer or (B,) int32; None: all C.
+        cache_batch_idx: (B,) int32: the index into k_cache for each sequence; None: 0 to
+            B - 1. Not with block_table.
         cache_leftpad: (B,) int32: how many rows at the start of each sequence are padding; None: 0.
-        block_table: (B, M) int32: the pages of each sequence, in order. Entries past its end are ignored.
-        causal, window_size, alibi_slopes: as in `flash_attn_func`, with the last query at the last key.
-        rotary_interleaved: True: rotate dimensions (0, 1), (2, 3), ... as pairs; False: (0, R / 2), (1, R / 2 + 1), ...
-        num_splits: number of parts, 1 to 128, that a sequence's keys are divided into; the GPU computes the parts in
-            parallel and merges them. 0: as many as fill the GPU.
+        block_table: (B, M) int32: the pages of each sequence, in order. Entries
+            past its end are ignored.
+        causal, window_size, alibi_slopes: as in `flash_attn_func`, with the last
+            query at the last key.
+        rotary_interleaved: True: rotate dimensions (0, 1), (2, 3), ... as pairs; False: (0, R /
+            2), (1, R / 2 + 1), ...
+        num_splits: number of parts, 1 to 128, that a sequence's keys are divided into; the GPU
+            computes the parts in parallel and merges them. 0: as many as fill the GPU.
         softmax_scale, softcap, learnable_sink: as in `flash_attn_func`.
 
     Returns:
-        out (B, Sq, H, D), or with return_softmax_lse (out, lse (B, H, Sq) float32). A query that sees no key has output
-        0 and log-sum-exp -inf.
+        out (B, Sq, H, D), or with return_softmax_lse (out, lse (B, H, Sq) float32). A query that
+        sees no key has output 0 and log-sum-exp -inf.
 
     Raises:
-        TypeError, ValueError: the message names the argument. Lengths are checked on the CPU only; on a GPU, lengths
-            above C are taken as C.
+        TypeError, ValueError: the message names the argument. Lengths are checked on the CPU only;
+            on a GPU, lengths above C are taken as C.
     """
     q, k, v = autocasted(q, k, v)
     table, capacity = _check_tensors(q, k_cache, v_cache, k, v, cache_batch_idx, block_table)
     sizes = Sizes(
-        q.shape[0], q.shape[1], capacity, q.shape[2], k_cache.shape[2], q.shape[3], q.shape[0], q.dtype, q.device
+        q.shape[0],
+        q.shape[1],
+        capacity,
+        q.shape[2],
+        k_cache.shape[2],
+        q.shape[3],
+        q.shape[0],
+        q.dtype,
+        q.device,
     )
     scale = softmax_scale_or_default(softmax_scale, sizes.head_dim)
     check_flag("causal", causal)
@@ -118,7 +141,8 @@ def flash_attn_with_kvcache(
     if k is not None and v is not None:
         cache_operators.append(k, v, k_cache, v_cache, lengths, table, paged, *rotary)
     out, lse = cache_operators.attend(
-        q, k_cache, v_cache, lengths, cache_leftpad, table, paged, added, *rotary, scale, left, right, float(softcap),
+        q, k_cache, v_cache, lengths, cache_leftpad, table, paged, added, *rotary, scale, left,
+        right, float(softcap),
         alibi_slopes, num_splits,
     )  # fmt: skip
     if learnable_sink is not None:
@@ -137,10 +161,14 @@ def _check_tensors(
         check_same(name, cache, "q", q)
         if cache.shape != k_cache.shape:
             raise ValueError(
-                f"k_cache and v_cache must have the same shape, not {tuple(k_cache.shape)} and {tuple(v_cache.shape)}"
+                f"k_cache and v_cache must have the same shape, not {tuple(k_cache.shape)} and "
+                f"{tuple(v_cache.shape)}"
             )
         if cache.stride(-1) != 1 and cache.shape[-1] > 1:
-            raise ValueError(f"{name} must have a last stride of 1, as it is written in place, not {cache.stride(-1)}")
+            raise ValueError(
+                f"{name} must have a last stride of 1, as it is written in place, "
+                f"not {cache.stride(-1)}"
+            )
     batch = q.shape[0]
     check_heads(q, k_cache, "k_cache")
     if (k is None) != (v is None):
@@ -152,18 +180,25 @@ def _check_tensors(
             check_shape(name, x, (batch, k.shape[1], *k_cache.shape[2:]), "(B, Sn, K, D)")
     if block_table is not None:
         if batch_index is not None:
-            raise ValueError("cache_batch_idx must be None with block_table, which says where each sequence lies")
+            raise ValueError(
+                "cache_batch_idx must be None with block_table, which says where each sequence lies"
+            )
         check_block_table(block_table, batch, k_cache)
         return block_table, block_table.shape[1] * k_cache.shape[1]
     caches = k_cache.shape[0]
     if batch_index is None:
         if caches != batch:
-            raise ValueError(f"k_cache must hold q's {batch} sequences, not {caches} (or give cache_batch_idx)")
+            raise ValueError(
+                f"k_cache must hold q's {batch} sequences, not {caches} (or give cache_batch_idx)"
+            )
         return torch.arange(batch, device=q.device, dtype=torch.int32)[:, None], k_cache.shape[1]
     index = _rows("cache_batch_idx", batch_index, q)
     found = _least_and_most(index)
     if found is not None and not 0 <= found[0] <= found[1] < caches:
-        raise ValueError(f"cache_batch_idx must be 0 to less than k_cache's {caches}, not {found[0]} to {found[1]}")
+        raise ValueError(
+            f"cache_batch_idx must be 0 to less than k_cache's {caches}, "
+            f"not {found[0]} to {found[1]}"
+        )
     return index[:, None], k_cache.shape[1]
 
 
@@ -195,8 +230,8 @@ def _lengths(cache_seqlens: Any, q: Tensor, capacity: int, added: int, appends: 
     if most is not None and most + added > capacity:
         new = f" and {added} new ones" if appends else ""
         raise ValueError(
-            f"cache_seqlens must leave room in the cache: {most} keys{new} are more than the {capacity} that k_cache "
-            "(with block_table: its pages of a sequence) can hold"
+            f"cache_seqlens must leave room in the cache: {most} keys{new} are more than the "
+            f"{capacity} that k_cache (with block_table: its pages of a sequence) can hold"
         )
     return lengths
 
@@ -204,7 +239,9 @@ def _lengths(cache_seqlens: Any, q: Tensor, capacity: int, added: int, appends: 
 def _least_and_most(x: Tensor) -> tuple[int, ...] | None:
     # Read on a CPU only: a GPU's change at every token, so that each call would wait for it.
     on_cpu = x.device.type == "cpu" and x.numel() > 0
-    return values_of(x, lambda values: torch.stack([values.amin(), values.amax()])) if on_cpu else None
+    return (
+        values_of(x, lambda values: torch.stack([values.amin(), values.amax()])) if on_cpu else None
+    )
 
 
 def _check_rotary(cos: Any, sin: Any, sizes: Sizes, appends: bool) -> None:
@@ -213,12 +250,19 @@ def _check_rotary(cos: Any, sin: Any, sizes: Sizes, appends: bool) -> None:
     if cos is None:
         return
     if not appends:
-        raise ValueError("rotary_cos and rotary_sin must be None without k and v, the keys that they rotate")
+        raise ValueError(
+            "rotary_cos and rotary_sin must be None without k and v, the keys that they rotate"
+        )
     for name, x in (("rotary_cos", cos), ("rotary_sin", sin)):
         check_tensor(name, x, "(C, R / 2)")
         check_device(name, x, sizes.device)
-        if x.shape != cos.shape or x.shape[0] < sizes.seqlen_k or not 1 <= x.shape[1] <= sizes.head_dim // 2:
+        if (
+            x.shape != cos.shape
+            or x.shape[0] < sizes.seqlen_k
+            or not 1 <= x.shape[1] <= sizes.head_dim // 2
+        ):
             raise ValueError(
-                f"{name} must have the shape (C, R / 2), with {sizes.seqlen_k} rows or more and at most "
-                f"{sizes.head_dim // 2} columns, rotary_sin as rotary_cos, not {tuple(x.shape)}"
+                f"{name} must have the shape (C, R / 2), with {sizes.seqlen_k} rows or "
+                f"more and at most {sizes.head_dim // 2} columns, rotary_sin as "
+                f"rotary_cos, not {tuple(x.shape)}"
             )

@@ -1,8 +1,9 @@
-"""A cache of recorded launches: most of a short attention call's time goes into decisions, which repeating skips.
+"""A cache of recorded launches: most of a short attention call's time goes into decisions,
+which repeating skips.
 
-What a forward or backward allocates and launches follows from its options and its tensors' shapes, strides, dtypes and
-alignment. Its second run is recorded; later runs allocate the same tensors, fill in the addresses and launch the same
-kernels. Tensors' contents are not recorded.
+What a forward or backward allocates and launches follows from its options and its tensors' shapes,
+strides, dtypes and alignment. Its second run is recorded; later runs allocate the same tensors,
+fill in the addresses and launch the same kernels. Tensors' contents are not recorded.
 """
 
 import contextlib
@@ -41,7 +42,8 @@ class Bounded(dict[K, V]):
 
 
 class Signature:
-    """A key of tensors. There is one object of each: it is compared by identity, and found quickly in a dict."""
+    """A key of tensors. There is one object of each: it is compared by identity, and
+    found quickly in a dict."""
 
     def __init__(self, dtypes: list[torch.dtype]) -> None:
         self.dtypes = dtypes  # of the tensors
@@ -51,8 +53,9 @@ _SIGNATURES: Bounded[tuple[Any, ...], Signature] = Bounded(4096)
 
 
 def signature(tensors: Sequence[Tensor]) -> Signature | None:
-    """Return a key of the tensors' shapes, strides, dtypes, devices and alignment, on which kernel launches depend.
-    None if operators must be called normally: under compilers, transforms and torch modes, and for special tensors."""
+    """Return a key of the tensors' shapes, strides, dtypes, devices and alignment, on which kernel
+    launches depend. None if operators must be called normally: under compilers, transforms and
+    torch modes, and for special tensors."""
     if (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
@@ -70,9 +73,19 @@ def signature(tensors: Sequence[Tensor]) -> Signature | None:
             return known.signed
     signs: list[Any] = []
     for x in tensors:
-        if type(x) not in _PLAIN or x.layout is not torch.strided or x.is_nested or x.is_neg() or x._is_zerotensor():
+        if (
+            type(x) not in _PLAIN
+            or x.layout is not torch.strided
+            or x.is_nested
+            or x.is_neg()
+            or x._is_zerotensor()
+        ):
             return None
-        if not (x.is_cuda or x.is_cpu) or not torch._C._has_storage(x) or torch._is_functional_tensor(x):
+        if (
+            not (x.is_cuda or x.is_cpu)
+            or not torch._C._has_storage(x)
+            or torch._is_functional_tensor(x)
+        ):
             return None  # wrappers of vmap and the like, which outlive their transform
         signs.append((x.shape, x.stride(), x.dtype, x.device))
     int32 = [i for i, x in enumerate(tensors) if x.dtype is torch.int32]
@@ -84,14 +97,17 @@ def signature(tensors: Sequence[Tensor]) -> Signature | None:
     first: dict[int, int] = {}
     same = [(i, j) for i, x in enumerate(tensors) if (j := first.setdefault(id(x), i)) != i]
     distinct = [*first.values()]
-    guard = guards.TensorGuards(*[tensors[i] for i in distinct], dynamic_dims_sizes=None, dynamic_dims_strides=None)
+    guard = guards.TensorGuards(
+        *[tensors[i] for i in distinct], dynamic_dims_sizes=None, dynamic_dims_strides=None
+    )
     recent.insert(0, _Signed(guard, distinct, same, int32, state, addressed, signed))
     del recent[_MOST_RECENT:]
     return signed
 
 
 def _addressed(tensors: Sequence[Tensor], int32: list[int]) -> list[int]:
-    """Return the tensors' alignments, and for each of those that are int32 the number of its address among them."""
+    """Return the tensors' alignments, and for each of those that are int32 the number of
+    its address among them."""
     bits = 0
     for x in tensors:
         bits |= x.data_ptr()
@@ -100,13 +116,18 @@ def _addressed(tensors: Sequence[Tensor], int32: list[int]) -> list[int]:
     # Have queries and keys one cu_seqlens? Hopper's dropout asks (backends/hopper/dropout_rng.py).
     addresses = [x.data_ptr() for x in tensors]
     numbers: dict[int, int] = {}
-    return [x % 16 for x in addresses] + [numbers.setdefault(addresses[i], len(numbers)) for i in int32]
+    return [x % 16 for x in addresses] + [
+        numbers.setdefault(addresses[i], len(numbers)) for i in int32
+    ]
 
 
 class _Signed(NamedTuple):
-    """Tensors that were signed. Recognizing others like them takes a quarter of the time that signing takes."""
+    """Tensors that were signed. Recognizing others like them takes a quarter of the
+    time that signing takes."""
 
-    guard: Any  # torch.compile's check of distinct tensors: types, dispatch keys, dtypes, devices, shapes, strides
+    # torch.compile's check of distinct tensors: types, dispatch keys, dtypes,
+    # devices, shapes, strides.
+    guard: Any
     distinct: list[int]
     same: list[tuple[int, int]]  # a tensor and the first one that is the same object
     int32: list[int]
@@ -127,17 +148,20 @@ class _Signed(NamedTuple):
 
 
 def applies(device: torch.device) -> bool:
-    """Return whether kernels can be launched on this device: on a GPU, or on a CPU in Triton's interpreter."""
+    """Return whether kernels can be launched on this device: on a GPU, or on a CPU
+    in Triton's interpreter."""
     return device.type == "cuda" or (environment.INTERPRETED and device.type == "cpu")
 
 
 def on_device(device: torch.device) -> contextlib.AbstractContextManager:
-    """Return a context manager that makes `device` the current one, on which Triton launches kernels."""
+    """Return a context manager that makes `device` the current one, on which
+    Triton launches kernels."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 class Place(NamedTuple):
-    """Where a kernel's pointer points: a tensor's index (among inputs, results, workspace) and an offset in bytes."""
+    """Where a kernel's pointer points: a tensor's index (among inputs, results, workspace)
+    and an offset in bytes."""
 
     number: int
     offset: int
@@ -148,7 +172,8 @@ class _RefusedError(Exception):
 
 
 class Recorder(TorchDispatchMode):
-    """A torch mode that records allocations and launches of one computation (launched later), and refuses all else."""
+    """A torch mode that records allocations and launches of one computation (launched
+    later), and refuses all else."""
 
     _ALLOCATE = ("empty", "new_empty", "empty_like")
 
@@ -158,7 +183,8 @@ class Recorder(TorchDispatchMode):
         self.launches: list[Any] = []  # of class Launch
         self._kept: list[Any] = []  # whose identities are keys
         self._roots: dict[int, tuple[Tensor, int]] = {}
-        self._at: dict[int, tuple[Tensor, int] | None] = {}  # by address: torch may return what it made as a copy
+        # By address: torch may return what it made as a copy.
+        self._at: dict[int, tuple[Tensor, int] | None] = {}
         for x in given:
             self._note(x, x, 0)
 
@@ -183,7 +209,8 @@ class Recorder(TorchDispatchMode):
         return parts
 
     def is_within(self, part: Any, whole: Tensor, offset: int = 0) -> None:
-        """Record that part, a view or a TMA descriptor, starts `offset` bytes after the start of tensor `whole`."""
+        """Record that part, a view or a TMA descriptor, starts `offset` bytes after the
+        start of tensor `whole`."""
         root, before = self.root_of(whole)
         self._note(part, root, before + offset)
 
@@ -196,7 +223,8 @@ class Recorder(TorchDispatchMode):
                 self._at[x.data_ptr()] = None
 
     def root_of(self, x: Any) -> tuple[Tensor, int]:
-        """Return the input or allocated tensor whose memory x lies in, and x's offset in bytes from its start."""
+        """Return the input or allocated tensor whose memory x lies in, and x's offset
+        in bytes from its start."""
         known = self._roots.get(id(x))
         if known is None and isinstance(x, Tensor) and x.numel():
             known = self._at.get(x.data_ptr())
@@ -211,9 +239,10 @@ def recorder() -> Recorder | None:
 
 
 def record(function: Callable, tensors: Sequence[Tensor]) -> tuple[Any, Any] | None:
-    """Run function(tensors), recording it: its results, and what repeats its launches on other tensors (a
-    compiled.Repeated; None: nothing does). None: recording was refused."""
-    given = [x.detach() for x in tensors]  # objects that are distinct where two of the tensors are one
+    """Run function(tensors), recording it: its results, and what repeats its launches on other
+    tensors (a compiled.Repeated; None: nothing does). None: recording was refused."""
+    # Objects that are distinct where two of the tensors are one.
+    given = [x.detach() for x in tensors]
     recorded = Recorder(given)
     device = given[0].device
     with torch.no_grad(), on_device(device):
@@ -229,7 +258,9 @@ def record(function: Callable, tensors: Sequence[Tensor]) -> tuple[Any, Any] | N
         return results, _repeated(recorded, given, results, compiled)
 
 
-def _repeated(recorded: Recorder, given: list[Tensor], results: Sequence[Tensor], compiled: list[Any]) -> Any:
+def _repeated(
+    recorded: Recorder, given: list[Tensor], results: Sequence[Tensor], compiled: list[Any]
+) -> Any:
     starts = {id(x): Place(number, 0) for number, x in enumerate(given)}
     try:
         for number, x in enumerate(results, len(given)):
@@ -259,6 +290,8 @@ def _repeated(recorded: Recorder, given: list[Tensor], results: Sequence[Tensor]
         launches, index = recorded.launches, given[0].device.index
         if not launches:
             return None
-        return launches[0].repeated(launches, compiled, place_of, index, tuple(allocated), len(results))
+        return launches[0].repeated(
+            launches, compiled, place_of, index, tuple(allocated), len(results)
+        )
     except _RefusedError:
         return None

@@ -20,7 +20,17 @@ from torch.utils.flop_counter import register_flop_formula
 
 from . import dispatch
 from .eager import Operator, compute_backward, compute_forward, empty, pass_of
-from .forms import BATCH, HEADS_FIRST, KV_PACKED, QKV_PACKED, ROW, ROW_KV_PACKED, ROW_QKV_PACKED, Form, apart
+from .forms import (
+    BATCH,
+    HEADS_FIRST,
+    KV_PACKED,
+    QKV_PACKED,
+    ROW,
+    ROW_KV_PACKED,
+    ROW_QKV_PACKED,
+    Form,
+    apart,
+)
 from .launch_cache import applies, signature
 from .masks import rows
 from .masks.operators import SCHEMAS
@@ -40,9 +50,13 @@ def _run(operator: Operator, inputs: tuple) -> Any:
 
 
 def _register(suffix: str, form: Form) -> Operator:
-    """Define the forward and the backward on tensors in this form, with all that torch asks of an operator."""
+    """Define the forward and the backward on tensors in this form, with all that
+    torch asks of an operator."""
     names = form.layouts
-    of_forward, of_backward = f"flashtrain_kernels::forward{suffix}", f"flashtrain_kernels::backward{suffix}"
+    of_forward, of_backward = (
+        f"flashtrain_kernels::forward{suffix}",
+        f"flashtrain_kernels::backward{suffix}",
+    )
     given, count = ", ".join(f"Tensor {name}" for name in names), len(names)
     gradients = ", ".join(["Tensor"] * (count + 1))
     saved = "Tensor out, Tensor lse, bool bias_gradient"
@@ -63,7 +77,10 @@ def _register(suffix: str, form: Form) -> Operator:
     def fake_backward(dout: Tensor, dlse: Tensor | None, *inputs: Any) -> tuple[Tensor, ...]:
         tensors, (_, _, bias_gradient, *packed) = inputs[:count], inputs[count:]
         bias = unpack(packed).bias if bias_gradient else None
-        return (*(empty(x) for x in tensors), _no_bias_gradient(tensors[0]) if bias is None else empty(bias))
+        return (
+            *(empty(x) for x in tensors),
+            _no_bias_gradient(tensors[0]) if bias is None else empty(bias),
+        )
 
     torch.library.register_fake(of_forward)(fake_forward)
     torch.library.register_fake(of_backward)(fake_backward)
@@ -80,7 +97,9 @@ def _register(suffix: str, form: Form) -> Operator:
         return _flops(inputs[0], inputs[count - 1], inputs[count:], 2)
 
     @register_flop_formula(backward_op.overloadpacket)
-    def backward_flops(dout: Any, dlse: Any, *inputs: Any, out_val: Any = None, **kwargs: Any) -> int:
+    def backward_flops(
+        dout: Any, dlse: Any, *inputs: Any, out_val: Any = None, **kwargs: Any
+    ) -> int:
         return _flops(inputs[0], inputs[count - 1], inputs[count + 3 :], 5)
 
     return operator
@@ -90,12 +109,16 @@ def _no_bias_gradient(like: Tensor) -> Tensor:
     return like.new_empty((0,))
 
 
-# A forward multiplies each visible pair twice (QK^T, PV), a backward five times, 2 D operations each. What a Mask or a
-# BlockMask hides is data, which a formula of shapes cannot know: it counts as computed.
+# A forward multiplies each visible pair twice (QK^T, PV), a backward five times, 2 D
+# operations each. What a Mask or a BlockMask hides is data, which a formula of shapes cannot
+# know: it counts as computed.
 
 
-def visible_pairs(seqlen_q: int, seqlen_k: int, left: int | None = None, right: int | None = None) -> int:
-    """Count the pairs of query i and key j with i + left <= j <= i + right; None: no bound on that side."""
+def visible_pairs(
+    seqlen_q: int, seqlen_k: int, left: int | None = None, right: int | None = None
+) -> int:
+    """Count the pairs of query i and key j with i + left <= j <= i + right; None:
+    no bound on that side."""
 
     def triangle(n: int) -> int:
         return max(n, 0) * (max(n, 0) + 1) // 2
@@ -115,11 +138,13 @@ def visible_pairs(seqlen_q: int, seqlen_k: int, left: int | None = None, right: 
 def _flops(q: Sequence[int], k: Sequence[int], packed: tuple, products: int) -> int:
     """q, k: shapes (B, S, ..., heads, D). packed: the operator's arguments after its tensors."""
     options = Packed(*packed)
-    return products * 2 * q[0] * q[-2] * q[-1] * visible_pairs(q[1], k[1], options.left, options.right)
+    return (
+        products * 2 * q[0] * q[-2] * q[-1] * visible_pairs(q[1], k[1], options.left, options.right)
+    )
 
 
-# By form. Views cost a short call as much as all else, each of them a step of autograd's too: so rows and heads first
-# have operators of their own, around the registered ones.
+# By form. Views cost a short call as much as all else, each of them a step of autograd's too: so
+# rows and heads first have operators of their own, around the registered ones.
 FORWARD_IN = {
     BATCH: _register("", BATCH),
     QKV_PACKED: _register("_qkvpacked", QKV_PACKED),
@@ -137,18 +162,22 @@ def _in_form(form: Form, forward: Operator, made: int, back: slice) -> Operator:
     return replace(forward, form=form, given=slice(0, count), made=made, backward=backward)
 
 
-# A backward's arguments are (dout, dlse, the tensors, out, lse, ...), its results as many gradients and the bias's.
+# A backward's arguments are (dout, dlse, the tensors, out, lse, ...), its results as many
+# gradients and the bias's.
 for _row, _batch in ((ROW, BATCH), (ROW_KV_PACKED, KV_PACKED), (ROW_QKV_PACKED, QKV_PACKED)):
     FORWARD_IN[_row] = _in_form(_row, FORWARD_IN[_batch], 2, slice(0, len(_row.layouts) + 4))
 FORWARD_IN[HEADS_FIRST] = _in_form(HEADS_FIRST, FORWARD_IN[BATCH], 0, slice(2, 5))
 
 
-# --- masks and their plans on a GPU ----------------------------------------------------------------------------------
-# On a CPU their own files compute the same numbers, faster than Triton's interpreter, which may run attention there.
+# --- masks and their plans on a GPU ---------------------------------------------------------------
+# On a CPU their own files compute the same numbers, faster than Triton's interpreter, which may
+# run attention there.
 
 
 @torch.library.impl("flashtrain_kernels::plan", "cuda")
-def _plan(queries: Tensor, keys: Tensor | None, seqlen_k: int, blocks: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+def _plan(
+    queries: Tensor, keys: Tensor | None, seqlen_k: int, blocks: list[int]
+) -> tuple[Tensor, Tensor, Tensor]:
     if not dispatch.runs_kernels(queries.device):
         return build_plan_reference(queries, keys, seqlen_k, blocks)
     from .backends.portable.plan import plan  # Triton is imported only where it is used

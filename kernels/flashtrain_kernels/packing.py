@@ -1,4 +1,5 @@
-"""Boundaries of sequences packed into one row, as flash-attn's varlen functions take them, and their checks.
+"""Boundaries of sequences packed into one row, as flash-attn's varlen functions take
+them, and their checks.
 
 T packed tokens, N sequences.
 """
@@ -29,7 +30,8 @@ class Packing(NamedTuple):
 
 
 def check_packing(packing: Packing, tensors: Sequence[Tensor], tokens_k: int | None = None) -> None:
-    """Raise TypeError or ValueError unless boundaries fit tensors. tokens_k: number of keys; None: k's length."""
+    """Raise TypeError or ValueError unless boundaries fit tensors. tokens_k: number of
+    keys; None: k's length."""
     sides = ("cu_seqlens",) if len(tensors) == 1 else ("cu_seqlens_q", "cu_seqlens_k")
     for name, cu_seqlens in zip(sides, packing[:2], strict=False):
         check_cu_seqlens(name, cu_seqlens, (torch.int32,))
@@ -37,13 +39,18 @@ def check_packing(packing: Packing, tensors: Sequence[Tensor], tokens_k: int | N
     check_boundaries(packing, tensors, tokens_k)
     of_q, of_k = packing.number, packing.cu_seqlens_k.shape[0] - 1
     if of_q != of_k:
-        raise ValueError(f"cu_seqlens_q and cu_seqlens_k must have equally many sequences, not {of_q} and {of_k}")
+        raise ValueError(
+            f"cu_seqlens_q and cu_seqlens_k must have equally many sequences, not {of_q} and {of_k}"
+        )
 
 
-def check_boundaries(packing: Packing, tensors: Sequence[Tensor], tokens_k: int | None = None) -> None:
+def check_boundaries(
+    packing: Packing, tensors: Sequence[Tensor], tokens_k: int | None = None
+) -> None:
     """Check the values of a packed row's boundaries, whose dtypes and shapes are checked already.
 
-    Values are checked on the CPU, and on a GPU once for each tensor, but not under torch.compile or CUDA graph capture.
+    Values are checked on the CPU, and on a GPU once for each tensor, but not under torch.compile
+    or CUDA graph capture.
     """
     cu_q, cu_k, longest_q, longest_k = packing
     tokens_q, tokens_k = tensors[0].shape[0], tensors[-1].shape[0] if tokens_k is None else tokens_k
@@ -70,12 +77,17 @@ def _check_ends(name: str, cu_seqlens: Tensor, total: int, longest_name: str, lo
     if least < 0:
         raise ValueError(f"{name} must not decrease: it falls by {-least}")
     if last > total:
-        raise ValueError(f"{name} must end at the number of tokens, {total}, or before, not at {last}")
+        raise ValueError(
+            f"{name} must end at the number of tokens, {total}, or before, not at {last}"
+        )
     if most > longest:
-        raise ValueError(f"{longest_name} must be at least the longest sequence's {most} tokens, not {longest}")
+        raise ValueError(
+            f"{longest_name} must be at least the longest sequence's {most} tokens, not {longest}"
+        )
 
 
 def _lengths(cu_seqlens: Tensor) -> Tensor:
-    """The first value, the shortest and the longest sequence, the last value: one read for all of them."""
+    """The first value, the shortest and the longest sequence, the last value:
+    one read for all of them."""
     lengths = cu_seqlens.diff()
     return torch.stack([cu_seqlens[0], lengths.amin(), lengths.amax(), cu_seqlens[-1]])

@@ -13,24 +13,28 @@ from .checks import INTEGERS, check_device, check_dtype, check_length, check_sha
 def unpad_input(
     hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
-    """Pack the tokens of a padded batch one after the other, without the padding. Differentiable; waits for the device.
+    """Pack the tokens of a padded batch one after the other, without the padding.
+    Differentiable; waits for the device.
 
     Args:
         hidden_states: (B, S, ...).
         attention_mask: (B, S), bool or 0 and 1: 1 where there is a token.
-        unused_mask: (B, S), 1 for padding that is to be packed like a token (never 1 where attention_mask is 1).
+        unused_mask: (B, S), 1 for padding that is to be packed like a token (never 1
+            where attention_mask is 1).
 
     Returns:
-        (hidden_states (T, ...), indices (T,) int64 into the B * S places, cu_seqlens (B + 1,) int32, the longest
-        sequence's length, and the number of tokens of each sequence (B,) int32). All but the last count the tokens
-        of unused_mask too.
+        (hidden_states (T, ...), indices (T,) int64 into the B * S places, cu_seqlens (B + 1,)
+        int32, the longest sequence's length, and the number of tokens of each sequence (B,) int32).
+        All but the last count the tokens of unused_mask too.
 
     Raises:
         TypeError, ValueError: the message names the argument.
     """
     check_dtype("hidden_states", hidden_states, "(B, S, ...)")
     if hidden_states.dim() < 2:
-        raise ValueError(f"hidden_states must have the shape (B, S, ...), not {tuple(hidden_states.shape)}")
+        raise ValueError(
+            f"hidden_states must have the shape (B, S, ...), not {tuple(hidden_states.shape)}"
+        )
     _check_mask("attention_mask", attention_mask, hidden_states)
     places = attention_mask
     if unused_mask is not None:
@@ -45,7 +49,8 @@ def unpad_input(
 
 
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
-    """Convert packed tokens to a padded batch, with zeros as padding: the inverse of `unpad_input`. Differentiable.
+    """Convert packed tokens to a padded batch, with zeros as padding: the inverse of
+    `unpad_input`. Differentiable.
 
     Args:
         hidden_states: (T, ...).
@@ -65,8 +70,8 @@ def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -
     check_length("seqlen", seqlen)
     if hidden_states.dim() < 1 or indices.dim() != 1 or indices.shape[0] != hidden_states.shape[0]:
         raise ValueError(
-            f"indices must have the shape (T,) for hidden_states (T, ...), not {tuple(indices.shape)} for "
-            f"{tuple(hidden_states.shape)}"
+            "indices must have the shape (T,) for hidden_states (T, ...), "
+            f"not {tuple(indices.shape)} for {tuple(hidden_states.shape)}"
         )
     check_device("indices", indices, hidden_states.device, "hidden_states")
     padded = hidden_states.new_zeros((batch * seqlen, *hidden_states.shape[1:]))

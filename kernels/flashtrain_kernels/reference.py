@@ -1,7 +1,9 @@
-"""The reference ("oracle") that kernels are tested against: attention in plain PyTorch, with every feature.
+"""The reference ("oracle") that kernels are tested against: attention in plain
+PyTorch, with every feature.
 
-B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. Any floating dtype, float64 included.
-It stores whole (B, H, Sq, Sk) matrices; float16 and bfloat16 inputs are computed in float32.
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. Any floating
+dtype, float64 included. It stores whole (B, H, Sq, Sk) matrices; float16 and bfloat16 inputs
+are computed in float32.
 """
 
 from typing import Any, NamedTuple
@@ -31,7 +33,8 @@ def attention(
     return_lse: bool = False,
     learnable_sink: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Compute `flash_attn_func` in plain PyTorch, with the same arguments by keyword, unchecked; differentiable once.
+    """Compute `flash_attn_func` in plain PyTorch, with the same arguments by keyword,
+    unchecked; differentiable once.
 
     Args:
         q: (B, Sq, H, D).
@@ -39,10 +42,14 @@ def attention(
         dropout_seed: None: drawn from torch's generator.
 
     Returns:
-        out (B, Sq, H, D) in q's dtype; with return_lse also the natural-log row log-sum-exp (B, H, Sq), float32
-        (float64 for float64).
+        out (B, Sq, H, D) in q's dtype; with return_lse also the natural-log row log-sum-exp (B, H,
+        Sq), float32 (float64 for float64).
     """
-    left, right = (None, None) if isinstance(mask, Mask) else band(q.shape[1], k.shape[1], causal, window_size)
+    left, right = (
+        (None, None)
+        if isinstance(mask, Mask)
+        else band(q.shape[1], k.shape[1], causal, window_size)
+    )
     options = Options(
         scale=q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,
         left=left,
@@ -68,10 +75,13 @@ def apply(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Te
 
 
 class _Attention(torch.autograd.Function):
-    """Written out, because autograd's own backward multiplies the zeros of masked pairs with NaN."""
+    """Written out, because autograd's own backward multiplies the zeros of
+    masked pairs with NaN."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, options: Options) -> tuple:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, options: Options
+    ) -> tuple:
         out, lse = forward_from(q, k, v, options)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.options = options
@@ -83,17 +93,22 @@ class _Attention(torch.autograd.Function):
         dout, dlse = gradients
         q, k, v, out, lse = ctx.saved_tensors
         dout = torch.zeros_like(out) if dout is None else dout
-        return (*backward_from(dout, dlse, q, k, v, out, lse, ctx.options, ctx.needs_input_grad[3]), None)
+        return (
+            *backward_from(dout, dlse, q, k, v, out, lse, ctx.options, ctx.needs_input_grad[3]),
+            None,
+        )
 
 
 def forward_from(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
-    """Compute (out (B, Sq, H, D) in q's dtype, lse (B, H, Sq)) from q (B, Sq, H, D) and k, v (B, Sk, K, D)."""
+    """Compute (out (B, Sq, H, D) in q's dtype, lse (B, H, Sq)) from q (B, Sq, H, D)
+    and k, v (B, Sk, K, D)."""
     scores = _scores(q, k, options)
     if k.shape[1]:
         highest = scores.final.detach().amax(-1, keepdim=True)
     else:
         highest = scores.final.new_full((*scores.final.shape[:-1], 1), -torch.inf)
-    # A row that sees nothing has the maximum -inf; subtracting 0 there keeps exp(-inf) = 0 instead of NaN.
+    # A row that sees nothing has the maximum -inf; subtracting 0 there keeps
+    # exp(-inf) = 0 instead of NaN.
     highest = torch.where(highest == -torch.inf, 0.0, highest)
     # Masked again: a row with a NaN would make its masked pairs NaN too.
     weights = torch.where(scores.seen, torch.exp(scores.final - highest), 0.0)
@@ -101,7 +116,9 @@ def forward_from(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Ten
     something = total != 0
     probabilities = weights / torch.where(something, total, 1.0)
     out = _product(_dropped(probabilities, q, k, options), scores.seen, _per_query_head(v, q))
-    lse = torch.where(something, highest + torch.log(torch.where(something, total, 1.0)), -torch.inf)
+    lse = torch.where(
+        something, highest + torch.log(torch.where(something, total, 1.0)), -torch.inf
+    )
     return out.transpose(1, 2).to(q.dtype).contiguous(), lse.squeeze(-1).contiguous()
 
 
@@ -116,7 +133,8 @@ def backward_from(
     options: Options,
     bias_gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Compute the gradients of `forward_from` as the kernels do (FlashAttention-2, arXiv 2307.08691, section 3.1).
+    """Compute the gradients of `forward_from` as the kernels do (FlashAttention-2, arXiv
+    2307.08691, section 3.1).
 
     Args:
         dout: the gradient of out, (B, Sq, H, D).
@@ -132,7 +150,8 @@ def backward_from(
     douts = _heads_first(dout.to(q.dtype))
     probabilities = _probabilities(scores, lse)
     dv = _product(_dropped(probabilities, q, k, options).transpose(-1, -2), unseen, douts)
-    # The sum over keys of p dp, which is that of dout out; the log-sum-exp's own gradient is p, so dlse joins it.
+    # The sum over keys of p dp, which is that of dout out; the log-sum-exp's own gradient is
+    # p, so dlse joins it.
     delta = (douts * _heads_first(out)).sum(-1, keepdim=True)
     if dlse is not None:
         delta = delta - dlse.to(delta.dtype)[..., None]
@@ -140,7 +159,9 @@ def backward_from(
     dfinal = torch.where(seen, probabilities * (dprobabilities - delta), 0.0)
     draw = dfinal
     if options.softcap > 0:  # tanh' = 1 - tanh^2
-        draw = torch.where(seen, dfinal * (1 - torch.tanh(scores.scaled / options.softcap) ** 2), 0.0)
+        draw = torch.where(
+            seen, dfinal * (1 - torch.tanh(scores.scaled / options.softcap) ** 2), 0.0
+        )
     draw = draw * options.scale
     dq = _product(draw, seen, keys)
     dk = _product(draw.transpose(-1, -2), unseen, queries)
@@ -157,7 +178,8 @@ def backward_from(
 
 
 def probabilities(q: Tensor, k: Tensor, lse: Tensor, options: Options) -> Tensor:
-    """Return the attention weights (B, H, Sq, Sk) before dropout, given the call's log-sum-exp (B, H, Sq)."""
+    """Return the attention weights (B, H, Sq, Sk) before dropout, given the call's
+    log-sum-exp (B, H, Sq)."""
     return _probabilities(_scores(q, k, options), lse)
 
 
@@ -167,7 +189,8 @@ def dropout_mask(
     options: Options,
     device: torch.device | str,
 ) -> Tensor:
-    """Return (B, H, Sq, Sk) bool: True for the attention weights that dropout keeps, whether masked or not."""
+    """Return (B, H, Sq, Sk) bool: True for the attention weights that dropout keeps,
+    whether masked or not."""
     shape = (q_shape[0], q_shape[2], q_shape[1], k_shape[1])
     if options.dropout_p == 0 or options.seed is None:
         return torch.ones(shape, dtype=torch.bool, device=device)
@@ -202,8 +225,11 @@ class _Places(NamedTuple):
     sequence: Tensor  # and that sequence's number
 
 
-def visible_mask(seqlen_q: int, seqlen_k: int, options: Options, device: torch.device | str) -> Tensor:
-    """Return the pairs that band, mask and bias leave visible: bool, (B or 1, H or 1, Sq or 1, Sk or 1)."""
+def visible_mask(
+    seqlen_q: int, seqlen_k: int, options: Options, device: torch.device | str
+) -> Tensor:
+    """Return the pairs that band, mask and bias leave visible: bool, (B or 1, H
+    or 1, Sq or 1, Sk or 1)."""
     options = options.with_mask()
     seen = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device)
     query = torch.arange(seqlen_q, device=device)[:, None]
@@ -239,16 +265,22 @@ def _scores(q: Tensor, k: Tensor, options: Options) -> _Scores:
     batch, seqlen_q, heads, _ = q.shape
     seqlen_k = k.shape[1]
     scaled = _heads_first(q) @ _per_query_head(k, q).transpose(-1, -2) * options.scale
-    final = scaled if options.softcap == 0 else options.softcap * torch.tanh(scaled / options.softcap)
+    final = (
+        scaled if options.softcap == 0 else options.softcap * torch.tanh(scaled / options.softcap)
+    )
     if options.alibi_slopes is not None:
         final = final + alibi(batch, seqlen_q, seqlen_k, options, final.dtype)
     if options.bias is not None:
         final = final + options.bias
-    seen = visible_mask(seqlen_q, seqlen_k, options, q.device).expand(batch, heads, seqlen_q, seqlen_k)
+    seen = visible_mask(seqlen_q, seqlen_k, options, q.device).expand(
+        batch, heads, seqlen_q, seqlen_k
+    )
     return _Scores(scaled, final.masked_fill(~seen, -torch.inf), seen)
 
 
-def _places(batch: int, seqlen_q: int, seqlen_k: int, options: Options, device: torch.device | str) -> _Places:
+def _places(
+    batch: int, seqlen_q: int, seqlen_k: int, options: Options, device: torch.device | str
+) -> _Places:
     key = torch.arange(seqlen_k, device=device)[None]
     if isinstance(options.mask, Mask):
         queries = options.mask.queries
@@ -261,19 +293,25 @@ def _places(batch: int, seqlen_q: int, seqlen_k: int, options: Options, device: 
 
 def _probabilities(scores: _Scores, lse: Tensor) -> Tensor:
     rows = lse.to(scores.final.dtype)[..., None]
-    return torch.where(scores.seen, torch.exp(scores.final - torch.where(rows == -torch.inf, 0.0, rows)), 0.0)
+    return torch.where(
+        scores.seen, torch.exp(scores.final - torch.where(rows == -torch.inf, 0.0, rows)), 0.0
+    )
 
 
 def _dropped(weights: Tensor, q: Tensor, k: Tensor, options: Options) -> Tensor:
     """weights (B, H, Sq, Sk) after dropout: the kept ones are divided by the share that is kept."""
     if options.dropout_p == 0:
         return weights
-    return weights * dropout_mask(q.shape, k.shape, options, q.device) / philox.keep_probability(options.dropout_p)
+    return (
+        weights
+        * dropout_mask(q.shape, k.shape, options, q.device)
+        / philox.keep_probability(options.dropout_p)
+    )
 
 
 def _product(weights: Tensor, seen: Tensor, values: Tensor) -> Tensor:
-    """weights (..., M, N) times values (..., N, D), where the values that are not finite reach only the rows that see
-    them: plainly, a masked pair's 0 * NaN would be NaN."""
+    """weights (..., M, N) times values (..., N, D), where the values that are not finite reach only
+    the rows that see them: plainly, a masked pair's 0 * NaN would be NaN."""
     finite = torch.isfinite(values)
     product = weights @ torch.where(finite, values, 0.0)
     return torch.where(seen.to(values.dtype) @ (~finite).to(values.dtype) > 0, torch.nan, product)

@@ -21,12 +21,14 @@ from .options import Options, Packed, pack
 
 _OPTIONS = len(Packed._fields)
 
-# The outputs of attention without the sink are rescaled; its backward, given them, computes all but the sink's own
-# gradient. In eager mode on a GPU each direction adds one small kernel; elsewhere torch differentiates `joined`.
+# The outputs of attention without the sink are rescaled; its backward, given them, computes all but
+# the sink's own gradient. In eager mode on a GPU each direction adds one small kernel; elsewhere
+# torch differentiates `joined`.
 
 
 def joined(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (out, lse) of attention with a sink, from those of attention without it; differentiable.
+    """Return (out, lse) of attention with a sink, from those of attention
+    without it; differentiable.
 
     Args:
         out, lse: (B, Sq, H, D) and (B, H, Sq).
@@ -41,13 +43,15 @@ def joined(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def attention(tensors: tuple[Tensor, ...], options: Options, sink: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute attention with a sink (H,) by the operators, in eager mode only (no torch.compile, no functorch)."""
+    """Compute attention with a sink (H,) by the operators, in eager mode only (no
+    torch.compile, no functorch)."""
     call, given = pass_of(_WITH_SINK[len(tensors)], (*tensors, sink, *pack(options)))
     return computed(call, given, signature(given))
 
 
 def join(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (out, lse) with the sink included, as `joined` but without autograd; may overwrite out and lse."""
+    """Return (out, lse) with the sink included, as `joined` but without autograd; may
+    overwrite out and lse."""
     if signature((out, lse, sink)) is None or not (out.is_contiguous() and lse.is_contiguous()):
         return joined(out, lse, sink)
     return _joined_in_place(out, lse, sink)
@@ -63,14 +67,21 @@ def _joined_in_place(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Te
     return out, lse
 
 
-def _gradient(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, sink: Tensor, kernels: bool) -> Tensor:
-    """The sink's, given out and lse with it: of its weights exp(sink - lse) times dLSE - rowsum(dO * O)."""
+def _gradient(
+    dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, sink: Tensor, kernels: bool
+) -> Tensor:
+    """The sink's, given out and lse with it: of its weights exp(sink - lse) times
+    dLSE - rowsum(dO * O)."""
     if kernels and dispatch.runs_kernels(out.device):
         from .backends.portable import sinks
 
         with on_device(out.device):
             return sinks.gradient(
-                unit_stride(dout), None if dlse is None else dlse.contiguous(), out.contiguous(), lse.contiguous(), sink
+                unit_stride(dout),
+                None if dlse is None else dlse.contiguous(),
+                out.contiguous(),
+                lse.contiguous(),
+                sink,
             )
     delta = (dout.to(lse.dtype) * out.to(lse.dtype)).sum(-1).transpose(1, 2)
     if dlse is not None:
@@ -89,16 +100,29 @@ def _backward(function: Callable, kernels: bool, *inputs: Any) -> tuple[Tensor, 
     *tensors, sink, out, lse, wants_bias = inputs[:-_OPTIONS]
     gradients = function(*tensors, out, lse, wants_bias, *inputs[-_OPTIONS:])
     count = len(tensors) - 2
-    return (*gradients[:count], _gradient(tensors[0], tensors[1], out, lse, sink, kernels), *gradients[count:])
+    return (
+        *gradients[:count],
+        _gradient(tensors[0], tensors[1], out, lse, sink, kernels),
+        *gradients[count:],
+    )
 
 
 def _with_sink(plain: Operator) -> Operator:
     """The forward with a sink after its tensors; its backward gives the sink's gradient, too."""
-    # As operators they go by formulas, which modes may watch or change; what they compute has the kernels.
+    # As operators they go by formulas, which modes may watch or change; what they
+    # compute has the kernels.
     back = plain.backward
-    backward = Operator(partial(_backward, back.registered, False), partial(_backward, back.compute, True))
-    forward = partial(_forward, plain.registered, joined), partial(_forward, plain.compute, _joined_in_place)
+    backward = Operator(
+        partial(_backward, back.registered, False), partial(_backward, back.compute, True)
+    )
+    forward = (
+        partial(_forward, plain.registered, joined),
+        partial(_forward, plain.compute, _joined_in_place),
+    )
     return Operator(*forward, backward)
 
 
-_WITH_SINK = {count: _with_sink(FORWARD_IN[form]) for count, form in ((3, BATCH), (2, KV_PACKED), (1, QKV_PACKED))}
+_WITH_SINK = {
+    count: _with_sink(FORWARD_IN[form])
+    for count, form in ((3, BATCH), (2, KV_PACKED), (1, QKV_PACKED))
+}

@@ -1,4 +1,5 @@
-"""Attention where these kernels cannot run (CPU tensors, Apple GPUs): by torch's own attention, or by the reference.
+"""Attention where these kernels cannot run (CPU tensors, Apple GPUs): by torch's own
+attention, or by the reference.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 """
@@ -17,7 +18,8 @@ from .forms import BATCH
 from .launch_cache import signature
 from .options import Options
 
-# The function is bound here, at the import: whoever later routes torch's own calls to ours makes no circle.
+# The function is bound here, at the import: whoever later routes torch's own calls to
+# ours makes no circle.
 _logger = logging.getLogger("flashtrain_kernels")
 _reported = False
 
@@ -29,8 +31,9 @@ def _report_once(device_type: str) -> bool:
     if not _reported:
         _reported = True
         _logger.warning(
-            "tensors are on %s: torch's scaled_dot_product_attention computes attention, but plain PyTorch for calls "
-            "with softcap, dropout or log-sum-exp (the Triton kernels need an NVIDIA GPU)",
+            "tensors are on %s: torch's scaled_dot_product_attention computes attention, but "
+            "plain PyTorch for calls with softcap, dropout or log-sum-exp (the Triton "
+            "kernels need an NVIDIA GPU)",
             device_type,
         )
     return True
@@ -39,22 +42,31 @@ def _report_once(device_type: str) -> bool:
 def attention_by_torch(
     q: Tensor, k: Tensor, v: Tensor, options: Options, with_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute (out (B, Sq, H, D), log-sum-exp (B, H, Sq) or None) of q (B, Sq, H, D) and k, v (B, Sk, K, D) by torch.
+    """Compute (out (B, Sq, H, D), log-sum-exp (B, H, Sq) or None) of q (B, Sq, H, D) and k, v
+    (B, Sk, K, D) by torch.
 
-    The reference, which stores the whole score matrix, computes calls with softcap, dropout or with_lse: torch's
-    attention has no softcap and no log-sum-exp, and its dropout drops other weights.
+    The reference, which stores the whole score matrix, computes calls with softcap,
+    dropout or with_lse: torch's attention has no softcap and no log-sum-exp, and its
+    dropout drops other weights.
     """
     _report_once(q.device.type)
     if autocast_dtype(q.device.type) is not None:  # the inputs are cast; a bias in float32 stays so
         with torch.autocast(q.device.type, enabled=False):
             return attention_by_torch(q, k, v, options, with_lse)
-    # Statements: under torch.compile a comparison of sizes may be a symbol, which torch's call refuses.
+    # Statements: under torch.compile a comparison of sizes may be a symbol, which
+    # torch's call refuses.
     grouped = False
     if q.shape[2] != k.shape[2]:
         grouped = True
-    unmasked = options.mask is None and options.bias is None and options.alibi_slopes is None and options.left is None
+    unmasked = (
+        options.mask is None
+        and options.bias is None
+        and options.alibi_slopes is None
+        and options.left is None
+    )
     top_left = False
-    if unmasked and options.right is not None and options.right == 0:  # where torch's alignment is ours
+    # Where torch's alignment is ours.
+    if unmasked and options.right is not None and options.right == 0:
         top_left = True
     masked = not (top_left or (unmasked and options.right is None))
     exact = with_lse or options.softcap > 0 or options.dropout_p > 0
@@ -65,7 +77,8 @@ def attention_by_torch(
             q, k, v = _unseen_as_zeros(q, k, v, options)
             exact = finite is False and _is_finite(q, k, v, options.bias) is False
     if exact:
-        # The operators exist for the CPU and CUDA; elsewhere autograd calls the same functions directly.
+        # The operators exist for the CPU and CUDA; elsewhere autograd calls the
+        # same functions directly.
         if q.device.type in ("cpu", "cuda"):
             return attention(ops.FORWARD_IN[BATCH], (q, k, v), options)
         return reference.apply(q, k, v, options)
@@ -86,10 +99,14 @@ def attention_by_torch(
 
 
 def _mask(q: Tensor, k: Tensor, options: Options) -> tuple[Tensor, Tensor]:
-    """torch's attn_mask (B or 1, H or 1, Sq, Sk), and the rows (B or 1, H or 1, Sq, 1) that see nothing."""
-    # Those rows are let see everything, so that nothing is NaN, and the caller takes their result out again.
+    """torch's attn_mask (B or 1, H or 1, Sq, Sk), and the rows (B or 1, H or 1,
+    Sq, 1) that see nothing."""
+    # Those rows are let see everything, so that nothing is NaN, and the caller takes
+    # their result out again.
     batch, seqlen_q, seqlen_k = q.shape[0], q.shape[1], k.shape[1]
-    seen = reference.visible_mask(seqlen_q, seqlen_k, options, q.device).expand(-1, -1, seqlen_q, seqlen_k)
+    seen = reference.visible_mask(seqlen_q, seqlen_k, options, q.device).expand(
+        -1, -1, seqlen_q, seqlen_k
+    )
     hidden = ~seen.any(-1, keepdim=True)
     added = options.bias
     if options.alibi_slopes is not None:
@@ -102,8 +119,9 @@ def _mask(q: Tensor, k: Tensor, options: Options) -> tuple[Tensor, Tensor]:
 
 
 def _is_finite(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> bool | None:
-    """Is every number finite, but for a bias's -inf? None where that is not known: compilers and transforms allow no
-    look, and other devices would be waited for. Sums that overflow count as numbers that do."""
+    """Is every number finite, but for a bias's -inf? None where that is not known: compilers
+    and transforms allow no look, and other devices would be waited for. Sums that overflow
+    count as numbers that do."""
     if q.device.type != "cpu" or signature((q, k, v)) is None:
         return None
     exact = torch.promote_types(q.dtype, torch.bfloat16)  # float16 overflows soon
@@ -112,7 +130,9 @@ def _is_finite(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> bool | N
         return math.isfinite(total) and (bias is None or bool(bias.sum(dtype=exact) < math.inf))
 
 
-def _unseen_as_zeros(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor]:
+def _unseen_as_zeros(
+    q: Tensor, k: Tensor, v: Tensor, options: Options
+) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v with zeros in the queries that see nothing and in the keys that nobody sees."""
     seen = reference.visible_mask(q.shape[1], k.shape[1], options, q.device)
     seen = seen.expand(-1, -1, q.shape[1], k.shape[1])

@@ -1,7 +1,8 @@
-"""The experiments: reproductions of published results, and benchmarks. They are built on flashtrain.
+"""The experiments: reproductions of published results, and benchmarks. They
+are built on flashtrain.
 
-COMPONENTS is what they register with flashtrain (flashtrain/registry.py): "group.name" -> "module:object", imported at
-its first use.
+COMPONENTS is what they register with flashtrain (flashtrain/registry.py): "group.name" ->
+"module:object", imported at its first use.
 """
 
 COMPONENTS = {

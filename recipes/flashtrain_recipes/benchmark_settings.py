@@ -23,20 +23,27 @@ class BenchmarkSettings(AttentionSettings, StepSettings, ContextSettings):
     """What a benchmark measures, by which implementations, and for how long."""
 
     name: str | None = None  # the benchmark to run; recipes set it
-    implementations: list[str] | None = None  # names of what is measured; null: all that can run on this device
+    # Names of what is measured; null: all that can run on this device.
+    implementations: list[str] | None = None
     rounds: int = 10  # how often each implementation is measured; the median counts
-    max_seconds: float | None = None  # seconds after which nothing new is begun, to give a rented GPU back in time
+    # Seconds after which nothing new is begun, to give a rented GPU back in time.
+    max_seconds: float | None = None
 
     def check(self) -> None:
         if self.name is not None:
             one_of("benchmark.name", self.name, registered("benchmark"))
         # recipe=bert-speed has full rows of contexts, lengths of sample_units, or both
         may_be_empty = (
-            ("contexts", "sample_units") if self.name == "bert" and (self.contexts or self.sample_units) else ()
+            ("contexts", "sample_units")
+            if self.name == "bert" and (self.contexts or self.sample_units)
+            else ()
         )
         for one in fields(self):
             if getattr(self, one.name) == [] and one.name not in may_be_empty:
-                raise UserError(f"benchmark.{one.name}=[] is empty: name one or more values, or leave the setting out.")
+                raise UserError(
+                    f"benchmark.{one.name}=[] is empty: "
+                    "name one or more values, or leave the setting out."
+                )
         for setting, least in _MINIMUMS.items():
             given = getattr(self, setting)
             for number in given if isinstance(given, list) else [given]:

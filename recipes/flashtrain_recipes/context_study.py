@@ -1,4 +1,5 @@
-"""mode=lengths: train at each of lengths.contexts, each in its own process, and compare the results.
+"""mode=lengths: train at each of lengths.contexts, each in its own process,
+and compare the results.
 
 runs/RECIPE/2026-11-21_10-15-02/
   context-1024/, context-2048/, ...   the trainings, each a run folder like any other
@@ -6,7 +7,8 @@ runs/RECIPE/2026-11-21_10-15-02/
   result.json                         the rows, in the form of recipes/results
   *.png                               the study's figures
 
-A context that has finished in the folder is not trained again; an interrupted one resumes from its checkpoint.
+A context that has finished in the folder is not trained again; an interrupted one
+resumes from its checkpoint.
 """
 
 from __future__ import annotations
@@ -56,17 +58,22 @@ Start = Callable[[list[str]], int]
 
 
 def start_training(words: list[str]) -> int:
-    """Run `python -m flashtrain WORDS` in a process, and return its exit status, 128 + N where signal N ended it.
+    """Run `python -m flashtrain WORDS` in a process, and return its exit status, 128 + N
+    where signal N ended it.
 
-    A signal that ends this command is passed on to the process, which is waited for: it writes its checkpoint.
+    A signal that ends this command is passed on to the process, which is waited for: it
+    writes its checkpoint.
     """
     with JobProcesses() as processes:
         status = processes.run(words)
     return status if processes.stopped_by is None else 128 + processes.stopped_by
 
 
-def run_study(settings: Settings, overrides: CommandLine, *, started: float, start: Start = start_training) -> int:
-    """Run the comparison that belongs to the settings' task, and return its exit status (ContextStudy.run).
+def run_study(
+    settings: Settings, overrides: CommandLine, *, started: float, start: Start = start_training
+) -> int:
+    """Run the comparison that belongs to the settings' task, and return its exit
+    status (ContextStudy.run).
 
     Args:
         overrides: the command line.
@@ -85,13 +92,17 @@ def study_plan(settings: Settings, hardware: Hardware) -> str:
     """Return the text of mode=plan: the plan of the training at each context."""
     task, contexts = task_of(settings), sorted(settings.lengths.contexts or [])
     plans = (task.plan(settings.having(context=context), hardware) for context in contexts)
-    return "\n".join(f"=== context {context:,}\n{plan}" for context, plan in zip(contexts, plans, strict=True))
+    return "\n".join(
+        f"=== context {context:,}\n{plan}" for context, plan in zip(contexts, plans, strict=True)
+    )
 
 
 class ContextStudy(ABC):
-    """Base class of comparisons of contexts. Making one raises UserError for settings that cannot be trained."""
+    """Base class of comparisons of contexts. Making one raises UserError for settings
+    that cannot be trained."""
 
-    many_values: tuple[str, ...] = ("context",)  # columns of summary.json that differ between the trainings
+    # Columns of summary.json that differ between the trainings.
+    many_values: tuple[str, ...] = ("context",)
     words: Sequence[str] = ()  # settings that are added to every training's command line
 
     def __init__(self, settings: Settings, hardware: Hardware, overrides: CommandLine) -> None:
@@ -100,23 +111,27 @@ class ContextStudy(ABC):
         if "context" in overrides.by_name:
             raise UserError(
                 f"recipe={settings.recipe} trains every context of lengths.contexts="
-                f"{list(settings.lengths.contexts or [])}: change those, or add mode=train to train one context."
+                f"{list(settings.lengths.contexts or [])}: change those, or add mode=train "
+                "to train one context."
             )
 
     @abstractmethod
     def rows(self, folder: Path) -> list[Row]:
-        """Return the result rows of every context that was trained in the folder, also by earlier commands."""
+        """Return the result rows of every context that was trained in the folder,
+        also by earlier commands."""
 
     @abstractmethod
     def show(self, rows: list[Row], folder: Path) -> list[Path]:
-        """Print the table, draw figures into the folder, and return their paths, the main one first; [] if none."""
+        """Print the table, draw figures into the folder, and return their paths, the main
+        one first; [] if none."""
 
     @abstractmethod
     def best(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Return the columns of summary.json that name the best score."""
 
     def run(self, *, started: float, start: Start) -> int:
-        """Train the contexts that have not finished, score all, and return the exit status: 0 unless one failed.
+        """Train the contexts that have not finished, score all, and return the exit
+        status: 0 unless one failed.
 
         Running out of memory is a result, not a failure.
 
@@ -128,13 +143,20 @@ class ContextStudy(ABC):
         with locked(folder):
             write_config(asdict(self.settings), folder)
             planned = planned_row(self.settings, self.hardware, self.overrides)
-            planned.update(dict.fromkeys(self.many_values), contexts=" ".join(map(str, self.contexts)))
+            planned.update(
+                dict.fromkeys(self.many_values), contexts=" ".join(map(str, self.contexts))
+            )
             write_summary(folder, {**planned, "status": RUNNING})
-            say(f"comparing contexts {', '.join(f'{context:,}' for context in self.contexts)} in {folder}")
+            say(
+                "comparing contexts "
+                f"{', '.join(f'{context:,}' for context in self.contexts)} in {folder}"
+            )
             for context in self.contexts:
                 status = self._train(context, folder, start)
                 if status in _STOPPED:
-                    again = f"with resume=auto or resume={folder} to continue at context {context:,}."
+                    again = (
+                        f"with resume=auto or resume={folder} to continue at context {context:,}."
+                    )
                     say(f"stopped. Repeat the same command {again}")
                     error = f"stopped by {signal.Signals(status - 128).name}"
                     write_summary(folder, {**planned, "status": STOPPED, "error": error})
@@ -143,7 +165,12 @@ class ContextStudy(ABC):
             write_result(folder / RESULT, self.settings.recipe, self._command(rows), rows)
             self._report(folder, rows)
             failed = [row for row in rows if has_failed(row) and row.get("status") != OUT_OF_MEMORY]
-            row = {**planned, "status": FINISHED, **self.best(rows), "seconds": round(time.monotonic() - started, 1)}
+            row = {
+                **planned,
+                "status": FINISHED,
+                **self.best(rows),
+                "seconds": round(time.monotonic() - started, 1),
+            }
             for first in failed[:1]:
                 error = f"context {first['context']}: {first.get('error') or 'failed'}"
                 row |= {"status": FAILED, "error": error}
@@ -161,12 +188,18 @@ class ContextStudy(ABC):
             given = Path(str(named)).expanduser()
             begins = FOLDER in words and not (given / CONFIG_FILE).is_file()
             if not begins and find_same([given], settings) is None:
-                raise UserError(f"{given} is no comparison of these settings: expected the folder of one, or auto.")
+                raise UserError(
+                    f"{given} is no comparison of these settings: "
+                    "expected the folder of one, or auto."
+                )
             return given
         found = find_same(newest_first(parent), settings, take=True)
         if found is None:
             return new_run_folder(parent)
-        say(f"going on with {found}: what is finished there is not trained again (resume=null starts anew).")
+        say(
+            f"going on with {found}: "
+            "what is finished there is not trained again (resume=null starts anew)."
+        )
         return found
 
     def _train(self, context: int, folder: Path, start: Start) -> int:
@@ -179,7 +212,12 @@ class ContextStudy(ABC):
         own = (*(f"{key}=" for key in NOT_FOR_TRAINING), "lengths.")
         words = [word for word in self.overrides if not word.lstrip("+~").startswith(own)]
         group = self.settings.logger.group or f"{self.settings.recipe}-{folder.name}"
-        words += ["mode=train", f"context={context}", "resume=auto", f"logger.group={quoted(group)}"]
+        words += [
+            "mode=train",
+            f"context={context}",
+            "resume=auto",
+            f"logger.group={quoted(group)}",
+        ]
         words += [f"hydra.run.dir={quoted(str(run))}", *self.words]
         status = start(words)
         note_failure(run, words, status)
@@ -191,10 +229,13 @@ class ContextStudy(ABC):
             say("nothing could be scored: no training finished.")
             return
         say(f"figures: {', '.join(map(str, figures))}; the result's rows are in {folder / RESULT}")
-        say(f"  publish them: python -m flashtrain.report {folder} --save recipes/results/NAME.json")
+        say(
+            f"  publish them: python -m flashtrain.report {folder} --save recipes/results/NAME.json"
+        )
 
     def _command(self, rows: Sequence[Row]) -> str:
-        # what reproduces the rows, whichever commands trained them, without where it wrote and logged
+        # what reproduces the rows, whichever commands trained them, without
+        # where it wrote and logged
         contexts = sorted({row["context"] for row in rows})
         words = list(self.overrides)
         if contexts != self.contexts:
@@ -210,5 +251,7 @@ def run_of(folder: Path, context: int) -> Path:
 
 def trained_contexts(folder: Path) -> list[int]:
     """Return the contexts that have a run folder inside the comparison's folder, ascending."""
-    found = [path.name.removeprefix("context-") for path in folder.glob("context-*") if path.is_dir()]
+    found = [
+        path.name.removeprefix("context-") for path in folder.glob("context-*") if path.is_dir()
+    ]
     return sorted(int(name) for name in found if name.isdigit())

@@ -1,4 +1,5 @@
-"""recipe=long-document: fine-tune BERT at each context on the same number of texts; the table and the figure."""
+"""recipe=long-document: fine-tune BERT at each context on the same number of texts;
+the table and the figure."""
 
 from __future__ import annotations
 
@@ -22,10 +23,12 @@ FIGURE = "score.png"
 BOUND = "best possible with so many tokens"
 # Columns of the comparison's table.
 _TABLE = (
-    "context", "micro_f1", "accuracy", "best_micro_f1", "validation_loss", "samples", "batch", "micro_batch",
+    "context", "micro_f1", "accuracy", "best_micro_f1", "validation_loss", "samples", "batch",
+    "micro_batch",
     "tokens_per_second", "mfu", "peak_memory_gib", "seconds", "status",
 )  # fmt: skip
-_DROPPED = ("device", "versions", "overrides", "date", "recipe", "devices")  # true of the whole result
+# true of the whole result.
+_DROPPED = ("device", "versions", "overrides", "date", "recipe", "devices")
 
 
 class DocumentsStudy(ContextStudy):
@@ -42,7 +45,9 @@ class DocumentsStudy(ContextStudy):
         rows = []
         for context in trained_contexts(folder):
             summary = read_summary(run_of(folder, context))
-            row: dict[str, Any] = {key: value for key, value in summary.items() if key not in _DROPPED}
+            row: dict[str, Any] = {
+                key: value for key, value in summary.items() if key not in _DROPPED
+            }
             if row.get("status") == FINISHED:
                 del row["status"]
             rows.append({"implementation": "flashtrain", **row, "context": context})
@@ -58,31 +63,47 @@ class DocumentsStudy(ContextStudy):
         if not scored:
             return {}
         best = max(scored, key=_score)
-        return {"best_context": best["context"], "score": _score(best), "contexts_scored": len(scored)}
+        return {
+            "best_context": best["context"],
+            "score": _score(best),
+            "contexts_scored": len(scored),
+        }
 
 
 def documents_figure(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
-    """Draw the test score (micro-F1, or accuracy) against context as a PNG, with the upper bound where it is known.
+    """Draw the test score (micro-F1, or accuracy) against context as a PNG, with the upper
+    bound where it is known.
 
     Raises:
         UserError: the rows have no score by context, being of another recipe.
     """
     measure = next((key for key in ("micro_f1", "accuracy") if values_of(rows, key)), None)
     if measure is None or not values_of(rows, "context"):
-        raise UserError("no row has a score by context: draw this figure from the result.json of recipe=long-document.")
-    drawn: list[Row] = [{**row, "series": f"flashtrain, {row.get('model', 'BERT')}"} for row in rows]
+        raise UserError(
+            "no row has a score by context: "
+            "draw this figure from the result.json of recipe=long-document."
+        )
+    drawn: list[Row] = [
+        {**row, "series": f"flashtrain, {row.get('model', 'BERT')}"} for row in rows
+    ]
     drawn += [
         {"context": row["context"], "series": BOUND, measure: row["best_micro_f1"]}
         for row in rows
         if row.get("best_micro_f1") is not None
     ]
     samples = {row["samples"] for row in rows if row.get("samples")}
-    title = f"Long documents, {samples.pop():,} trained on at every context" if len(samples) == 1 else ""
+    title = (
+        f"Long documents, {samples.pop():,} trained on at every context"
+        if len(samples) == 1
+        else ""
+    )
     return line_figure(drawn, "context", measure, "series", path, title=title, log_y=False)
 
 
 def _scored(rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if row.get("micro_f1") is not None or row.get("accuracy") is not None]
+    return [
+        row for row in rows if row.get("micro_f1") is not None or row.get("accuracy") is not None
+    ]
 
 
 def _score(row: Row) -> float:

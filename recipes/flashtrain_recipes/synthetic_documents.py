@@ -1,4 +1,5 @@
-"""Synthetic documents with cues for their labels anywhere in the text, and the best score of reading only a part.
+"""Synthetic documents with cues for their labels anywhere in the text, and the best score
+of reading only a part.
 
 n tokens of a document, c tokens that are read, L labels.
 """
@@ -23,9 +24,12 @@ _PRESENT, _PLACE, _FILLER = range(1, 4)  # keys that keep the three kinds of dra
 
 
 def build_source(own: FineTuningSettings, context: int) -> LabelledSource:
-    """Make a run's documents by the settings finetune.*, each split from its own seed, cut to `context` tokens."""
+    """Make a run's documents by the settings finetune.*, each split from its own seed,
+    cut to `context` tokens."""
     documents = {
-        name: SyntheticDocuments(getattr(own, name) or COUNTS[name], own.length, labels=own.labels, seed=number)
+        name: SyntheticDocuments(
+            getattr(own, name) or COUNTS[name], own.length, labels=own.labels, seed=number
+        )
         for number, name in enumerate(SPLITS)
     }
     test = documents["test"]
@@ -38,13 +42,15 @@ def build_source(own: FineTuningSettings, context: int) -> LabelledSource:
 
 @dataclass(eq=False)
 class SyntheticDocuments:
-    """Synthetic long documents (LabelledDocuments). Document i follows from (seed, i) alone, and is made when read.
+    """Synthetic long documents (LabelledDocuments). Document i follows from (seed, i) alone,
+    and is made when read.
 
-    Each label is present independently with the same probability. Each present label has one cue, a token of its own,
-    at a uniformly random place; all other tokens are filler. A reader of the first c of n tokens sees the cue of a
-    present label with probability c / n, and knows nothing else of labels without a visible cue: best_micro_f1 is the
-    most that it can score, however it was trained. (This holds up to the order of L / n, as two cues never share a
-    place.) Tokens 0 to L - 1 are the cues; the next FILLER ones are filler, the k-th with frequency 1 / k.
+    Each label is present independently with the same probability. Each present label has one cue, a
+    token of its own, at a uniformly random place; all other tokens are filler. A reader of the
+    first c of n tokens sees the cue of a present label with probability c / n, and knows nothing
+    else of labels without a visible cue: best_micro_f1 is the most that it can score, however it
+    was trained. (This holds up to the order of L / n, as two cues never share a place.) Tokens 0 to
+    L - 1 are the cues; the next FILLER ones are filler, the k-th with frequency 1 / k.
 
     Raises:
         UserError: There are more labels than tokens.
@@ -59,7 +65,8 @@ class SyntheticDocuments:
     def __post_init__(self) -> None:
         if self.length < self.labels:
             raise UserError(
-                f"length={self.length} with {self.labels} labels: expected a length of at least {self.labels} tokens."
+                f"length={self.length} with {self.labels} labels: "
+                f"expected a length of at least {self.labels} tokens."
             )
         self.label_names = tuple(f"cue {number}" for number in range(self.labels))
         self.vocab_size = self.labels + FILLER
@@ -75,7 +82,8 @@ class SyntheticDocuments:
         return np.full(self.size, self.length, dtype=np.int64)
 
     def document(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Make document `number`: its tokens, (n,) int64, and which labels are present, (L,) bool."""
+        """Make document `number`: its tokens, (n,) int64, and which labels are
+        present, (L,) bool."""
         index = np.arange(self.labels)
         present = uniform(self.seed, _PRESENT, number, index) < self.presence
         draws = uniform(self.seed, _FILLER, number, np.arange(self.length))
@@ -89,16 +97,24 @@ class SyntheticDocuments:
         places: list[int] = []
         for label in range(self.labels):
             draws = (hashed(self.seed, _PLACE, number, label, again) for again in count())
-            places.append(next(place for draw in draws if (place := int(draw % np.uint64(self.length))) not in places))
+            places.append(
+                next(
+                    place
+                    for draw in draws
+                    if (place := int(draw % np.uint64(self.length))) not in places
+                )
+            )
         return np.array(places)
 
 
 def best_micro_f1(length: int, read: int, presence: float) -> float:
-    """Return the highest expected micro-F1, over many documents, of reading the first `read` of `length` tokens.
+    """Return the highest expected micro-F1, over many documents, of reading the first
+    `read` of `length` tokens.
 
-    Let f = min(1, read / length) be the probability that a cue is read, and p the presence: the probability that a
-    label is present. A label whose cue is seen is certain: p f of all labels. The others look alike: predicting none of
-    them scores 2 f / (1 + f), predicting all scores 2 p / (1 + p), and predicting some lies between.
+    Let f = min(1, read / length) be the probability that a cue is read, and p the presence: the
+    probability that a label is present. A label whose cue is seen is certain: p f of all labels.
+    The others look alike: predicting none of them scores 2 f / (1 + f), predicting all scores 2 p /
+    (1 + p), and predicting some lies between.
     """
     seen = min(1.0, read / length)
     return max(2 * seen / (1 + seen), 2 * presence / (1 + presence))

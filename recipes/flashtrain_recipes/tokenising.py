@@ -1,9 +1,10 @@
-"""Tokenising speed: flashtrain's token file against the tokenizers library's encode_batch, in turns.
+"""Tokenising speed: flashtrain's token file against the tokenizers library's
+encode_batch, in turns.
 
     python -m flashtrain_recipes.tokenising [ROUNDS] [FILE]
 
-Both encode the source of Python's standard library with the same BPE, on all cores. The library gets all texts in
-memory; flashtrain reads them from disk, encodes them and writes its token file.
+Both encode the source of Python's standard library with the same BPE, on all cores. The library
+gets all texts in memory; flashtrain reads them from disk, encodes them and writes its token file.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ TRAINED_ON = 500  # documents
 
 
 def main(rounds: int = 7, path: str | None = None) -> None:
-    """Print the tokens per second of each round, and write a result file to `path` where it is given."""
+    """Print the tokens per second of each round, and write a result file to
+    `path` where it is given."""
     source = StandardLibrarySource()
     texts = list(source.documents())
     size = sum(len(text.encode()) for text in texts)
@@ -39,7 +41,10 @@ def main(rounds: int = 7, path: str | None = None) -> None:
             begin = time.perf_counter()
             cache = open_or_build(source, fresh, folder)
             ours = time.perf_counter() - begin
-        for name, seconds, count in (("encode_batch", theirs, tokens), ("flashtrain", ours, len(cache.tokens))):
+        for name, seconds, count in (
+            ("encode_batch", theirs, tokens),
+            ("flashtrain", ours, len(cache.tokens)),
+        ):
             rows.append(
                 {
                     "implementation": name,
@@ -51,7 +56,10 @@ def main(rounds: int = 7, path: str | None = None) -> None:
                 }
             )
         ratios.append(len(cache.tokens) / ours / (tokens / theirs))
-        print(f"round {number}: encode_batch {tokens / theirs:,.0f} tokens/s, flashtrain {tokens / ours:,.0f}")
+        print(
+            f"round {number}: "
+            f"encode_batch {tokens / theirs:,.0f} tokens/s, flashtrain {tokens / ours:,.0f}"
+        )
     ratio = statistics.median(ratios)
     print(f"flashtrain over encode_batch, the median of {rounds} rounds: {ratio:.2f}")
     if path is not None:

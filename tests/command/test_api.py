@@ -73,7 +73,14 @@ def test_a_run_is_the_commands_bit_for_bit_prints_nothing_and_leaves_the_process
     expected, got = weights(trained), weights(run.folder)
     assert all(torch.equal(expected[name], got[name]) for name in expected)
     names = {path.name for path in run.folder.iterdir()}
-    assert {"config.yaml", "summary.json", "metrics.jsonl", "checkpoints", "tokenizer", "flashtrain.log"} <= names
+    assert {
+        "config.yaml",
+        "summary.json",
+        "metrics.jsonl",
+        "checkpoints",
+        "tokenizer",
+        "flashtrain.log",
+    } <= names
     assert run.summary == json.loads((run.folder / "summary.json").read_text())
     assert (run.summary["status"], run.settings.context) == ("finished", 32)
     assert run.checkpoint == run.folder / "checkpoints" / "best.ckpt"
@@ -88,14 +95,17 @@ def test_it_is_quiet_beside_handlers_that_a_notebook_came_with_but_for_warnings(
     handler = logging.StreamHandler(sys.stdout)
     logging.getLogger().addHandler(handler)
     try:
-        for key in ("model.size", "model.vocab_rows"):  # asks for a model: without it the recipe's demo is trained here
+        # Asks for a model: without it the recipe's demo is trained here.
+        for key in ("model.size", "model.vocab_rows"):
             del tiny[key]
         flashtrain.train(**{**tiny, "trainer.steps": 1})
     finally:
         logging.getLogger().removeHandler(handler)
     out, err = capfd.readouterr()
     assert out == ""
-    assert err.startswith("no NVIDIA GPU found here: training the recipe's small demo model instead")
+    assert err.startswith(
+        "no NVIDIA GPU found here: training the recipe's small demo model instead"
+    )
     assert err.count("\n") == 1
 
 
@@ -121,7 +131,9 @@ def test_what_came_of_a_run_is_evaluated_written_with_loaded_and_exported(
     assert loaded.tokenizer is not None
     assert not loaded.model.training
     for which in (last, str(last), loaded):
-        assert flashtrain.evaluate(which)["validation_loss"] == pytest.approx(row["validation_loss"], rel=1e-5)
+        assert flashtrain.evaluate(which)["validation_loss"] == pytest.approx(
+            row["validation_loss"], rel=1e-5
+        )
     text = flashtrain.generate(last, "the quick", 8, temperature=0.5)
     assert text.startswith("the quick")
     assert flashtrain.generate(loaded, "the quick", 8, temperature=0.5) == text
@@ -129,7 +141,8 @@ def test_what_came_of_a_run_is_evaluated_written_with_loaded_and_exported(
     written = flashtrain.generate(loaded.model, tokens, 8, temperature=0.5)
     assert loaded.tokenizer.decode(written[0].tolist()) == text
     torch.nn.init.zeros_(loaded.model.token_embedding.weight)
-    assert flashtrain.generate(loaded, "the quick", 8, temperature=0.5) != text  # the model as it is now
+    # The model as it is now.
+    assert flashtrain.generate(loaded, "the quick", 8, temperature=0.5) != text
     assert (flashtrain.export(trained) / "model.safetensors").is_file()
     assert "".join(capfd.readouterr()) == ""
 
@@ -137,16 +150,28 @@ def test_what_came_of_a_run_is_evaluated_written_with_loaded_and_exported(
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"trainer": {"steps": 10, "compile": False}}, ["trainer.steps=10", "trainer.compile=false"]),
-        ({"optimizer": {"name": "lamb", "learning_rate": 1e-5}}, ["optimizer=lamb", "optimizer.learning_rate=1e-05"]),
-        ({"data": {"source": "files", "path": Path("a b/c.txt")}}, ["data=files", "data.path='a b/c.txt'"]),
+        (
+            {"trainer": {"steps": 10, "compile": False}},
+            ["trainer.steps=10", "trainer.compile=false"],
+        ),
+        (
+            {"optimizer": {"name": "lamb", "learning_rate": 1e-5}},
+            ["optimizer=lamb", "optimizer.learning_rate=1e-05"],
+        ),
+        (
+            {"data": {"source": "files", "path": Path("a b/c.txt")}},
+            ["data=files", "data.path='a b/c.txt'"],
+        ),
         ({"data": {"text_column": "null"}}, ["data.text_column='null'"]),
         (
             {"memory": {"activation_checkpointing": "full"}, "hardware": {"demo": "never"}},
             ["memory.activation_checkpointing=full", "hardware.demo=never"],
         ),
         ({"model.options.width": 8}, ["++model.options.width=8"]),
-        ({"resume": None, "optimizer": {"betas": (0.9, 0.95)}}, ["resume=null", "optimizer.betas=[0.9,0.95]"]),
+        (
+            {"resume": None, "optimizer": {"betas": (0.9, 0.95)}},
+            ["resume=null", "optimizer.betas=[0.9,0.95]"],
+        ),
         ({"prompt": "it's ${HOME}"}, ["prompt='it\\'s \\${HOME}'"]),
     ],
     ids=lambda one: str(one)[:40],
@@ -198,12 +223,15 @@ def test_a_second_ctrl_c_ends_at_once_and_can_be_caught(tiny: dict[str, Any], at
         flashtrain.train(**tiny, **at(4, twice))
 
 
-def test_ctrl_c_in_an_evaluation_can_be_caught(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_in_an_evaluation_can_be_caught(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(flashtrain.LanguageModel, "validation_step", interrupted)
-    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # in a shell's background it may be
+    # In a shell's background it may be.
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
             flashtrain.evaluate(trained)
@@ -211,7 +239,9 @@ def test_ctrl_c_in_an_evaluation_can_be_caught(trained: Path, monkeypatch: pytes
         signal.signal(signal.SIGINT, ignored)
 
 
-def test_sigterm_leaves_a_checkpoint_and_is_then_the_programs(tiny: dict[str, Any], at: Any) -> None:
+def test_sigterm_leaves_a_checkpoint_and_is_then_the_programs(
+    tiny: dict[str, Any], at: Any
+) -> None:
     received: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     try:
@@ -231,7 +261,10 @@ def test_a_run_that_fails_raises_and_reports_it_in_its_row(tiny: dict[str, Any],
         flashtrain.train(**tiny, **at(2, fail))
     with pytest.raises(UserError, match="step"):
         flashtrain.train(**{**tiny, "optimizer.learning_rate": 1e30, "optimizer.gradient_clip": 0})
-    rows = [json.loads(path.read_text()) for path in sorted(Path(tiny["output"]).glob("gpt2/*/summary.json"))]
+    rows = [
+        json.loads(path.read_text())
+        for path in sorted(Path(tiny["output"]).glob("gpt2/*/summary.json"))
+    ]
     assert [row["status"] for row in rows] == ["failed", "failed"]
     assert rows[0]["error"] == "ZeroDivisionError: of a callback"
     first, second = sorted(Path(tiny["output"]).glob("gpt2/*/"))
@@ -248,7 +281,9 @@ def a_hydra_program() -> Iterator[None]:
 
 def test_in_a_hydra_program_and_in_a_thread(tiny: dict[str, Any], a_hydra_program: None) -> None:
     before, found = GlobalHydra.instance().hydra, []
-    thread = threading.Thread(target=lambda: found.append(flashtrain.train(**{**tiny, "trainer.steps": 1})))
+    thread = threading.Thread(
+        target=lambda: found.append(flashtrain.train(**{**tiny, "trainer.steps": 1}))
+    )
     thread.start()
     thread.join()
     assert found[0].summary["steps"] == 1
@@ -257,12 +292,20 @@ def test_in_a_hydra_program_and_in_a_thread(tiny: dict[str, Any], a_hydra_progra
 
 @pytest.mark.longest
 @pytest.mark.slow  # two ranks start
-def test_several_devices_are_a_process_of_their_own(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_devices_are_a_process_of_their_own(
+    tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     two = {"trainer.devices": 2, "trainer.strategy": "ddp"}
     stopped = flashtrain.train(**tiny, **two, **{"trainer.max_minutes": 1e-6})
     assert stopped.summary["status"] == "stopped"
     run = flashtrain.train(**tiny, **two, resume="auto")
-    assert (run.folder, run.summary["status"], run.summary["devices"]) == (stopped.folder, "finished", 2)
+    assert (run.folder, run.summary["status"], run.summary["devices"]) == (
+        stopped.folder,
+        "finished",
+        2,
+    )
     with pytest.raises((UserError, RunFailed), match="step"):
-        flashtrain.train(**{**tiny, **two, "optimizer.learning_rate": 1e30, "optimizer.gradient_clip": 0})
+        flashtrain.train(
+            **{**tiny, **two, "optimizer.learning_rate": 1e30, "optimizer.gradient_clip": 0}
+        )

@@ -37,7 +37,9 @@ def test_help_has_an_example_of_every_mode_that_is_taken_as_it_stands() -> None:
             assert settings_of(words).mode == mode
 
 
-def test_a_missing_file_is_one_line_and_leaves_a_row_that_reports_it(tiny_runs: TinyRuns, capfd) -> None:
+def test_a_missing_file_is_one_line_and_leaves_a_row_that_reports_it(
+    tiny_runs: TinyRuns, capfd
+) -> None:
     status, folder = tiny_runs.run("missing-file", "data.path=nowhere.txt")
     assert status == 2
     line = capfd.readouterr().err
@@ -53,7 +55,13 @@ def test_a_run_says_what_it_trains_and_ends_with_a_summary_a_sample_and_the_next
     done = tiny_runs.command(f"output='{tmp_path}/my runs (1)'")
     assert done.returncode == 0, done.stdout + done.stderr
     assert list(tmp_path.glob("my runs (1)/gpt2/*/summary.json"))
-    for part in ("gpt2-demo", "sample", "tokens/s", "checkpoints", "try next: python -m flashtrain mode=generate"):
+    for part in (
+        "gpt2-demo",
+        "sample",
+        "tokens/s",
+        "checkpoints",
+        "try next: python -m flashtrain mode=generate",
+    ):
         assert part in done.stdout, part
     assert "124M" not in done.stdout
 
@@ -80,10 +88,16 @@ def test_a_sweep_with_a_mistake_in_it_starts_nothing(tiny_runs: TinyRuns, tmp_pa
 
 @pytest.mark.integration
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes as Linux has them")
-def test_the_ranks_that_lightning_starts_end_with_the_first_one(tiny_runs: TinyRuns, tmp_path) -> None:
-    words = tiny_runs.settings_words("trainer.devices=2", "trainer.strategy=ddp", f"output={tmp_path}")
+def test_the_ranks_that_lightning_starts_end_with_the_first_one(
+    tiny_runs: TinyRuns, tmp_path
+) -> None:
+    words = tiny_runs.settings_words(
+        "trainer.devices=2", "trainer.strategy=ddp", f"output={tmp_path}"
+    )
     first = subprocess.Popen(
-        [sys.executable, "-m", "flashtrain", *words], env=checkout_environment(), stderr=subprocess.DEVNULL
+        [sys.executable, "-m", "flashtrain", *words],
+        env=checkout_environment(),
+        stderr=subprocess.DEVNULL,
     )
     children = Path(f"/proc/{first.pid}/task/{first.pid}/children")
     rank: list[str] = []

@@ -40,12 +40,18 @@ def test_a_run_parses_its_words_once_and_adapts_to_its_machine_once(
     tiny_runs: TinyRuns, tmp_path: Path, parses: list[str], monkeypatch: pytest.MonkeyPatch, caplog
 ) -> None:
     adapted, check = [], LoggerSettings.check_installed
-    monkeypatch.setattr(LoggerSettings, "check_installed", lambda own: adapted.append(own) or check(own))
-    words = tiny_runs.settings_words("trainer.steps=1", "hardware.demo=always", f"output={tmp_path}")
+    monkeypatch.setattr(
+        LoggerSettings, "check_installed", lambda own: adapted.append(own) or check(own)
+    )
+    words = tiny_runs.settings_words(
+        "trainer.steps=1", "hardware.demo=always", f"output={tmp_path}"
+    )
     with caplog.at_level("INFO", "flashtrain"):
         assert status_of(words, monkeypatch) == 0
     # Hydra composes from words alone, and parses them for itself.
-    assert [one for one in parses if one.startswith("flashtrain")] == ["flashtrain.settings.command_line"]
+    assert [one for one in parses if one.startswith("flashtrain")] == [
+        "flashtrain.settings.command_line"
+    ]
     assert len(adapted) == 1
     (folder,) = (tmp_path / "gpt2").iterdir()
     assert "small demo" in (folder / "flashtrain.log").read_text()  # as the lines of the run itself
@@ -59,7 +65,9 @@ def test_a_command_line_that_is_passed_on_is_the_same_one(parses: list[str]) -> 
     assert parses.count("flashtrain.settings.command_line") == 1
 
 
-@pytest.mark.parametrize("word", ["weights=/nowhere", "trainer.nodes=2", "context=33", "resume=/nowhere"])
+@pytest.mark.parametrize(
+    "word", ["weights=/nowhere", "trainer.nodes=2", "context=33", "resume=/nowhere"]
+)
 def test_a_command_that_cannot_run_here_leaves_no_folder(
     word: str, tiny_runs: TinyRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,12 +25,27 @@ def _all_by_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
         ([], r"recipe=NAME, one of: .*gpt2"),
         (["recipe=gpt2", "contxt=512"], r"unknown setting 'contxt'\. Did you mean 'context'"),
         (["recipe=gpt2", "model=gpt3"], r"unknown model 'gpt3'\. Did you mean 'gpt2'"),
-        (["recipe=gpt2", "trainer={stepz: 3}"], r"'trainer\.stepz'\. Did you mean 'trainer\.steps'"),
-        (["recipe=hf", "model.options={layers: 2}"], r"Add a plus: \+model\.options\.layers=\.\.\."),
+        (
+            ["recipe=gpt2", "trainer={stepz: 3}"],
+            r"'trainer\.stepz'\. Did you mean 'trainer\.steps'",
+        ),
+        (
+            ["recipe=hf", "model.options={layers: 2}"],
+            r"Add a plus: \+model\.options\.layers=\.\.\.",
+        ),
         (["recipe=gpt2", "context=abc"], r"context: Value 'abc' .* to Integer"),
-        (["recipe=gpt2", "optimizer.betas=0.9"], r"optimizer\.betas: .* Expected a list of numbers: \[0.1,0.2\]\."),
-        (["recipe=hf-long", "benchmark.models=llama-1b"], r"benchmark\.models: .* Expected a list: \[one,another\]\."),
-        (["recipe=hf", "model.adapter_targets=a,b"], r"lists several values\. .* brackets for a list: \[one,another\]"),
+        (
+            ["recipe=gpt2", "optimizer.betas=0.9"],
+            r"optimizer\.betas: .* Expected a list of numbers: \[0.1,0.2\]\.",
+        ),
+        (
+            ["recipe=hf-long", "benchmark.models=llama-1b"],
+            r"benchmark\.models: .* Expected a list: \[one,another\]\.",
+        ),
+        (
+            ["recipe=hf", "model.adapter_targets=a,b"],
+            r"lists several values\. .* brackets for a list: \[one,another\]",
+        ),
         (["recipe=gpt2", "data.path=[a,b]"], r"data\.path: "),
         (
             ["recipe=hf", "model.adapter=lora", "model=huggingface", "model.adapter_targets=[]"],
@@ -45,7 +60,10 @@ def _all_by_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
             ["recipe=gpt2", "memory.activation_checkpointing=ful"],
             r"unknown memory\.activation_checkpointing 'ful'\. Did you mean .*'full'",
         ),
-        (["recipe=gpt2", "memory.activation_checkpointing=none", "memory.offload=true"], "memory.offload"),
+        (
+            ["recipe=gpt2", "memory.activation_checkpointing=none", "memory.offload=true"],
+            "memory.offload",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_is_possible(words: list[str], message: str) -> None:
@@ -57,12 +75,23 @@ def test_a_mistake_is_one_line_that_says_what_is_possible(words: list[str], mess
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["recipe=gpt2", "context=1000"], r"tokens_per_step=65536 must be a multiple of context=1000.* Use 65000"),
-        (["recipe=gpt2", "trainer.devices=3"], r"a step of 64 samples .* does not divide over 3 devices"),
-        (["recipe=gpt2", "trainer.micro_batch=7"], r"micro_batch=7 does not divide .* 1, 2, 4, 8, 16, 32, 64"),
+        (
+            ["recipe=gpt2", "context=1000"],
+            r"tokens_per_step=65536 must be a multiple of context=1000.* Use 65000",
+        ),
+        (
+            ["recipe=gpt2", "trainer.devices=3"],
+            r"a step of 64 samples .* does not divide over 3 devices",
+        ),
+        (
+            ["recipe=gpt2", "trainer.micro_batch=7"],
+            r"micro_batch=7 does not divide .* 1, 2, 4, 8, 16, 32, 64",
+        ),
     ],
 )
-def test_a_step_that_is_not_whole_samples_is_refused_with_what_would_do(words: list[str], message: str) -> None:
+def test_a_step_that_is_not_whole_samples_is_refused_with_what_would_do(
+    words: list[str], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         compose_settings(words).check_step()
 
@@ -79,15 +108,26 @@ def test_the_demo_replaces_the_recipes_settings_but_not_the_command_lines() -> N
     words = ["recipe=gpt2", "trainer.steps=7"]
     demo = apply_demo(compose_settings(words), CommandLine(words).by_name)
     assert demo.is_demo
-    assert (demo.model.size, demo.context, demo.data.tokenizer, demo.trainer.steps) == ("demo", 256, "bytes", 7)
+    assert (demo.model.size, demo.context, demo.data.tokenizer, demo.trainer.steps) == (
+        "demo",
+        256,
+        "bytes",
+        7,
+    )
 
 
 @pytest.mark.parametrize(("context", "tokens"), [(1024, 2048), (4096, 4096), (1000, 3000)])
 def test_a_demos_step_is_whole_samples_of_another_context(context, tokens) -> None:
     words = ["recipe=gpt2", f"context={context}"]
-    assert apply_demo(compose_settings(words), CommandLine(words).by_name).trainer.tokens_per_step == tokens
+    assert (
+        apply_demo(compose_settings(words), CommandLine(words).by_name).trainer.tokens_per_step
+        == tokens
+    )
     words = ["recipe=gpt2", f"context={context}", "trainer.tokens_per_step=8000"]
-    assert apply_demo(compose_settings(words), CommandLine(words).by_name).trainer.tokens_per_step == 8000
+    assert (
+        apply_demo(compose_settings(words), CommandLine(words).by_name).trainer.tokens_per_step
+        == 8000
+    )
 
 
 def test_a_value_that_an_interpolation_stands_for_is_not_printed(monkeypatch) -> None:

@@ -1,4 +1,5 @@
-"""Whatever goes wrong is one line: a mistake alone, anything else with the place of its traceback."""
+"""Whatever goes wrong is one line: a mistake alone, anything else with the
+place of its traceback."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from flashtrain.training.out_of_memory import OutOfMemory
 
 @pytest.fixture
 def fails(monkeypatch, tmp_path: Path, capsys):
-    """main() where its work raises this exception; (exit status, what it prints on standard error)."""
+    """main() where its work raises this exception; (exit status, what it prints
+    on standard error)."""
     monkeypatch.setenv("FLASHTRAIN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(sys, "argv", ["flashtrain", "recipe=gpt2"])
 
@@ -44,14 +46,21 @@ def fails(monkeypatch, tmp_path: Path, capsys):
     ],
     ids=lambda one: type(one).__name__,
 )
-def test_what_the_user_can_know_is_a_plain_line(fails, tmp_path: Path, error, status: int, line: str) -> None:
+def test_what_the_user_can_know_is_a_plain_line(
+    fails, tmp_path: Path, error, status: int, line: str
+) -> None:
     assert fails(error) == (status, f"flashtrain: {line}\n")
     assert not (tmp_path / "cache").exists()
 
 
-def test_anything_else_names_its_type_and_the_file_with_its_traceback(fails, tmp_path: Path) -> None:
+def test_anything_else_names_its_type_and_the_file_with_its_traceback(
+    fails, tmp_path: Path
+) -> None:
     log = tmp_path / "cache" / "flashtrain.log"
-    assert fails(KeyError("two\nlines")) == (1, f"flashtrain: KeyError: 'two\\nlines'; details in {log}\n")
+    assert fails(KeyError("two\nlines")) == (
+        1,
+        f"flashtrain: KeyError: 'two\\nlines'; details in {log}\n",
+    )
     assert "Traceback (most recent call last)" in log.read_text()
 
 
@@ -68,11 +77,19 @@ class Fails(pl.Callback):
         raise ZeroDivisionError("of a callback")
 
 
-def test_a_run_that_breaks_off_names_the_log_in_its_folder(tiny_runs: TinyRuns, monkeypatch, capsys) -> None:
+def test_a_run_that_breaks_off_names_the_log_in_its_folder(
+    tiny_runs: TinyRuns, monkeypatch, capsys
+) -> None:
     monkeypatch.setitem(registry._components["callback"], "fails", lambda _: Fails())
     status, folder = tiny_runs.run("breaks-off", "trainer.callbacks=[fails]")
     assert status == 1
     log = folder / "flashtrain.log"
-    assert f"flashtrain: ZeroDivisionError: of a callback; details in {log}\n" in capsys.readouterr().err
+    assert (
+        f"flashtrain: ZeroDivisionError: of a callback; details in {log}\n"
+        in capsys.readouterr().err
+    )
     assert "Traceback (most recent call last)" in log.read_text()
-    assert json.loads((folder / "summary.json").read_text())["error"] == "ZeroDivisionError: of a callback"
+    assert (
+        json.loads((folder / "summary.json").read_text())["error"]
+        == "ZeroDivisionError: of a callback"
+    )

@@ -19,8 +19,10 @@ from flashtrain.training.metrics_file import METRICS, read_metrics
 pytestmark = pytest.mark.integration  # whole runs
 
 SUMMARY_KEYS = {
-    "recipe", "model", "parameters", "attention", "context", "batch", "steps", "tokens", "train_loss_first",
-    "train_loss", "validation_loss", "tokens_per_second", "mfu", "peak_memory_gib", "seconds", "device", "versions",
+    "recipe", "model", "parameters", "attention", "context", "batch", "steps", "tokens",
+    "train_loss_first",
+    "train_loss", "validation_loss", "tokens_per_second", "mfu", "peak_memory_gib", "seconds",
+    "device", "versions",
 }  # fmt: skip
 
 
@@ -42,7 +44,11 @@ def weights(folder, name="last.ckpt"):
 
 def losses(folder) -> dict[int, float]:
     """Training loss by logged step."""
-    return {row["step"]: row["train_loss"] for row in read_metrics(folder / METRICS) if "train_loss" in row}
+    return {
+        row["step"]: row["train_loss"]
+        for row in read_metrics(folder / METRICS)
+        if "train_loss" in row
+    }
 
 
 def test_the_summary_is_one_flat_row_and_the_loss_fell(trained) -> None:
@@ -59,7 +65,9 @@ def test_the_summary_is_one_flat_row_and_the_loss_fell(trained) -> None:
 
 
 def test_the_validation_after_the_last_step_stands_in_that_steps_row(tiny_runs: TinyRuns) -> None:
-    status, folder = tiny_runs.run("validated-after-the-fit", "trainer.steps=4", "trainer.validate_every=3")
+    status, folder = tiny_runs.run(
+        "validated-after-the-fit", "trainer.steps=4", "trainer.validate_every=3"
+    )
     assert status == 0
     rows = read_metrics(folder / METRICS)
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
@@ -67,7 +75,9 @@ def test_the_validation_after_the_last_step_stands_in_that_steps_row(tiny_runs: 
 
 
 def test_ctrl_c_leaves_a_checkpoint_and_status_130(tiny_runs: TinyRuns, monkeypatch, capfd) -> None:
-    monkeypatch.setitem(registry._components["callback"], "stop", lambda _: SignalAt(2, signal.SIGINT))
+    monkeypatch.setitem(
+        registry._components["callback"], "stop", lambda _: SignalAt(2, signal.SIGINT)
+    )
     status, folder = tiny_runs.run("interrupted", "trainer.callbacks=[stop]")
     assert status == 130
     assert read_checkpoint(folder / "checkpoints" / "last.ckpt")["global_step"] in (2, 3)
@@ -75,10 +85,13 @@ def test_ctrl_c_leaves_a_checkpoint_and_status_130(tiny_runs: TinyRuns, monkeypa
 
 
 def test_accumulated_micro_batches_train_like_one_batch(tiny_runs: TinyRuns) -> None:
-    # In float64: in float32 the two differ by about 1e-5, by more or less on one processor and another.
+    # In float64: in float32 the two differ by about 1e-5, by more or less on one
+    # processor and another.
     folders = []
     for rows in (4, 8):
-        status, folder = tiny_runs.run(f"rows_{rows}", f"trainer.micro_batch={rows}", "hardware.precision=64-true")
+        status, folder = tiny_runs.run(
+            f"rows_{rows}", f"trainer.micro_batch={rows}", "hardware.precision=64-true"
+        )
         assert status == 0
         folders.append(folder)
     one, other = map(weights, folders)
@@ -86,24 +99,32 @@ def test_accumulated_micro_batches_train_like_one_batch(tiny_runs: TinyRuns) -> 
 
 
 @pytest.mark.parametrize("word", ["trainer.steps=6", "trainer.steps=3", "model=llama"])
-def test_a_run_that_cannot_be_continued_keeps_its_settings_and_its_row(tiny_runs: TinyRuns, trained, word) -> None:
+def test_a_run_that_cannot_be_continued_keeps_its_settings_and_its_row(
+    tiny_runs: TinyRuns, trained, word
+) -> None:
     folder = shutil.copytree(trained, tiny_runs.folder / f"kept-{word.replace('=', '-')}")
     before = {name: (folder / name).read_text() for name in ("config.yaml", "summary.json")}
     assert tiny_runs.run(folder.name, word, f"resume={folder}")[0] == 2
     assert {name: (folder / name).read_text() for name in before} == before
 
 
-def test_the_last_weights_are_the_best_where_the_validation_after_the_last_step_reports_it(tiny_runs: TinyRuns) -> None:
+def test_the_last_weights_are_the_best_where_the_validation_after_the_last_step_reports_it(
+    tiny_runs: TinyRuns,
+) -> None:
     status, folder = tiny_runs.run("late-best", "trainer.steps=7", "optimizer.learning_rate=0.0005")
     assert status == 0
     best = read_checkpoint(folder / "checkpoints" / "best.ckpt")
     assert best["global_step"] == 7
-    assert all(torch.equal(value, best["state_dict"][name]) for name, value in weights(folder).items())
+    assert all(
+        torch.equal(value, best["state_dict"][name]) for name, value in weights(folder).items()
+    )
 
 
 def test_whichever_rank_fails_reports_it_in_the_summary(tiny_runs: TinyRuns, monkeypatch) -> None:
     monkeypatch.setattr("flashtrain.run.job.is_first_rank", lambda: False)
-    status, folder = tiny_runs.run("second-rank", "optimizer.learning_rate=1e30", "optimizer.gradient_clip=0")
+    status, folder = tiny_runs.run(
+        "second-rank", "optimizer.learning_rate=1e30", "optimizer.gradient_clip=0"
+    )
     assert status == 2
     assert json.loads((folder / "summary.json").read_text())["status"] == "failed"
 
@@ -116,7 +137,9 @@ class OutOfMemoryAt(pl.Callback):
 
     def on_train_batch_end(self, trainer, *_) -> None:
         if trainer.global_step == self.step:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity")
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity"
+            )
 
 
 def test_a_training_run_that_runs_out_of_memory_reports_its_estimate_and_keeps_its_checkpoint(
@@ -160,20 +183,26 @@ def test_weights_and_biases_offline_gets_the_configuration_and_the_resumed_run_k
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    monkeypatch.setitem(registry._components["callback"], "stop", lambda _: SignalAt(2, signal.SIGTERM))
+    monkeypatch.setitem(
+        registry._components["callback"], "stop", lambda _: SignalAt(2, signal.SIGTERM)
+    )
     status, folder = tiny_runs.run("wandb", "logger=wandb", "trainer.callbacks=[stop]")
     assert status == 143
     first = (folder / "wandb_id.txt").read_text()
     status, folder = tiny_runs.run("wandb", "logger=wandb", "resume=auto")
     assert status == 0
     assert (folder / "wandb_id.txt").read_text() == first
-    runs = [path.name for path in (folder / "wandb").iterdir() if path.name.startswith("offline-run-")]
+    runs = [
+        path.name for path in (folder / "wandb").iterdir() if path.name.startswith("offline-run-")
+    ]
     assert len(runs) >= 1
     # offline-run-TIME-ID, and a number after that where both began within a second
     assert {name.split("-")[3] for name in runs} == {first.strip()}
 
 
-def test_a_sample_that_fails_is_reported_and_the_training_stays_finished(tiny_runs, monkeypatch, caplog) -> None:
+def test_a_sample_that_fails_is_reported_and_the_training_stays_finished(
+    tiny_runs, monkeypatch, caplog
+) -> None:
     def failing(*_: object, **__: object) -> str:
         raise RuntimeError("probability tensor contains\n inf or nan")
 

@@ -1,4 +1,5 @@
-"""flashtrain.files.shipped from a checkout; tests/test_packaging.py has it as a wheel and as an editable install."""
+"""flashtrain.files.shipped from a checkout; tests/test_packaging.py has it as a wheel and
+as an editable install."""
 
 from __future__ import annotations
 
@@ -37,22 +38,37 @@ def test_a_bare_pythonpath_finds_the_folders_from_any_working_directory(tmp_path
     code = "from flashtrain.files.shipped import *; print(conf_folder()); print(recipes_folder())"
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
     shown = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert shown.stdout.split() == [str(CHECKOUT / "conf"), str(CHECKOUT / "recipes")]
 
 
 def test_a_missing_folder_is_reported_with_both_places(shipped: Path):
     (shipped / "conf").rmdir()
-    with pytest.raises(UserError, match=r"'conf' is neither at .*flashtrain.conf nor at .*root.conf"):
+    with pytest.raises(
+        UserError, match=r"'conf' is neither at .*flashtrain.conf nor at .*root.conf"
+    ):
         places.conf_folder()
 
 
-def test_user_folders_come_from_the_environment(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_user_folders_come_from_the_environment(
+    shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     recipe(shipped / "recipes" / "results", "not-a-recipe")
     (shipped / "recipes" / "README.md").write_text("no recipe either", encoding="utf-8")
     files = {name: recipe(tmp_path / name, name) for name in ("one", "two")}
-    folders = [str(tmp_path / "one"), "", str(tmp_path / "two"), str(tmp_path / "one"), str(shipped / "recipes")]
+    folders = [
+        str(tmp_path / "one"),
+        "",
+        str(tmp_path / "two"),
+        str(tmp_path / "one"),
+        str(shipped / "recipes"),
+    ]
     monkeypatch.setenv(places.RECIPES_VARIABLE, os.pathsep.join(folders))
     found = places.recipe_files()
     assert found == {"ours": shipped / "recipes" / "ours.yaml", **files}

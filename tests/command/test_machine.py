@@ -13,7 +13,15 @@ from flashtrain.training.hardware import Hardware, attention_for, precision_for
 
 def gpu(capability: tuple[int, int], name: str = "NVIDIA H200", count: int = 1) -> Hardware:
     return Hardware(
-        "cuda", name, count, capability, 2**37, 2**37, None, precision_for(capability), attention_for(capability)
+        "cuda",
+        name,
+        count,
+        capability,
+        2**37,
+        2**37,
+        None,
+        precision_for(capability),
+        attention_for(capability),
     )
 
 
@@ -37,7 +45,12 @@ def adapted(monkeypatch, caplog):
 def test_a_gpu_trains_the_recipe_itself_in_bf16_with_our_kernels(adapted) -> None:
     settings, hardware, said = adapted(gpu((9, 0)))
     assert not settings.is_demo
-    assert (settings.model.size, hardware.precision, hardware.attention, said) == ("124m", "bf16-mixed", "flash", "")
+    assert (settings.model.size, hardware.precision, hardware.attention, said) == (
+        "124m",
+        "bf16-mixed",
+        "flash",
+        "",
+    )
 
 
 def test_a_machine_without_a_gpu_trains_the_demo_and_reports_it_in_one_line(adapted) -> None:
@@ -55,7 +68,9 @@ def test_who_asks_for_a_model_gets_it_on_a_cpu_too(adapted, word) -> None:
     settings, _, said = adapted(cpu(), word)
     assert not settings.is_demo
     asked = word.partition("=")[0]
-    assert (f"{asked}= names a model, so the full recipe runs on this CPU" in said) == ("demo" not in asked)
+    assert (f"{asked}= names a model, so the full recipe runs on this CPU" in said) == (
+        "demo" not in asked
+    )
 
 
 def test_weights_that_are_not_there_are_reported_before_anything_is_built(adapted) -> None:
@@ -76,7 +91,11 @@ def test_more_devices_than_there_are_is_refused(adapted) -> None:
 
 
 def test_torchruns_number_of_processes_must_be_the_trainers(adapted, monkeypatch) -> None:
-    for name, value in {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}.items():
+    for name, value in {
+        "TORCHELASTIC_RUN_ID": "x",
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "4",
+    }.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=r"torchrun started 4 processes.* Set trainer\.devices=4"):
         adapted(gpu((9, 0), count=4))
@@ -96,4 +115,8 @@ def test_the_demo_the_attention_and_the_peak_can_be_given(adapted) -> None:
     settings, hardware, _ = adapted(
         gpu((9, 0)), "hardware.demo=always", "attention=standard", "hardware.peak_tflops=500"
     )
-    assert (settings.model.size, hardware.attention, hardware.peak_flops) == ("demo", "standard", 500e12)
+    assert (settings.model.size, hardware.attention, hardware.peak_flops) == (
+        "demo",
+        "standard",
+        500e12,
+    )

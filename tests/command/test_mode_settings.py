@@ -44,12 +44,16 @@ def refused(*words: str) -> str:
     ],
 )
 def test_a_setting_that_is_given_twice_is_refused(words: list[str]) -> None:
-    with pytest.raises(UserError, match=rf"{words[0].strip('+').split('=')[0]} is given twice, as "):
+    with pytest.raises(
+        UserError, match=rf"{words[0].strip('+').split('=')[0]} is given twice, as "
+    ):
         CommandLine(words).check_given_once()
 
 
 def test_a_group_and_settings_in_it_are_not_the_same_and_hydras_own_may_come_twice() -> None:
-    CommandLine(["recipe=gpt2", "optimizer=lamb", "optimizer.learning_rate=1", "context=1,2"]).check_given_once()
+    CommandLine(
+        ["recipe=gpt2", "optimizer=lamb", "optimizer.learning_rate=1", "context=1,2"]
+    ).check_given_once()
     CommandLine(["recipe=gpt2", "hydra.run.dir=a", "hydra.run.dir=b"]).check_given_once()
 
 
@@ -62,7 +66,10 @@ def test_a_group_and_settings_in_it_are_not_the_same_and_hydras_own_may_come_twi
         ),
         ("recipe=bert model.size=355m", "Use bert.size"),
         ("recipe=pathx data=files", "is a setting of task="),
-        ("recipe=lra-image task=language_model sequence.batch=2", "is a setting of task=classification"),
+        (
+            "recipe=lra-image task=language_model sequence.batch=2",
+            "is a setting of task=classification",
+        ),
         ("recipe=gpt2 trainer.stps=5", "Did you mean 'trainer.steps'"),
         ("recipe=gpt2 +x=5", "unknown setting 'x'. `python -m flashtrain --help` lists settings."),
         ("recipe=gpt2 lr=3e-4", "Use optimizer.learning_rate"),
@@ -77,7 +84,9 @@ def test_so_is_one_that_a_recipe_names(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "mine.yaml").write_text("# Mine\nbert: {size: base}\n")
     monkeypatch.setenv("FLASHTRAIN_RECIPES", str(tmp_path))
     assert "bert" in refused("recipe=mine")
-    (tmp_path / "yours.yaml").write_text("# Yours\ntask: classification\ndefaults: [override /model: llama]\n")
+    (tmp_path / "yours.yaml").write_text(
+        "# Yours\ntask: classification\ndefaults: [override /model: llama]\n"
+    )
     assert "model" in refused("recipe=yours")
 
 
@@ -125,7 +134,9 @@ def test_a_recipe_that_measures_is_not_trained_or_evaluated(recipe: str, mode: s
         ("fine_tuning", "mode=export finetune.batch=2"),
     ],
 )
-def test_so_is_one_that_is_given_with_a_checkpoint(runs: dict[str, Path], task: str, words: str) -> None:
+def test_so_is_one_that_is_given_with_a_checkpoint(
+    runs: dict[str, Path], task: str, words: str
+) -> None:
     said = refused(*words.split(), f"checkpoint={runs[task]}")
     assert said.startswith(words.split(" ")[1].split("=")[0])
     assert " is not used " in said
@@ -147,14 +158,18 @@ def test_a_run_to_go_on_with_needs_no_recipe(runs: dict[str, Path]) -> None:
 
 
 def test_an_unknown_mode_is_named_before_a_missing_recipe() -> None:
-    assert refused("mode=trane", "checkpoint=x").startswith("unknown mode 'trane'. Did you mean 'train'?")
+    assert refused("mode=trane", "checkpoint=x").startswith(
+        "unknown mode 'trane'. Did you mean 'train'?"
+    )
     assert refused("mode=chat", "checkpoint=x") == "mode=chat: use mode=generate."
 
 
 @pytest.mark.parametrize("recipe", sorted(recipe_files()))
 def test_a_recipes_own_lines_are_never_refused(recipe: str) -> None:
     named = ["model.path=x", "data.path=y"] if recipe == "sft" else []  # which only a user can name
-    settings_of([f"recipe={recipe}", *named, "hardware.demo=always", "logger=none", "seed=3", "output=x"])
+    settings_of(
+        [f"recipe={recipe}", *named, "hardware.demo=always", "logger=none", "seed=3", "output=x"]
+    )
 
 
 def test_the_tables_name_settings_that_exist() -> None:

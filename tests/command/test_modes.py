@@ -19,7 +19,8 @@ def test_an_export_has_the_tokenizer_that_the_model_was_trained_with(trained) ->
     assert run_mode("mode=export", f"checkpoint={trained}") == 0
     newest = max(trained.glob("export*"), key=lambda path: path.stat().st_mtime)
     model, tokenizer = (
-        kind.from_pretrained(newest) for kind in (transformers.GPT2LMHeadModel, transformers.AutoTokenizer)
+        kind.from_pretrained(newest)
+        for kind in (transformers.GPT2LMHeadModel, transformers.AutoTokenizer)
     )
     assert len(tokenizer) == model.config.vocab_size == 257
     assert model(torch.zeros(1, 4, dtype=torch.long)).logits.shape == (1, 4, 257)
@@ -28,7 +29,9 @@ def test_an_export_has_the_tokenizer_that_the_model_was_trained_with(trained) ->
     assert not (newest / "tokenizer").exists()
 
 
-@pytest.mark.parametrize("problem", [OSError("No space left on device"), KeyboardInterrupt()], ids=["full", "Ctrl-C"])
+@pytest.mark.parametrize(
+    "problem", [OSError("No space left on device"), KeyboardInterrupt()], ids=["full", "Ctrl-C"]
+)
 def test_an_export_that_ends_midway_leaves_nothing(trained, monkeypatch, problem) -> None:
     before = set(trained.iterdir())
 
@@ -47,16 +50,28 @@ def test_a_misspelt_setting_is_refused_in_these_modes_too(trained) -> None:
 
 
 def test_what_is_given_with_a_checkpoint_replaces_the_runs_own(trained, tmp_path) -> None:
-    words = ["memory.activation_checkpointing=full", "logger=none", "data=files", f"data.path={tmp_path}"]
-    settings = settings_from_checkpoint(["mode=evaluate", f"checkpoint={trained}", *words, "hardware=cpu"])
+    words = [
+        "memory.activation_checkpointing=full",
+        "logger=none",
+        "data=files",
+        f"data.path={tmp_path}",
+    ]
+    settings = settings_from_checkpoint(
+        ["mode=evaluate", f"checkpoint={trained}", *words, "hardware=cpu"]
+    )
     assert (settings.memory.activation_checkpointing, settings.memory.offload) == ("full", False)
     assert (settings.data.source, settings.data.path) == ("files", str(tmp_path))
     assert (settings.logger.name, settings.hardware.accelerator) == ("none", "cpu")
 
 
-@pytest.mark.parametrize("words", [("mode=evaluate", "checkpoint="), ("resume=",)], ids=["evaluate", "resume"])
+@pytest.mark.parametrize(
+    "words", [("mode=evaluate", "checkpoint="), ("resume=",)], ids=["evaluate", "resume"]
+)
 def test_another_group_named_with_a_run_is_refused_in_words(trained, words) -> None:
-    said = rf"schedule=linear replaces all schedule settings.*{words[-1]}.*its run.*schedule\.NAME=VALUE"
+    said = (
+        rf"schedule=linear replaces all schedule settings.*{words[-1]}.*its "
+        r"run.*schedule\.NAME=VALUE"
+    )
     with pytest.raises(UserError, match=said):
         settings_from_checkpoint([*words[:-1], f"{words[-1]}{trained}", "schedule=linear"])
 
@@ -68,7 +83,9 @@ def test_a_package_of_hydras_in_a_word_is_no_setting(trained) -> None:
         compose_settings(["recipe=gpt2", "data@x=files"])
 
 
-def test_plan_names_parameters_tokens_memory_and_time_and_starts_nothing(tiny_runs: TinyRuns) -> None:
+def test_plan_names_parameters_tokens_memory_and_time_and_starts_nothing(
+    tiny_runs: TinyRuns,
+) -> None:
     words = tiny_runs.settings_words("mode=plan")
     settings, hardware = adapt_to_machine(compose_settings(words), CommandLine(words))
     before = set(tiny_runs.folder.iterdir())
@@ -85,4 +102,6 @@ def test_plan_names_parameters_tokens_memory_and_time_and_starts_nothing(tiny_ru
         assert part in text
     assert set(tiny_runs.folder.iterdir()) == before
     words = ["recipe=gpt2", "mode=plan", "hardware=cpu"]
-    assert "MB of text: 0.1 epochs at" in plan(*adapt_to_machine(compose_settings(words), CommandLine(words)))
+    assert "MB of text: 0.1 epochs at" in plan(
+        *adapt_to_machine(compose_settings(words), CommandLine(words))
+    )

@@ -70,7 +70,9 @@ ANSWERS = {
     "resume_from_checkpoint": "Use resume=auto or resume=RUN.",
     "rope_scaling": "Use model.rope=yarn (or ntk, linear, llama3) and model.rope_factor=4.",
     "save_steps": "Use trainer.checkpoint_every.",
-    "something_else": "unknown setting 'something_else'. `python -m flashtrain --help` lists settings.",
+    "something_else": (
+        "unknown setting 'something_else'. `python -m flashtrain --help` lists settings."
+    ),
     "strategy": "Use trainer.strategy.",
     "target_modules": "Use model.adapter_targets.",
     "tp": "tensor and pipeline parallelism are not supported.",
@@ -109,28 +111,48 @@ def test_a_name_of_another_program_is_answered_with_ours(name: str, answer: str)
         ("recipe=gpt2 generate.tokens=3 benchmark.ways=x", "max_new_tokens. benchmark.ways=x: use"),
     ],
 )
-def test_so_is_one_whose_answer_depends_on_the_task_or_on_the_value(words: str, answer: str) -> None:
+def test_so_is_one_whose_answer_depends_on_the_task_or_on_the_value(
+    words: str, answer: str
+) -> None:
     assert answer in refused(*words.split())
 
 
-@pytest.mark.parametrize("words", ["recipe=gpt2", "mode=evaluate checkpoint={}"], ids=["recipe", "checkpoint"])
+@pytest.mark.parametrize(
+    "words", ["recipe=gpt2", "mode=evaluate checkpoint={}"], ids=["recipe", "checkpoint"]
+)
 def test_several_unknown_names_are_answered_at_once(words: str, trained) -> None:
-    said = refused(*words.format(trained).split(), "contxt=8", "context=8", "trainer.lr=1", "model.options.x=1")
-    assert [said.count(name) for name in ("unknown setting", "'contxt'", "'trainer.lr'")] == [2, 1, 1]
+    said = refused(
+        *words.format(trained).split(), "contxt=8", "context=8", "trainer.lr=1", "model.options.x=1"
+    )
+    assert [said.count(name) for name in ("unknown setting", "'contxt'", "'trainer.lr'")] == [
+        2,
+        1,
+        1,
+    ]
 
 
 def test_sft_asks_for_its_model_and_its_data_at_once() -> None:
-    assert refused("recipe=sft").startswith("recipe=sft needs model.path=FOLDER_OR_HUB_NAME and data.path=")
+    assert refused("recipe=sft").startswith(
+        "recipe=sft needs model.path=FOLDER_OR_HUB_NAME and data.path="
+    )
     assert "model.path" not in refused("recipe=sft", "model.path=x")
     assert "data.path" not in refused("recipe=sft", "data.path=x")
 
 
 def test_the_versions_are_reported_without_importing_torch() -> None:
-    watch = "import sys; from flashtrain.__main__ import main; sys.argv[1:] = ['--version']\ntry: main()\n"
+    watch = (
+        "import sys; from flashtrain.__main__ import main; sys.argv[1:] = ['--version']\n"
+        "try: main()\n"
+    )
     done = subprocess.run(
         [sys.executable, "-c", f"{watch}except SystemExit: print('torch' in sys.modules)"],
         env=checkout_environment(), capture_output=True, text=True,
     )  # fmt: skip
     line, imported = done.stdout.splitlines()
-    assert [one.split()[0] for one in line.split(", ")] == ["flashtrain", "flashtrain-kernels", "torch", "triton"]
+    assert [one.split()[0] for one in line.split(", ")] == [
+        "flashtrain",
+        "flashtrain-kernels",
+        "torch",
+        "triton",
+    ]
     assert imported == "False"

@@ -1,4 +1,5 @@
-"""What a user types in another form than Hydra's is understood, or told in one line how it is given here."""
+"""What a user types in another form than Hydra's is understood, or told in one
+line how it is given here."""
 
 from __future__ import annotations
 
@@ -59,16 +60,37 @@ def test_everything_else_stays_as_it_is_given(word: str) -> None:
 
 
 def test_a_prompt_may_hold_anything_and_a_model_of_ones_own_has_sizes_of_its_own() -> None:
-    for text in ("null", "A, 'b'\n1e6", "x = {1: [2]}", "back\\slash", "${home}", "", "(a)=b,c", "end\\"):
+    for text in (
+        "null",
+        "A, 'b'\n1e6",
+        "x = {1: [2]}",
+        "back\\slash",
+        "${home}",
+        "",
+        "(a)=b,c",
+        "end\\",
+    ):
         (override,) = CommandLine(plain_words([f"prompt={text}"])).overrides
         assert OmegaConf.create({"prompt": override.value()}).prompt == text
     assert plain_words(["model.name=mine", "model.size=124M"])[1] == "model.size=124M"
 
 
 @pytest.mark.parametrize(
-    "text", ["epoch=1-step=10.ckpt", "runs/lr=0.1,wd=0/run", "a b/[c] (d) {e: f}", "it's", "~/é", "1e3", "007", "true"]
+    "text",
+    [
+        "epoch=1-step=10.ckpt",
+        "runs/lr=0.1,wd=0/run",
+        "a b/[c] (d) {e: f}",
+        "it's",
+        "~/é",
+        "1e3",
+        "007",
+        "true",
+    ],
 )
-@pytest.mark.parametrize("key", ["checkpoint", "data.path", "data.tokenizer", "++model.path", "finetune.path"])
+@pytest.mark.parametrize(
+    "key", ["checkpoint", "data.path", "data.tokenizer", "++model.path", "finetune.path"]
+)
 def test_a_path_is_the_text_that_was_typed(key: str, text: str) -> None:
     words = plain_words([f"{key}={text}"])
     (override,) = CommandLine(words).overrides
@@ -96,7 +118,14 @@ def test_a_path_in_hydras_own_form_is_read_as_hydra_does(value: str, read: str |
 
 
 def test_commas_of_a_sweep_separate_paths_outside_quotes() -> None:
-    given = ["-m", "recipe=gpt2", "data=files", "data.path=a=1/x,'b,c'", "logger.group=choice(d,e)", "prompt=f, g"]
+    given = [
+        "-m",
+        "recipe=gpt2",
+        "data=files",
+        "data.path=a=1/x,'b,c'",
+        "logger.group=choice(d,e)",
+        "prompt=f, g",
+    ]
     jobs = expand(CommandLine(plain_words(given)[1:]))
     assert [compose_settings(job).data.path for job in jobs] == ["a=1/x", "a=1/x", "b,c", "b,c"]
     assert [compose_settings(job).logger.group for job in jobs] == ["d", "e", "d", "e"]
@@ -125,7 +154,10 @@ def test_what_a_program_registered_is_named_like_what_ships(monkeypatch) -> None
         ),
         (["--config-name=other"], r"unknown flag --config-name: settings are name=value"),
         (["model=/models/mine"], r"Use model\.path=/models/mine with recipe=hf or sft\."),
-        (["data=some/texts"], r"Use data=files data\.path=some/texts or data=hub data\.name=some/texts\."),
+        (
+            ["data=some/texts"],
+            r"Use data=files data\.path=some/texts or data=hub data\.name=some/texts\.",
+        ),
     ],
 )
 def test_a_mistake_of_form_is_one_line(words: list[str], line: str) -> None:
@@ -139,7 +171,9 @@ def test_the_names_in_the_settings_are_those_of_the_models() -> None:
     assert set(FAMILIES) == set(get_args(options.DecoderName))
 
 
-@pytest.mark.parametrize("group", ["logger", "optimizer", "schedule", "data", "hardware", "attention"])
+@pytest.mark.parametrize(
+    "group", ["logger", "optimizer", "schedule", "data", "hardware", "attention"]
+)
 @pytest.mark.parametrize("value", ["nan", "inf", "[1,2]", "[]"])
 def test_a_group_is_chosen_by_a_name_and_by_nothing_else(group: str, value: str) -> None:
     with pytest.raises(UserError, match=f"unknown {group} '.*Expected one of: "):

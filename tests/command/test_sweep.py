@@ -27,7 +27,9 @@ def test_it_is_the_product_of_all_values_listed() -> None:
     jobs = sweep.expand(CommandLine(words))
     same = ("recipe=gpt2", "optimizer.betas=[0.9,0.99]")
     assert [[word for word in words if word not in same] for words in jobs] == [
-        [f"seed={seed}", f"attention={attention}"] for seed in (0, 1) for attention in ("flash", "sdpa")
+        [f"seed={seed}", f"attention={attention}"]
+        for seed in (0, 1)
+        for attention in ("flash", "sdpa")
     ]
     with pytest.raises(UserError, match="list the values"):
         sweep.expand(CommandLine(["optimizer.learning_rate=interval(0,1)"]))
@@ -39,11 +41,16 @@ def test_a_killed_job_is_a_row_that_reports_it(tmp_path, before) -> None:
         write_summary(tmp_path, before)
     sweep.note_failure(tmp_path, ["context=512"], -9)
     row = json.loads((tmp_path / "summary.json").read_text())
-    assert (row["status"], row["error"], row["overrides"]) == ("failed", "killed by signal 9", "context=512")
+    assert (row["status"], row["error"], row["overrides"]) == (
+        "failed",
+        "killed by signal 9",
+        "context=512",
+    )
 
 
 class Jobs:
-    """Stands in for the jobs' processes: notes their words, and leaves the rows that `ends` names, a job each."""
+    """Stands in for the jobs' processes: notes their words, and leaves the rows that
+    `ends` names, a job each."""
 
     def __init__(self, *ends: str, stop_after: int | None = None) -> None:
         self.ends = list(ends)
@@ -110,7 +117,9 @@ def test_resuming_a_sweep_keeps_what_is_done_goes_on_with_what_was_stopped_and_r
 ) -> None:
     run_jobs(Jobs("finished", "stopped", stop_after=2))
     (folder,) = sweeps(tmp_path)
-    status, jobs = run_jobs(Jobs("finished", "finished"), f"resume={'auto' if how == 'auto' else folder}")
+    status, jobs = run_jobs(
+        Jobs("finished", "finished"), f"resume={'auto' if how == 'auto' else folder}"
+    )
     assert status == 0
     assert jobs.seeds == ["seed=1", "seed=2"]
     assert ["resume=auto" in words for words in jobs.words] == [True, False]
@@ -118,11 +127,14 @@ def test_resuming_a_sweep_keeps_what_is_done_goes_on_with_what_was_stopped_and_r
     assert sweeps(tmp_path) == [folder]
 
 
-def test_what_ran_out_of_memory_is_a_result_and_what_failed_is_tried_again(run_jobs, tmp_path) -> None:
+def test_what_ran_out_of_memory_is_a_result_and_what_failed_is_tried_again(
+    run_jobs, tmp_path
+) -> None:
     assert run_jobs(Jobs("out of memory", "failed", "finished"))[0] == 1
     status, jobs = run_jobs(Jobs("finished"), "resume=auto")
     assert (status, jobs.seeds) == (0, ["seed=1"])
-    _, jobs = run_jobs(Jobs("finished", "finished", "finished"), "resume=auto")  # what is done is not gone on with
+    # What is done is not gone on with.
+    _, jobs = run_jobs(Jobs("finished", "finished", "finished"), "resume=auto")
     assert jobs.seeds == ["seed=0", "seed=1", "seed=2"]
     assert len(sweeps(tmp_path)) == 2
 
@@ -141,12 +153,17 @@ def test_a_checkpoint_to_start_every_job_from_is_no_sweep_to_go_on_with(run_jobs
     assert all("resume=some/last.ckpt" in words for words in jobs.words)
 
 
-def test_a_job_that_still_writes_its_checkpoint_is_waited_for(run_jobs, tmp_path, monkeypatch, caplog) -> None:
+def test_a_job_that_still_writes_its_checkpoint_is_waited_for(
+    run_jobs, tmp_path, monkeypatch, caplog
+) -> None:
     run_jobs(Jobs("stopped", stop_after=1), seeds="seed=0")
     (folder,) = sweeps(tmp_path)
     monkeypatch.setattr(sweep, "_STOPPING_SECONDS", 1)
     jobs = Jobs()
-    with filelock.FileLock(str(folder / "00" / LOCK)), pytest.raises(UserError, match="another run is using"):
+    with (
+        filelock.FileLock(str(folder / "00" / LOCK)),
+        pytest.raises(UserError, match="another run is using"),
+    ):
         run_jobs(jobs, "resume=auto", seeds="seed=0")
     assert not jobs.words
     assert run_jobs(Jobs("finished"), "resume=auto", seeds="seed=0")[0] == 0
@@ -157,7 +174,8 @@ def test_a_row_of_a_job_that_still_runs_is_its_own(tmp_path) -> None:
     with filelock.FileLock(str(tmp_path / LOCK)):
         sweep.note_failure(tmp_path, ["context=512"], 2)
     assert json.loads((tmp_path / "summary.json").read_text()) == {"status": "running"}
-    write_summary(tmp_path, {"status": "out of memory"})  # and so is that of one that reported how it ended
+    # And so is that of one that reported how it ended.
+    write_summary(tmp_path, {"status": "out of memory"})
     sweep.note_failure(tmp_path, ["context=512"], 3)
     assert json.loads((tmp_path / "summary.json").read_text()) == {"status": "out of memory"}
 
@@ -174,18 +192,23 @@ def test_a_killed_sweep_takes_its_job_along_and_goes_on_to_the_same_weights(
         "    def on_train_batch_end(self, trainer, *_):\n"
         "        if 'KILL' in os.environ and trainer.global_step == 2:\n"
         "            saves, told = signal.getsignal(signal.SIGTERM), []\n"
-        "            signal.signal(signal.SIGTERM, lambda *given: (saves(*given), told.append(given)))\n"
+        "            signal.signal(signal.SIGTERM, lambda *given: (saves(*given), "
+        "told.append(given)))\n"
         "            os.kill(int(os.environ.pop('KILL')), signal.SIGKILL)\n"
         "            while not told: time.sleep(0.05)\n"
         "flashtrain.register('callback', 'kill')(lambda settings: Kill())\n"
-        "if '-m' in sys.argv and 'resume=auto' not in sys.argv: os.environ['KILL'] = str(os.getpid())\n"
+        "if '-m' in sys.argv and 'resume=auto' not in sys.argv: os.environ['KILL'] = "
+        "str(os.getpid())\n"
         "flashtrain.main()\n"
     )
-    words = tiny_runs.settings_words(f"output={tmp_path / 'runs'}", "trainer.callbacks=[kill]", "trainer.steps=6,4")
+    words = tiny_runs.settings_words(
+        f"output={tmp_path / 'runs'}", "trainer.callbacks=[kill]", "trainer.steps=6,4"
+    )
 
     def run(*extra: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(script), "-m", *extra, *words]
-        return subprocess.run(command, env=checkout_environment(), capture_output=True, text=True)  # until all end
+        # Until all end.
+        return subprocess.run(command, env=checkout_environment(), capture_output=True, text=True)
 
     killed = run()
     assert killed.returncode == -signal.SIGKILL
@@ -201,6 +224,7 @@ def test_a_killed_sweep_takes_its_job_along_and_goes_on_to_the_same_weights(
     rows = [json.loads((folder / job / "summary.json").read_text()) for job in ("00", "01")]
     assert [(row["status"], row["steps"]) for row in rows] == [("finished", 6), ("finished", 4)]
     weights, expected = (
-        read_checkpoint(run / "checkpoints" / "last.ckpt")["state_dict"] for run in (folder / "00", trained)
+        read_checkpoint(run / "checkpoints" / "last.ckpt")["state_dict"]
+        for run in (folder / "00", trained)
     )
     assert all(torch.equal(weights[name], expected[name]) for name in expected)

@@ -1,6 +1,8 @@
-"""What every recipe, its demo and every published command compose to, by dotted name: composed.json holds it.
+"""What every recipe, its demo and every published command compose to, by dotted name:
+composed.json holds it.
 
-`python tests/contract/composed.py` writes that file anew: what a meant change does to the values is then its diff.
+`python tests/contract/composed.py` writes that file anew: what a meant change does to the
+values is then its diff.
 """
 
 from __future__ import annotations
@@ -34,26 +36,35 @@ Values = dict[str, Any]
 
 
 def flat(values: Any, prefix: str = "") -> Values:
-    """Settings by dotted name, those of groups too; a list is one value, in whose mappings null says nothing."""
+    """Settings by dotted name, those of groups too; a list is one value, in whose
+    mappings null says nothing."""
     found: Values = {}
     for name, value in values.items():
         inner = flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {}
         if isinstance(value, list):
             value = [flat(one) if isinstance(one, dict) else one for one in value]
-            value = [{k: v for k, v in one.items() if v is not None} if isinstance(one, dict) else one for one in value]
+            value = [
+                {k: v for k, v in one.items() if v is not None} if isinstance(one, dict) else one
+                for one in value
+            ]
         found.update(inner or {f"{prefix}{name}": value})
     return found
 
 
 def other_than(base: Values, settings: Settings) -> Values:
-    """The settings that have another value than `base`, or are not in it; null for one that is in it alone."""
+    """The settings that have another value than `base`, or are not in it; null for
+    one that is in it alone."""
     own = flat(asdict(settings))
-    names = sorted(name for name in {*own, *base} if not name.startswith("demo"))  # what a demo is, "demos" holds
-    return {name: own.get(name) for name in names if name not in base or own.get(name) != base[name]}
+    # What a demo is, "demos" holds.
+    names = sorted(name for name in {*own, *base} if not name.startswith("demo"))
+    return {
+        name: own.get(name) for name in names if name not in base or own.get(name) != base[name]
+    }
 
 
 def composed_recipe(name: str, defaults: dict[str, Values]) -> tuple[Values, Values]:
-    """A recipe's task and what it has otherwise than that one's dataclass; what its demo has otherwise than it."""
+    """A recipe's task and what it has otherwise than that one's dataclass; what its demo
+    has otherwise than it."""
     words = [f"recipe={name}"]
     settings = compose_settings(words)
     return {"task": settings.task, **other_than(defaults[settings.task], settings)}, other_than(
@@ -86,15 +97,24 @@ def composed_commands(folder: Path) -> dict[str, list[Values]]:
             words = plain_words(words)
             settings = settings_of(words)
             own = other_than(base(settings.recipe), settings)
-            found.setdefault(command, []).append(json.loads(json.dumps(own).replace(str(folder), "RUNS")))
+            found.setdefault(command, []).append(
+                json.loads(json.dumps(own).replace(str(folder), "RUNS"))
+            )
     return found
 
 
 def written(values: dict[str, Any]) -> str:
     """As the file has it: a setting of a recipe a line, and a job of a command a line."""
-    commands = {command: [json.dumps(job) for job in jobs] for command, jobs in values["commands"].items()}
-    jobs = [f"  {json.dumps(command)}: [\n   " + ",\n   ".join(made) + "\n  ]" for command, made in commands.items()]
-    rest = json.dumps({name: value for name, value in values.items() if name != "commands"}, indent=1)
+    commands = {
+        command: [json.dumps(job) for job in jobs] for command, jobs in values["commands"].items()
+    }
+    jobs = [
+        f"  {json.dumps(command)}: [\n   " + ",\n   ".join(made) + "\n  ]"
+        for command, made in commands.items()
+    ]
+    rest = json.dumps(
+        {name: value for name, value in values.items() if name != "commands"}, indent=1
+    )
     return rest.removesuffix("\n}") + ',\n "commands": {\n' + ",\n".join(jobs) + "\n }\n}\n"
 
 
@@ -104,4 +124,7 @@ if __name__ == "__main__":
     os.chdir(ROOT)
     QuickHydra().serve()
     with tempfile.TemporaryDirectory() as made:
-        FILE.write_text(written({**composed_recipes(), "commands": composed_commands(Path(made))}), encoding="utf-8")
+        FILE.write_text(
+            written({**composed_recipes(), "commands": composed_commands(Path(made))}),
+            encoding="utf-8",
+        )

@@ -41,7 +41,9 @@ DECODER: Settings = {
     "generate.max_new_tokens": 8,
 }
 
-ROWS = 24  # of the text: three steps of 8 rows are an epoch, so that a checkpoint of step 3 is of its last batch
+# Of the text: three steps of 8 rows are an epoch, so that a checkpoint of step 3
+# is of its last batch.
+ROWS = 24
 SHARDS: Settings = {"trainer.strategy": "fsdp", "trainer.checkpoint_format": "sharded"}
 
 
@@ -57,25 +59,49 @@ def language(place: Path) -> Settings:
     for name, rows in (("train", ROWS), ("held-out", 8)):
         line = f"{name}: the quick brown fox jumps over the lazy dog. "
         (place / f"{name}.txt").write_text((line * 99)[: rows * 32])
-    data = {"data": "files", "data.path": place / "train.txt", "data.validation_path": place / "held-out.txt"}
+    data = {
+        "data": "files",
+        "data.path": place / "train.txt",
+        "data.validation_path": place / "held-out.txt",
+    }
     return {**DECODER, **data, "context": 32, "trainer.tokens_per_step": 256}
 
 
 def chat(place: Path) -> Settings:
     save_tokenizer_folder(place / "model", CHATML, words="What is the sum? user assistant " * 9)
     pairs = [("user", f"What is {a}+{b}?", f"{a + b}") for a in range(6) for b in range(6)]
-    rows = [{"messages": [{"role": u, "content": q}, {"role": "assistant", "content": a}]} for u, q, a in pairs]
+    rows = [
+        {"messages": [{"role": u, "content": q}, {"role": "assistant", "content": a}]}
+        for u, q, a in pairs
+    ]
     (place / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {"data": "chat", "data.path": place / "chats.jsonl", "data.tokenizer": place / "model"}
-    return {**DECODER, **data, "data.validation_fraction": 0.2, "context": 96, "trainer.tokens_per_step": 768}
+    return {
+        **DECODER,
+        **data,
+        "data.validation_fraction": 0.2,
+        "context": 96,
+        "trainer.tokens_per_step": 768,
+    }
 
 
 def masked_language(place: Path) -> Settings:
     for number in range(10):
-        (place / f"{number}.txt").write_text(f"document {number} says that the quick brown fox jumps. " * 20)
-    data = {"data": "files", "data.path": place, "data.tokenizer": "bytes", "data.validation_fraction": 0.3}
+        (place / f"{number}.txt").write_text(
+            f"document {number} says that the quick brown fox jumps. " * 20
+        )
+    data = {
+        "data": "files",
+        "data.path": place,
+        "data.tokenizer": "bytes",
+        "data.validation_fraction": 0.3,
+    }
     model = {"bert.size": "tiny", "bert.family": "bert", "bert.dropout": 0.1, "context": 64}
-    batch = {"masked.token_budget": 128, "masked.validation_samples": 8, "trainer.tokens_per_step": 256}
+    batch = {
+        "masked.token_budget": 128,
+        "masked.validation_samples": 8,
+        "trainer.tokens_per_step": 256,
+    }
     return {**COMMON, "recipe": "bert", **data, **model, **batch, "masked.sample_unit": "sentence"}
 
 
@@ -86,7 +112,14 @@ def fine_tuning(place: Path) -> Settings:
         (place / f"{part}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     model = {"bert.size": "tiny", "bert.dropout": 0.1, "finetune.dropout": 0.1, "context": 16}
     batch = {"finetune.batch": 8, "trainer.micro_batch": 4}
-    return {**COMMON, "recipe": "bert-finetune", "finetune.data": "files", "finetune.path": place, **model, **batch}
+    return {
+        **COMMON,
+        "recipe": "bert-finetune",
+        "finetune.data": "files",
+        "finetune.path": place,
+        **model,
+        **batch,
+    }
 
 
 def classification(place: Path) -> Settings:
@@ -100,10 +133,14 @@ def classification(place: Path) -> Settings:
 
 
 def streamed(place: Path) -> Settings:
-    """Five files, some of documents that are longer than the context: an epoch ends within the run."""
+    """Five files, some of documents that are longer than the context: an epoch
+    ends within the run."""
     (place / "texts").mkdir()
     for number in range(5):
-        rows = [{"text": f"{number} {row}: the quick brown fox. " * (1 + row % 3)} for row in range(3 + number)]
+        rows = [
+            {"text": f"{number} {row}: the quick brown fox. " * (1 + row % 3)}
+            for row in range(3 + number)
+        ]
         (place / "texts" / f"{number}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return {**language(place), "data.path": place / "texts", "data.streaming": True}
 
@@ -111,7 +148,10 @@ def streamed(place: Path) -> Settings:
 def mixture(place: Path) -> Settings:
     settings = language(place)
     parts = {"train": settings.pop("data.path"), "held-out": settings.pop("data.validation_path")}
-    sources = {f"of_{number}": {"path": path, "weight": 1 + number} for number, path in enumerate(parts.values())}
+    sources = {
+        f"of_{number}": {"path": path, "weight": 1 + number}
+        for number, path in enumerate(parts.values())
+    }
     return {**settings, "data": "mixture", "data.mixture": sources, "data.validation_fraction": 0.2}
 
 
@@ -126,10 +166,19 @@ def lamb(place: Path) -> Settings:
 
 def transformers_model(place: Path) -> Settings:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = transformers.LlamaConfig(**sizes, vocab_size=264, max_position_embeddings=64, attention_dropout=0.1)
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    config = transformers.LlamaConfig(
+        **sizes, vocab_size=264, max_position_embeddings=64, attention_dropout=0.1
+    )
     transformers.LlamaForCausalLM(config).save_pretrained(place / "model")
-    settings = {name: value for name, value in language(place).items() if not name.startswith("model.")}
+    settings = {
+        name: value for name, value in language(place).items() if not name.startswith("model.")
+    }
     return {**settings, "recipe": "hf", "model.path": place / "model", "data.document_mask": True}
 
 
@@ -147,15 +196,17 @@ def sharded(place: Path) -> Settings:
 
 
 TASKS: dict[str, Callable[[Path], Settings]] = {
-    "language": language, "chat": chat, "masked_language": masked_language, "fine_tuning": fine_tuning,
-    "classification": classification, "streamed": streamed, "mixture": mixture, "bfloat16": bfloat16, "lamb": lamb,
+    "language": language, "chat": chat, "masked_language": masked_language,
+    "fine_tuning": fine_tuning,
+    "classification": classification, "streamed": streamed, "mixture": mixture,
+    "bfloat16": bfloat16, "lamb": lamb,
     "transformers_model": transformers_model, "adapters": adapters, "sharded": sharded,
 }  # fmt: skip
 
 
 class Interrupt(pl.Callback):
-    """Acts when the micro-batch or, counted from -1 down, the validation of this number begins, counted through the
-    run; None: never."""
+    """Acts when the micro-batch or, counted from -1 down, the validation of this number begins,
+    counted through the run; None: never."""
 
     def __init__(self) -> None:
         self.at: int | None = None
@@ -187,8 +238,11 @@ def train(settings: Settings, output: Path, **more: Any) -> Path:
     return flashtrain.train(given.pop("recipe"), **given).folder
 
 
-def interrupted(settings: Settings, output: Path, at: int, act: Callable[[], None], raised: Any) -> Path:
-    """Train until the micro-batch `at` of the run, where `act` ends it with an exception of the type `raised`."""
+def interrupted(
+    settings: Settings, output: Path, at: int, act: Callable[[], None], raised: Any
+) -> Path:
+    """Train until the micro-batch `at` of the run, where `act` ends it with an
+    exception of the type `raised`."""
     INTERRUPT.at, INTERRUPT.act = at, act
     try:
         train(settings, output, **{"trainer.callbacks": ["contract_interrupt"]})
@@ -213,7 +267,8 @@ def last_step(folder: Path) -> int:
 
 
 def saved(folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of last.ckpt and best.ckpt, by their place, and last.ckpt's optimiser states. Folders: weights."""
+    """The tensors of last.ckpt and best.ckpt, by their place, and last.ckpt's optimiser
+    states. Folders: weights."""
     last, best = (folder / "checkpoints" / f"{name}.ckpt" for name in ("last", "best"))
     if last.is_dir():
         return dict(flashtrain.load(last, hardware="cpu").model.state_dict())
@@ -241,22 +296,34 @@ def logged(folder: Path) -> dict[tuple[str, int], dict[str, float]]:
     found: dict[tuple[str, int], dict[str, float]] = {}
     for file in sorted(folder.rglob("metrics.jsonl")):
         for row in map(json.loads, file.read_text().splitlines()):
-            known = {name: value for name, value in row.items() if any(part in name for part in MEASURES)}
+            known = {
+                name: value for name, value in row.items() if any(part in name for part in MEASURES)
+            }
             found.setdefault((str(file.parent.relative_to(folder)), row["step"]), {}).update(known)
     return {place: values for place, values in found.items() if values}
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    """Bit for bit the same weights and optimiser states, the same losses at every step, the same end."""
+    """Bit for bit the same weights and optimiser states, the same losses at
+    every step, the same end."""
     mine, theirs = saved(one), saved(other)
     assert mine.keys() == theirs.keys()
     assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
     assert logged(one) == logged(other) != {}
     mine, theirs = summary(one), summary(other)
-    names = {name for name in mine if any(part in name for part in MEASURES)} | {"status", "steps", "epochs"}
+    names = {name for name in mine if any(part in name for part in MEASURES)} | {
+        "status",
+        "steps",
+        "epochs",
+    }
     assert [n for n in names if not _same(mine.get(n), theirs.get(n))] == []
 
 
 def _same(one: Any, other: Any) -> bool:
-    both = isinstance(one, float) and isinstance(other, float) and math.isnan(one) and math.isnan(other)
+    both = (
+        isinstance(one, float)
+        and isinstance(other, float)
+        and math.isnan(one)
+        and math.isnan(other)
+    )
     return both or one == other

@@ -1,6 +1,8 @@
-"""What a change of the house's structure must leave alone: weights' names and shapes, FLOPs, memory estimates, losses.
+"""What a change of the house's structure must leave alone: weights' names and shapes, FLOPs,
+memory estimates, losses.
 
-`python tests/contract/pins.py` writes pins.json anew: what a meant change does to the numbers is then its diff.
+`python tests/contract/pins.py` writes pins.json anew: what a meant change does to the
+numbers is then its diff.
 """
 
 from __future__ import annotations
@@ -28,11 +30,18 @@ from flashtrain.training.memory import GIB  # noqa: E402
 from flashtrain.training.memory_choice import candidates  # noqa: E402
 
 FAMILIES = ("gpt2", "llama")
-H200 = Hardware("cuda", "NVIDIA H200", 1, (9, 0), 139 * GIB, 139 * GIB, 989e12, "bf16-mixed", "flash", 120 * GIB)
+H200 = Hardware(
+    "cuda", "NVIDIA H200", 1, (9, 0), 139 * GIB, 139 * GIB, 989e12, "bf16-mixed", "flash", 120 * GIB
+)
 CPU = Hardware("cpu", "CPU", 2, None, 8 * GIB, 8 * GIB, None, "32-true", "sdpa", 8 * GIB)
 MACHINES = {"bf16-mixed": H200, "bf16-true": replace(H200, precision="bf16-true"), "cpu": CPU}
-OWN = [[f"model={family}", f"model.size={size}"] for family in FAMILIES for size in ("demo", "124m", "1.3b")]
-# Decoders whose layers are all alike: estimates of those that mix kinds of feed-forwards or layers are known to be off.
+OWN = [
+    [f"model={family}", f"model.size={size}"]
+    for family in FAMILIES
+    for size in ("demo", "124m", "1.3b")
+]
+# Decoders whose layers are all alike: estimates of those that mix kinds of feed-forwards or layers
+# are known to be off.
 HUGGING_FACE = [
     ["model.config=llama-1b"],
     ["model.config=qwen3-8b"],
@@ -54,12 +63,16 @@ def short(value: Any) -> str:
 
 
 def weights_and_flops() -> dict[str, Any]:
-    """Of each family and size: a hash of its weights' names and shapes, and FLOPs of a token at 32,768."""
+    """Of each family and size: a hash of its weights' names and shapes, and
+    FLOPs of a token at 32,768."""
     found: dict[str, Any] = {}
     for family in FAMILIES:
         for size in SIZES:
             with torch.device("meta"):
-                model = Decoder(DecoderConfig.of_size(size, family, vocab_size=50257, context=4096), attention="sdpa")
+                model = Decoder(
+                    DecoderConfig.of_size(size, family, vocab_size=50257, context=4096),
+                    attention="sdpa",
+                )
             weights = [(name, list(weight.shape)) for name, weight in model.state_dict().items()]
             found[f"{family} {size}"] = [short(weights), model.flops_per_token(32768)]
     return found
@@ -67,7 +80,9 @@ def weights_and_flops() -> dict[str, Any]:
 
 def plans() -> Iterator[tuple[str, list[str], Hardware]]:
     """(name, command line, machine) of every plan whose memory is pinned."""
-    models = [["recipe=gpt2", *words] for words in OWN] + [["recipe=hf", *words] for words in HUGGING_FACE]
+    models = [["recipe=gpt2", *words] for words in OWN] + [
+        ["recipe=hf", *words] for words in HUGGING_FACE
+    ]
     for model in models:
         for place in PLACES:
             for name, machine in MACHINES.items():
@@ -79,20 +94,27 @@ def plans() -> Iterator[tuple[str, list[str], Hardware]]:
 
 
 def memory_of(words: list[str], machine: Hardware) -> str:
-    """A hash of FLOPs and of ten memory estimates, each with its parts: five ways to save, micro-batches 1 and 2."""
+    """A hash of FLOPs and of ten memory estimates, each with its parts: five ways to save,
+    micro-batches 1 and 2."""
     settings = compose_settings(words)
     rows = 50257 if settings.recipe == "gpt2" else 257
     with torch.device("meta"):
-        model = make_model(settings.model, vocab_size=rows, context=8192, attention=machine.attention)
+        model = make_model(
+            settings.model, vocab_size=rows, context=8192, attention=machine.attention
+        )
     estimate = estimator(settings, machine, model, model.shape)
     made = [estimate(batch, savings) for savings in candidates() for batch in (1, 2)]
     return short(
-        [model.flops_per_token(8192), [[one.total, one.host, *one.parts().values(), one.exchange] for one in made]]
+        [
+            model.flops_per_token(8192),
+            [[one.total, one.host, *one.parts().values(), one.exchange] for one in made],
+        ]
     )
 
 
 def losses_and_gradients() -> dict[str, list[float]]:
-    """Of each family's demo with dropout: its loss, and the sum and the sum of squares of all gradients in float64."""
+    """Of each family's demo with dropout: its loss, and the sum and the sum of squares of
+    all gradients in float64."""
     found = {}
     for family in FAMILIES:
         torch.manual_seed(1)
@@ -108,7 +130,11 @@ def losses_and_gradients() -> dict[str, list[float]]:
 
 def pins() -> dict[str, Any]:
     memory = {name: memory_of(words, machine) for name, words, machine in plans()}
-    return {"weights and FLOPs": weights_and_flops(), "losses": losses_and_gradients(), "memory": memory}
+    return {
+        "weights and FLOPs": weights_and_flops(),
+        "losses": losses_and_gradients(),
+        "memory": memory,
+    }
 
 
 if __name__ == "__main__":

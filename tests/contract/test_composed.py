@@ -36,7 +36,9 @@ def test_a_recipe_and_its_demo_compose_to_the_values_written_down(recipe: str) -
 
 
 @pytest.mark.integration
-def test_the_published_commands_compose_to_the_values_written_down(tmp_path: Path, monkeypatch) -> None:
+def test_the_published_commands_compose_to_the_values_written_down(
+    tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.delenv("FLASHTRAIN_RECIPES", raising=False)
     found = composed_commands(tmp_path)

@@ -1,4 +1,5 @@
-"""A run of which something was damaged or changed goes on with a line, or is refused with the file's name."""
+"""A run of which something was damaged or changed goes on with a line, or is
+refused with the file's name."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def folder(half: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(half, tmp_path / "runs" / "run"))
 
 
-def test_a_changed_byte_in_the_weights_of_last_ckpt(settings: Settings, folder: Path, tmp_path: Path) -> None:
+def test_a_changed_byte_in_the_weights_of_last_ckpt(
+    settings: Settings, folder: Path, tmp_path: Path
+) -> None:
     last = folder / "checkpoints" / "last.ckpt"
     before = summary(folder)
     flip(last, last.stat().st_size // 2)
@@ -61,7 +64,9 @@ def test_a_changed_byte_in_best_ckpt(settings: Settings, folder: Path, tmp_path:
     assert summary(folder)["status"] == "finished"
 
 
-def test_a_changed_byte_in_the_token_cache(settings: Settings, folder: Path, tmp_path: Path) -> None:
+def test_a_changed_byte_in_the_token_cache(
+    settings: Settings, folder: Path, tmp_path: Path
+) -> None:
     cache = Path(shutil.copytree(settings["data.cache_dir"], tmp_path / "cache"))
     tokens = max(cache.glob("*/tokens.bin"), key=lambda path: path.stat().st_size)
     flip(tokens, 10)
@@ -74,7 +79,9 @@ def printed(capfd) -> str:
     return found.out + found.err
 
 
-def test_a_damaged_best_ckpt_and_damaged_metrics(settings: Settings, folder: Path, tmp_path: Path, capfd) -> None:
+def test_a_damaged_best_ckpt_and_damaged_metrics(
+    settings: Settings, folder: Path, tmp_path: Path, capfd
+) -> None:
     """The rest of the run is what it is without the damage."""
     whole = Path(shutil.copytree(folder, tmp_path / "whole" / "run"))
     best, metrics = folder / "checkpoints" / "best.ckpt", folder / "metrics.jsonl"
@@ -87,10 +94,21 @@ def test_a_damaged_best_ckpt_and_damaged_metrics(settings: Settings, folder: Pat
     assert f"{metrics} has 1 damaged lines" in said
     train(settings, tmp_path, resume=whole)
     said = printed(capfd)
-    for word in ("cannot be read", "damaged", "has changed", "stores no settings", "curves have a gap", "no checksums"):
+    for word in (
+        "cannot be read",
+        "damaged",
+        "has changed",
+        "stores no settings",
+        "curves have a gap",
+        "no checksums",
+    ):
         assert word not in said
-    mine, theirs = (torch.load(run / "checkpoints" / "last.ckpt", weights_only=True) for run in (folder, whole))
-    assert all(torch.equal(value, theirs["state_dict"][name]) for name, value in mine["state_dict"].items())
+    mine, theirs = (
+        torch.load(run / "checkpoints" / "last.ckpt", weights_only=True) for run in (folder, whole)
+    )
+    assert all(
+        torch.equal(value, theirs["state_dict"][name]) for name, value in mine["state_dict"].items()
+    )
 
 
 def test_lost_metrics(settings: Settings, folder: Path, tmp_path: Path, capfd) -> None:
@@ -99,7 +117,9 @@ def test_lost_metrics(settings: Settings, folder: Path, tmp_path: Path, capfd) -
     assert f"{folder / 'metrics.jsonl'} has no rows of steps 0 to " in printed(capfd)
 
 
-def test_another_text_of_the_same_length(settings: Settings, folder: Path, tmp_path: Path, capfd) -> None:
+def test_another_text_of_the_same_length(
+    settings: Settings, folder: Path, tmp_path: Path, capfd
+) -> None:
     text = tmp_path / "train.txt"
     text.write_text(Path(settings["data.path"]).read_text()[::-1])
     train({**settings, "data.path": text}, tmp_path, resume=folder)
@@ -124,7 +144,9 @@ def test_a_changed_line_of_config_yaml(folder: Path, caplog) -> None:
 def test_a_lost_line_of_config_yaml(folder: Path, caplog) -> None:
     edited(folder, "  learning_rate: 0.003\n", "")
     before = (folder / "config.yaml").read_text()
-    with pytest.raises(flashtrain.UserError, match=rf"{folder}/config\.yaml lacks optimizer\.learning_rate=0\.003"):
+    with pytest.raises(
+        flashtrain.UserError, match=rf"{folder}/config\.yaml lacks optimizer\.learning_rate=0\.003"
+    ):
         run(folder)
     assert (folder / "config.yaml").read_text() == before
 

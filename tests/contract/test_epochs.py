@@ -1,4 +1,5 @@
-"""trainer.epochs gives the number of steps, from the data that a run reads; a run so given resumes exactly."""
+"""trainer.epochs gives the number of steps, from the data that a run reads; a run so
+given resumes exactly."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def test_such_a_run_resumes_exactly(auto: bool, tmp_path: Path) -> None:
     settings = settings_of("language", tmp_path / "data", 2)
     folder = interrupted(settings, tmp_path / "stopped", 5, fail, Ended)
     train(settings, tmp_path / "stopped", resume="auto" if auto else folder)
-    assert_same_run(folder, train({**settings, "trainer.epochs": None, "trainer.steps": 6}, tmp_path / "whole"))
+    assert_same_run(
+        folder, train({**settings, "trainer.epochs": None, "trainer.steps": 6}, tmp_path / "whole")
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,6 +56,8 @@ def test_such_a_run_resumes_exactly(auto: bool, tmp_path: Path) -> None:
         ("language", {"trainer.steps": 3}, "trainer.steps and trainer.epochs are both given"),
     ],
 )
-def test_what_has_no_epochs_is_refused(case: str, changed: Settings, line: str, tmp_path: Path) -> None:
+def test_what_has_no_epochs_is_refused(
+    case: str, changed: Settings, line: str, tmp_path: Path
+) -> None:
     with pytest.raises(flashtrain.UserError, match=line):
         train({**settings_of(case, tmp_path, 1), **changed}, tmp_path / "runs")

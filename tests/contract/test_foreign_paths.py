@@ -1,4 +1,5 @@
-"""A run's folder from elsewhere, whose checkpoint or links name other paths: nothing outside is deleted or written."""
+"""A run's folder from elsewhere, whose checkpoint or links name other paths: nothing outside
+is deleted or written."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 @pytest.fixture(scope="module")
 def half(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that failed after its first validation and best.ckpt, with another validation to come."""
+    """A run that failed after its first validation and best.ckpt, with another
+    validation to come."""
     return interrupted(settings, tmp_path_factory.mktemp("half"), 8, fail, Ended)
 
 
@@ -35,14 +37,27 @@ def half_in_shards(settings: Settings, tmp_path_factory: pytest.TempPathFactory)
 
 
 def name_everywhere(file: Path, checkpoints: Path, path: str) -> None:
-    """Let all that Lightning's checkpoint callbacks have in a file as a path be this one, which any better model
-    replaces; their folder is the run's, for they believe the rest of no other."""
+    """Let all that Lightning's checkpoint callbacks have in a file as a path be this one, which any
+    better model replaces; their folder is the run's, for they believe the rest of no other."""
     checkpoint: dict[str, Any] = torch.load(file, weights_only=True)
     worst = torch.tensor(99.0)
     names = ("best_model_path", "kth_best_model_path", "last_model_path")
-    paths = {**dict.fromkeys(names, path), "dirpath": str(checkpoints), "best_k_models": {path: worst}}
-    scores = {"best_model_score": worst, "current_score": worst, "kth_value": worst, "monitor": "validation_loss"}
-    states = [state for name, state in checkpoint["callbacks"].items() if "Checkpoint" in name or {*names} & {*state}]
+    paths = {
+        **dict.fromkeys(names, path),
+        "dirpath": str(checkpoints),
+        "best_k_models": {path: worst},
+    }
+    scores = {
+        "best_model_score": worst,
+        "current_score": worst,
+        "kth_value": worst,
+        "monitor": "validation_loss",
+    }
+    states = [
+        state
+        for name, state in checkpoint["callbacks"].items()
+        if "Checkpoint" in name or {*names} & {*state}
+    ]
     assert states
     for state in states:
         state.update(paths | scores)
@@ -54,7 +69,9 @@ def everything(folder: Path) -> dict[str, bytes | None]:
 
 
 @pytest.mark.parametrize("form", ["absolute", "..", "link", "address", "in shards"])
-def test_a_path_in_a_checkpoint_is_not_believed(form: str, request, settings: Settings, tmp_path: Path) -> None:
+def test_a_path_in_a_checkpoint_is_not_believed(
+    form: str, request, settings: Settings, tmp_path: Path
+) -> None:
     half = request.getfixturevalue("half_in_shards" if form == "in shards" else "half")
     settings = {**settings, **(SHARDS if form == "in shards" else {})}
     victims, folder = tmp_path / "victims", tmp_path / "runs" / "run"
@@ -76,21 +93,30 @@ def test_a_path_in_a_checkpoint_is_not_believed(form: str, request, settings: Se
         flashtrain.evaluate(checkpoints / "last.ckpt", hardware="cpu")
         assert everything(victims) == before
         # A folder with a link that leads out of it may be refused as a whole.
-        with contextlib.suppress(flashtrain.UserError) if form == "link" else contextlib.nullcontext():
+        with (
+            contextlib.suppress(flashtrain.UserError)
+            if form == "link"
+            else contextlib.nullcontext()
+        ):
             train(settings, tmp_path, resume=folder)
             assert summary(folder)["status"] == "finished"
         assert everything(victims) == before
 
 
 WRITTEN = (
-    "config.yaml", "summary.json", "metrics.*", "flashtrain.log", "report.html", "sample.txt", "tokenizer",
-    "checkpoints", "checkpoints/last.ckpt", "checkpoints/best.ckpt", "checkpoints/last.ckpt.partial", ".lock",
+    "config.yaml", "summary.json", "metrics.*", "flashtrain.log", "report.html", "sample.txt",
+    "tokenizer",
+    "checkpoints", "checkpoints/last.ckpt", "checkpoints/best.ckpt",
+    "checkpoints/last.ckpt.partial", ".lock",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_nothing_is_written_through_a_link_that_leads_out(name: str, half: Path, settings: Settings, tmp_path: Path):
-    """The link stands for what a run writes there; where it leads is as it was, or still nothing."""
+def test_nothing_is_written_through_a_link_that_leads_out(
+    name: str, half: Path, settings: Settings, tmp_path: Path
+):
+    """The link stands for what a run writes there; where it leads is as it
+    was, or still nothing."""
     folder = Path(shutil.copytree(half, tmp_path / "runs" / "run"))
     place = next(folder.glob(name), folder / name)
     (tmp_path / "victims").mkdir()

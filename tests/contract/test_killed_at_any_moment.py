@@ -1,6 +1,8 @@
-"""SIGKILL at random moments: last.ckpt is whole or not there yet, and resumed the run ends as if nothing had been.
+"""SIGKILL at random moments: last.ckpt is whole or not there yet, and resumed the run ends
+as if nothing had been.
 
-FLASHTRAIN_KILLS=N: so many kills of each kind. FLASHTRAIN_SEED=N: other moments; what failed says which.
+FLASHTRAIN_KILLS=N: so many kills of each kind. FLASHTRAIN_SEED=N: other moments;
+what failed says which.
 """
 
 from __future__ import annotations
@@ -26,7 +28,12 @@ KILLS = int(os.environ.get("FLASHTRAIN_KILLS", "3"))
 SEED = os.environ.get("FLASHTRAIN_SEED", "1")
 MEMORY = Path("/dev/shm")  # another file system than that of the runs, on Linux
 # A checkpoint each step, which takes longer than the step.
-OFTEN = {"trainer.steps": 30, "trainer.checkpoint_every": 1, "trainer.validate_every": 10, "schedule": "constant"}
+OFTEN = {
+    "trainer.steps": 30,
+    "trainer.checkpoint_every": 1,
+    "trainer.validate_every": 10,
+    "schedule": "constant",
+}
 
 
 @pytest.fixture
@@ -54,7 +61,9 @@ def temporary(request, tmp_path: Path):
     ],
     indirect=["temporary"],
 )
-def test_kills_cost_no_checkpoint_and_change_nothing(kind: str, ranks: int, temporary: Path, tmp_path: Path) -> None:
+def test_kills_cost_no_checkpoint_and_change_nothing(
+    kind: str, ranks: int, temporary: Path, tmp_path: Path
+) -> None:
     text = streamed(tmp_path) if kind == "streamed" else language(tmp_path)
     settings = {**text, **OFTEN, "data.cache_dir": tmp_path, "trainer.devices": ranks}
     settings |= SHARDS if kind == "folder" else {}
@@ -70,7 +79,8 @@ def test_kills_cost_no_checkpoint_and_change_nothing(kind: str, ranks: int, temp
         where = "resume" if last.exists() else "hydra.run.dir"
         processes = start({**settings, where: folder}, tmp_path / "printed", ranks, temporary)
         if kills < KILLS:
-            if chosen.random() < 0.8:  # as a rule while it writes, else also before it writes its first
+            # As a rule while it writes, else also before it writes its first.
+            if chosen.random() < 0.8:
                 for _ in range(chosen.randrange(1, 50)):
                     wait_for_change(last.parent, processes)
                 time.sleep(chosen.uniform(0, 0.02))
@@ -81,7 +91,8 @@ def test_kills_cost_no_checkpoint_and_change_nothing(kind: str, ranks: int, temp
         statuses = end(processes)
         assert set(statuses) <= {-9, 0}, (tmp_path / "printed" / "printed-0").read_text()
         kills += any(statuses)
-        finished = not any(statuses) or ended(folder)  # it may have been killed when all was written
+        # It may have been killed when all was written.
+        finished = not any(statuses) or ended(folder)
         if last.is_file():
             assert last_step(folder) >= step
             step = last_step(folder)
@@ -92,7 +103,8 @@ def test_kills_cost_no_checkpoint_and_change_nothing(kind: str, ranks: int, temp
 
 
 def wait_for_change(checkpoints: Path, processes: list[Any]) -> None:
-    """Until a file or folder in there is new, longer, newer or gone; or the processes have ended."""
+    """Until a file or folder in there is new, longer, newer or gone; or the
+    processes have ended."""
     before = found = files_of(checkpoints)
     while found == before and all(process.is_alive() for process in processes):
         time.sleep(0.001)
@@ -101,7 +113,8 @@ def wait_for_change(checkpoints: Path, processes: list[Any]) -> None:
 
 def files_of(folder: Path) -> dict[str, tuple[int, int]]:
     found = {}
-    for inside, folders, files in os.walk(folder):  # passes over folders that have gone; Path.rglob does not
+    # Passes over folders that have gone; Path.rglob does not.
+    for inside, folders, files in os.walk(folder):
         for path in (Path(inside, name) for name in folders + files):
             with contextlib.suppress(FileNotFoundError):
                 about = path.stat()

@@ -1,4 +1,5 @@
-"""Which tokens of a conversation are learnt, by chat templates of nine published shapes, as literal text."""
+"""Which tokens of a conversation are learnt, by chat templates of nine published
+shapes, as literal text."""
 
 from __future__ import annotations
 
@@ -82,8 +83,15 @@ EXPECTED: dict[str, tuple[str, list[dict[str, str]], list[str]]] = {
         GEMMA,
         TALK,
         [
-            "<|begin|><start_of_turn>user\nHello<end_of_turn>\n<start_of_turn>model\n«Hi there<end_of_turn>\n»"
-            "<start_of_turn>user\n2+2?<end_of_turn>\n<start_of_turn>model\n«It is 4.<end_of_turn>\n»"
+            "<|begin|><start_of_turn>user\n"
+            "Hello<end_of_turn>\n"
+            "<start_of_turn>model\n"
+            "«Hi there<end_of_turn>\n"
+            "»<start_of_turn>user\n"
+            "2+2?<end_of_turn>\n"
+            "<start_of_turn>model\n"
+            "«It is 4.<end_of_turn>\n"
+            "»"
         ],
     ),
     "phi": (
@@ -104,11 +112,27 @@ EXPECTED: dict[str, tuple[str, list[dict[str, str]], list[str]]] = {
     ),
     "qwen, thinking": (
         THINKING,
-        [{**one, "content": f"<think>hm</think>{one['content']}"} if "thinking" in one else one for one in THOUGHT],
         [
-            "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n«<think>hm</think>Hi there<|im_end|>\n»",
-            "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\nHi there<|im_end|>\n"
-            "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n«<think>hm</think>It is 4.<|im_end|>\n»",
+            {**one, "content": f"<think>hm</think>{one['content']}"} if "thinking" in one else one
+            for one in THOUGHT
+        ],
+        [
+            (
+                "<|im_start|>user\n"
+                "Hello<|im_end|>\n"
+                "<|im_start|>assistant\n"
+                "«<think>hm</think>Hi there<|im_end|>\n"
+                "»"
+            ),
+            "<|im_start|>user\n"
+            "Hello<|im_end|>\n"
+            "<|im_start|>assistant\n"
+            "Hi there<|im_end|>\n"
+            "<|im_start|>user\n"
+            "2+2?<|im_end|>\n"
+            "<|im_start|>assistant\n"
+            "«<think>hm</think>It is 4.<|im_end|>\n"
+            "»",
         ],
     ),
     "gpt-oss, thinking": (
@@ -116,10 +140,12 @@ EXPECTED: dict[str, tuple[str, list[dict[str, str]], list[str]]] = {
         THOUGHT,
         [
             "<|im_start|>user|Hello<|im_end|>"
-            "<|im_start|>assistant«|thinks|hm<|im_end|><|im_start|>assistant|says|Hi there<|eot_id|>»",
+            "<|im_start|>assistant«|thinks|hm<|im_end|><|im_start|>assistant|says|Hi "
+            "there<|eot_id|>»",
             "<|im_start|>user|Hello<|im_end|><|im_start|>assistant|says|Hi there<|im_end|>"
             "<|im_start|>user|2+2?<|im_end|>"
-            "<|im_start|>assistant«|thinks|hm<|im_end|><|im_start|>assistant|says|It is 4.<|eot_id|>»",
+            "<|im_start|>assistant«|thinks|hm<|im_end|><|im_start|>assistant|says|It is "
+            "4.<|eot_id|>»",
         ],
     ),
 }
@@ -149,14 +175,18 @@ def test_what_the_assistant_says_is_learnt_and_nothing_else(name: str, tmp_path:
 
 def shown(batch: dict[str, torch.Tensor], tokenizer) -> list[str]:
     """Each document of the only row as text, its learnt tokens between « and »."""
-    tokens, labels, numbers = (batch[name][0].tolist() for name in ("tokens", "labels", "documents"))
+    tokens, labels, numbers = (
+        batch[name][0].tolist() for name in ("tokens", "labels", "documents")
+    )
     texts: list[str] = []
     for number in sorted(set(numbers))[:-1]:  # the last one fills the row up
         text, learning = "", False
         for place in (at for at, one in enumerate(numbers) if one == number):
             learnt = place > 0 and labels[place - 1] >= 0
             assert not learnt or labels[place - 1] == tokens[place]
-            text += ("«" if learnt else "»") * (learnt != learning) + tokenizer.decode([tokens[place]])
+            text += ("«" if learnt else "»") * (learnt != learning) + tokenizer.decode(
+                [tokens[place]]
+            )
             learning = learnt
         texts.append(text + "»" * learning)
     return texts

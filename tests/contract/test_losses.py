@@ -39,7 +39,8 @@ LOSSES = [
 
 @pytest.mark.integration
 def test_gpt2_has_the_losses_that_it_always_had(text_folder: Path, tmp_path: Path) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # each number adds in its own order
+    # Each number adds in its own order.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     words = [sys.executable, "-c", TRAIN, str(text_folder), str(tmp_path)]
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

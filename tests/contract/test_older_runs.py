@@ -37,7 +37,10 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 @pytest.fixture(scope="module")
 def older(settings: Settings) -> Settings:
     """The same as a version did it that had none of the newer settings."""
-    return {**settings, **{name: value for name, value in NEWER.items() if name.startswith("data.")}}
+    return {
+        **settings,
+        **{name: value for name, value in NEWER.items() if name.startswith("data.")},
+    }
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +64,12 @@ def half(older: Settings, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("named", [True, False], ids=["resume=RUN", "resume=auto"])
 def test_an_older_run_is_continued_on_its_own_samples(
-    named: bool, settings: Settings, half: Path, whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    named: bool,
+    settings: Settings,
+    half: Path,
+    whole: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level("INFO"):
         assert train(settings, tmp_path, resume=half if named else "auto", quiet=False) == half

@@ -25,6 +25,10 @@ def test_losses_and_gradients_are_the_same() -> None:
 @pytest.mark.integration
 @pytest.mark.parametrize("model", [" ".join(words) for words in [*OWN, *HUGGING_FACE]])
 def test_memory_estimates_are_the_same_to_the_byte(model: str) -> None:
-    found = {name: memory_of(words, machine) for name, words, machine in plans() if f" {model} " in f" {name} "}
+    found = {
+        name: memory_of(words, machine)
+        for name, words, machine in plans()
+        if f" {model} " in f" {name} "
+    }
     assert found
     assert found == {name: PINS["memory"][name] for name in found}

@@ -1,7 +1,8 @@
-"""A run that was stopped and resumed is the run that was not: weights, optimiser states and losses, bit for bit.
+"""A run that was stopped and resumed is the run that was not: weights, optimiser states
+and losses, bit for bit.
 
-Every case trains with dropout and, but for one stage, with accumulated gradients; validations and checkpoints fall
-before, on and after the steps at which it is stopped.
+Every case trains with dropout and, but for one stage, with accumulated gradients; validations and
+checkpoints fall before, on and after the steps at which it is stopped.
 """
 
 from __future__ import annotations
@@ -79,21 +80,24 @@ def terminated(monkeypatch):
     signal.signal(signal.SIGTERM, before)
 
 
-# The micro-batch in which it is stopped: two make a step, but for the first stage's 5 steps of classification. -1, -2:
-# in the first validation, and in the second, which follows the last step.
+# The micro-batch in which it is stopped: two make a step, but for the first stage's 5 steps of
+# classification. -1, -2: in the first validation, and in the second, which follows the last step.
 @pytest.mark.parametrize(
     ("case", "at", "act", "raised"),
     [
         *((case, 5, terminate, Ended) for case in TASKS),
         *(("language", at, terminate, Ended) for at in (4, -1, -2)),
-        *(("classification", at, terminate, Ended) for at in (3, 4, 8)),  # in each stage, on the first one's last step
+        # in each stage, on the first one's last step.
+        *(("classification", at, terminate, Ended) for at in (3, 4, 8)),
         *(("language", at, ctrl_c, KeyboardInterrupt) for at in (2, 5)),
         *(("language", at, fail, Ended) for at in (6, 7, -1, -2)),
         *((case, 7, fail, Ended) for case in ("sharded", "streamed", "fine_tuning")),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_stopped_in_any_step(case, at, act, raised, settings_of, uninterrupted, terminated, tmp_path: Path) -> None:
+def test_stopped_in_any_step(
+    case, at, act, raised, settings_of, uninterrupted, terminated, tmp_path: Path
+) -> None:
     settings = settings_of(case)
     folder = interrupted(settings, tmp_path, at, act, raised)
     assert summary(folder)["status"] in ("stopped", "failed")
@@ -105,7 +109,8 @@ def test_stopped_in_any_step(case, at, act, raised, settings_of, uninterrupted, 
 
 @pytest.mark.parametrize("case", ["language", "sharded", "chat"])
 def test_a_checkpoint_of_an_epochs_last_batch(case: str, settings_of, tmp_path: Path) -> None:
-    """A shorter run has ended, by Lightning's count an epoch; of the text three steps are an epoch of its rows."""
+    """A shorter run has ended, by Lightning's count an epoch; of the text three steps
+    are an epoch of its rows."""
     settings = {**settings_of(case), "schedule": "constant"}
     folder = train(settings, tmp_path / "resumed", **{"trainer.steps": 3})
     if case != "chat":
@@ -116,13 +121,18 @@ def test_a_checkpoint_of_an_epochs_last_batch(case: str, settings_of, tmp_path: 
 
 
 @pytest.mark.parametrize("states", ["full", "host"])
-def test_beyond_its_end_a_run_has_the_rates_of_its_new_length(states: str, settings_of, tmp_path: Path) -> None:
+def test_beyond_its_end_a_run_has_the_rates_of_its_new_length(
+    states: str, settings_of, tmp_path: Path
+) -> None:
     settings = {**settings_of("language"), "schedule": "linear", "optimizer.states": states}
     settings["schedule.minimum_ratio"] = 0
     folder = train(settings, tmp_path)
     assert train(settings, tmp_path, resume=folder, **{"trainer.steps": 12}) == folder
     factor = get_linear_schedule_with_warmup(torch.optim.SGD([torch.zeros(1)]), 1, 13).lr_lambdas[0]
-    rates = [next(value for name, value in row.items() if name.startswith("lr-")) for row in logged(folder).values()]
+    rates = [
+        next(value for name, value in row.items() if name.startswith("lr-"))
+        for row in logged(folder).values()
+    ]
     # Ours leaves the first rate out, which is 0.
     assert rates[6:] == pytest.approx([0.003 * factor(step + 1) for step in range(6, 12)])
     assert min(rates) > 0
@@ -137,11 +147,17 @@ def test_the_best_weights_are_not_resumed(settings_of, uninterrupted, tmp_path: 
 @pytest.mark.gpu
 def test_dropout_on_a_gpu(tmp_path: Path) -> None:
     """Sums on a GPU may be in another order; other dropout would change a loss by a percent."""
-    settings = {**TASKS["language"](tmp_path), "data.cache_dir": tmp_path, "hardware": "gpu", "model.dropout": 0.3}
+    settings = {
+        **TASKS["language"](tmp_path),
+        "data.cache_dir": tmp_path,
+        "hardware": "gpu",
+        "model.dropout": 0.3,
+    }
     settings["trainer.compile"] = False
     folder = interrupted(settings, tmp_path / "resumed", 8, fail, Ended)
     train(settings, tmp_path / "resumed", resume=folder)
     mine, theirs = (
-        [row["train_loss"] for row in logged(run).values()] for run in (folder, train(settings, tmp_path / "whole"))
+        [row["train_loss"] for row in logged(run).values()]
+        for run in (folder, train(settings, tmp_path / "whole"))
     )
     assert mine == pytest.approx(theirs, rel=1e-4)

@@ -1,4 +1,5 @@
-"""Two ranks: a resumed run equals an uninterrupted one, bit for bit; one process resumes it (docs/train/runs.md)."""
+"""Two ranks: a resumed run equals an uninterrupted one, bit for bit; one process resumes
+it (docs/train/runs.md)."""
 
 from __future__ import annotations
 
@@ -6,7 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from contract_runs import SHARDS, Settings, assert_same_run, language, logged, masked_language, streamed, summary
+from contract_runs import (
+    SHARDS,
+    Settings,
+    assert_same_run,
+    language,
+    logged,
+    masked_language,
+    streamed,
+    summary,
+)
 from forked_commands import run
 
 pytestmark = pytest.mark.integration  # whole runs, in processes
@@ -51,13 +61,21 @@ def test_two_ranks_go_on_from_two(on_two: Settings, command) -> None:
 
 @pytest.mark.parametrize("on_two", [case for case in CASES if case != "streamed"], indirect=True)
 def test_one_process_goes_on_from_two_with_the_losses_of_one(on_two: Settings, command) -> None:
-    """Sums over ranks are in another order: equal but for rounding. Each rank draws its own dropout, so without."""
+    """Sums over ranks are in another order: equal but for rounding. Each rank draws its
+    own dropout, so without."""
     on_two = {**on_two, **{name: 0 for name in on_two if name.endswith(".dropout")}}
-    alone = {**on_two, "trainer.devices": 1, "trainer.strategy": "auto", "trainer.checkpoint_format": "auto"}
+    alone = {
+        **on_two,
+        "trainer.devices": 1,
+        "trainer.strategy": "auto",
+        "trainer.checkpoint_format": "auto",
+    }
     command({**on_two, **STOP}, "begun")
     resumed, whole = command(alone, "begun", resume=True), command(alone, "alone")
     mine, theirs = logged(resumed), logged(whole)
     assert mine.keys() == theirs.keys()
     for place, values in mine.items():
         assert values == pytest.approx(theirs[place], rel=1e-3), place
-    assert summary(resumed)["validation_loss"] == pytest.approx(summary(whole)["validation_loss"], rel=1e-4)
+    assert summary(resumed)["validation_loss"] == pytest.approx(
+        summary(whole)["validation_loss"], rel=1e-4
+    )

@@ -1,4 +1,5 @@
-"""Text at an address that fsspec reads: the same documents as in a folder, and one line for what cannot be read."""
+"""Text at an address that fsspec reads: the same documents as in a folder, and one line
+for what cannot be read."""
 
 from __future__ import annotations
 
@@ -49,8 +50,13 @@ def test_every_format_is_read_as_in_a_folder(corpus):
     assert list(FilesSource(f"{corpus}/b.jsonl").documents()) == ["two"]
     assert FilesSource(corpus).approximate_bytes() > 0
     read = f"files at {corpus}: 1 .txt, 1 .jsonl, 1 .gz, 1 .parquet"
-    assert FilesSource(corpus).describe() == f"{read} (left out, as no text, ignored or not data.files: 1 .png)"
-    source = make_source(compose_settings(["recipe=gpt2", "data=files", f"data.path={corpus}"]).data)
+    assert (
+        FilesSource(corpus).describe()
+        == f"{read} (left out, as no text, ignored or not data.files: 1 .png)"
+    )
+    source = make_source(
+        compose_settings(["recipe=gpt2", "data=files", f"data.path={corpus}"]).data
+    )
     cache = open_or_build(source, TokenizerSpec("bytes"))
     assert cache.documents == 5
     assert open_or_build(FilesSource(corpus), TokenizerSpec("bytes")).folder == cache.folder

@@ -1,4 +1,5 @@
-"""What AutoTokenizer puts before a text stands before each document, in every kind of rows; nothing where it is off."""
+"""What AutoTokenizer puts before a text stands before each document, in every kind of rows;
+nothing where it is off."""
 
 from __future__ import annotations
 
@@ -18,14 +19,22 @@ from flashtrain.data.mixture import MixtureSource
 from flashtrain.data.streaming import StreamingDataModule
 from flashtrain.data.text_stream import Place
 from flashtrain.data.token_cache import folder_of
-from flashtrain.data.tokenizers import TokenizerSpec, as_document, as_prompt, begin_of, huggingface_tokenizer
+from flashtrain.data.tokenizers import (
+    TokenizerSpec,
+    as_document,
+    as_prompt,
+    begin_of,
+    huggingface_tokenizer,
+)
 
 TEXTS = ["hello there", "a second text", "and a third one, which is longer"] * 2
 
 
 @pytest.fixture(params=[True, False], ids=["begins", "plain"])
 def folder(request, tmp_path):
-    return save_tokenizer_folder(tmp_path / "tokenizer", words="hello there " * 9, begins=request.param)
+    return save_tokenizer_folder(
+        tmp_path / "tokenizer", words="hello there " * 9, begins=request.param
+    )
 
 
 def expected(folder) -> set[tuple[int, ...]]:
@@ -37,7 +46,10 @@ def expected(folder) -> set[tuple[int, ...]]:
 def in_cache(module) -> set[tuple[int, ...]]:
     module.prepare_data()
     cache = getattr(module.cache, "caches", [module.cache])[0]
-    return {tuple(cache.tokens[a:b].tolist()) for a, b in zip(cache.offsets, cache.offsets[1:], strict=False)}
+    return {
+        tuple(cache.tokens[a:b].tolist())
+        for a, b in zip(cache.offsets, cache.offsets[1:], strict=False)
+    }
 
 
 def test_a_token_file_holds_it_before_each_document(folder, list_source):
@@ -106,8 +118,13 @@ def test_off_it_is_off_in_transformers_too_and_the_cache_is_another(folder, tmp_
     off = huggingface_tokenizer(folder, begin_of_text=False)
     assert as_prompt(off, "hello") == off.encode("hello")
     off.save(tmp_path / "saved")
-    assert AutoTokenizer.from_pretrained(tmp_path / "saved")("hello").input_ids == off.encode("hello")
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved")("hello").input_ids == off.encode(
+        "hello"
+    )
     begins = bool(begin_of(huggingface_tokenizer(folder)))
-    places = {folder_of("text", TokenizerSpec(str(folder), begin_of_text=on), None) for on in (True, False)}
+    places = {
+        folder_of("text", TokenizerSpec(str(folder), begin_of_text=on), None)
+        for on in (True, False)
+    }
     assert len(places) == 1 + begins
     assert (off.fingerprint() != huggingface_tokenizer(folder).fingerprint()) == begins

@@ -21,7 +21,9 @@ def files(tmp_path):
     """GPT-2's two files in small: the byte symbols, three merges, and the end of text."""
     symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens = [*symbols, "th", "the", "\u0120the", "<|endoftext|>"]
-    (tmp_path / "encoder.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
+    (tmp_path / "encoder.json").write_text(
+        json.dumps({token: number for number, token in enumerate(tokens)})
+    )
     (tmp_path / "vocab.bpe").write_text("#version: 0.2\nt h\nth e\n\u0120 the\n", encoding="utf-8")
     return tmp_path / "encoder.json", tmp_path / "vocab.bpe"
 
@@ -46,7 +48,11 @@ def test_what_is_wrong_with_the_files_is_one_line(files, tmp_path):
 
     (tmp_path / "few.json").write_text('{"a": 0}')
     (tmp_path / "unknown.bpe").write_text("q x\n")
-    for pair in ((merges, merges), (tmp_path / "few.json", merges), (vocab, tmp_path / "unknown.bpe")):
+    for pair in (
+        (merges, merges),
+        (tmp_path / "few.json", merges),
+        (vocab, tmp_path / "unknown.bpe"),
+    ):
         with pytest.raises(UserError, match=f"the tokenizer {pair[0]} cannot be read: "):
             gpt2_tokenizer(*pair)
 
@@ -81,7 +87,9 @@ def test_forks_after_encoding_neither_warn_nor_hang_and_a_users_choice_stays():
     )
     root = str(Path(__file__).parents[2])
     for chosen, after in ((None, "None"), ("0", "0")):
-        environment = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
+        environment = {
+            name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"
+        }
         if chosen:
             environment["TOKENIZERS_PARALLELISM"] = chosen
         words = [sys.executable, "-c", program, root]

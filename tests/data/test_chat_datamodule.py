@@ -27,7 +27,10 @@ def talk(number: int) -> list[dict]:
     found = []
     for turn in range(number % 3 + 1):
         answer = "yes " * (1 + (number * 7 + turn) % 9)
-        found += [{"role": "user", "content": f"q{number}"}, {"role": "assistant", "content": answer}]
+        found += [
+            {"role": "user", "content": f"q{number}"},
+            {"role": "assistant", "content": answer},
+        ]
     return found
 
 
@@ -47,7 +50,13 @@ def make(tokenizer, tmp_path):
     def data(talks=TALKS, **options) -> ChatDataModule:
         path = tmp_path / "chats.jsonl"
         path.write_text("".join(json.dumps({"messages": one}) + "\n" for one in talks))
-        chosen = {"context": CONTEXT, "batch_size": 2, "total_steps": 12, "cache_dir": tmp_path / "cache", **options}
+        chosen = {
+            "context": CONTEXT,
+            "batch_size": 2,
+            "total_steps": 12,
+            "cache_dir": tmp_path / "cache",
+            **options,
+        }
         module = ChatDataModule(path, chosen.pop("tokenizer", tokenizer), **chosen)
         module.setup()
         return module
@@ -72,7 +81,9 @@ def batches_of(make, world_size: int = 1, **options) -> list[list]:
 def documents_in(batch) -> list[tuple[int, ...]]:
     """The tokens of each document of a batch, in order, what fills rows up left out."""
     found = []
-    for tokens, documents, labels in zip(batch["tokens"], batch["documents"], batch["labels"], strict=True):
+    for tokens, documents, labels in zip(
+        batch["tokens"], batch["documents"], batch["labels"], strict=True
+    ):
         for number in range(int(documents.max()) + 1):
             if (labels[documents == number] != IGNORED).any():
                 found.append(tuple(tokens[documents == number].tolist()))
@@ -84,7 +95,9 @@ def test_rows_hold_whole_conversations_whose_answers_alone_are_labels(make):
     (batch, *_) = data.train_dataloader()
     assert batch["tokens"].shape == (2, CONTEXT)
     talks = [data.template.tokenizer.decode(tokens) for tokens in documents_in(batch)]
-    assert all(text.startswith("<|im_start|>user\nq") and text.endswith("<|im_end|>\n") for text in talks)
+    assert all(
+        text.startswith("<|im_start|>user\nq") and text.endswith("<|im_end|>\n") for text in talks
+    )
     for row in range(2):
         tokens, labels, documents, positions = (
             batch[name][row] for name in ("tokens", "labels", "documents", "positions")
@@ -117,12 +130,16 @@ def test_every_conversation_is_read_as_often_as_every_other_and_rows_are_well_fi
 
 
 @pytest.mark.parametrize(("world_size", "accumulate"), [(1, 4), (2, 2), (4, 1)])
-def test_a_step_has_the_same_conversations_however_devices_and_micro_batches_share_them(make, world_size, accumulate):
+def test_a_step_has_the_same_conversations_however_devices_and_micro_batches_share_them(
+    make, world_size, accumulate
+):
     one = batches_of(make, batch_size=8)[0]
     shared = batches_of(make, world_size, batch_size=2, accumulate=accumulate)
     for step, batch in enumerate(one):
         parts = [b for rank in shared for b in rank[step * accumulate : (step + 1) * accumulate]]
-        assert sorted(d for part in parts for d in documents_in(part)) == sorted(documents_in(batch))
+        assert sorted(d for part in parts for d in documents_in(part)) == sorted(
+            documents_in(batch)
+        )
         # The mean of the parts' means, so weighted, is the mean over the labels of the step.
         counts = [part["label_count"] for part in parts]
         weights = [part["weight"] * sum(counts) / len(parts) for part in parts]
@@ -133,7 +150,10 @@ def test_a_step_has_the_same_conversations_however_devices_and_micro_batches_sha
 def test_devices_have_about_as_much_to_do_in_every_micro_batch(make):
     """Some conversations fill a row, and cost many times what a row of short ones does."""
     talks = [
-        [{"role": "user", "content": "q"}, {"role": "assistant", "content": "x" * (60 if n % 4 else 3)}]
+        [
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": "x" * (60 if n % 4 else 3)},
+        ]
         for n in range(80)
     ]
     ranks = batches_of(make, 2, talks=talks, batch_size=2, accumulate=2)
@@ -147,7 +167,8 @@ def test_devices_have_about_as_much_to_do_in_every_micro_batch(make):
 
 
 def test_where_devices_share_sequences_all_count_the_labels_of_all(make):
-    """There the strategy makes each mean one over the labels of all devices (distributed.context)."""
+    """There the strategy makes each mean one over the labels of all devices
+    (distributed.context)."""
     modules = [make() for _ in range(2)]
     ranks = []
     for rank, module in enumerate(modules):
@@ -158,12 +179,16 @@ def test_where_devices_share_sequences_all_count_the_labels_of_all(make):
     for one, other in zip(*ranks, strict=True):
         assert (one.weight, one.label_count) == (other.weight, other.label_count)
     total = sum(one.label_count for one in ranks[0])
-    assert [one.weight for one in ranks[0]] == pytest.approx([2 * one.label_count / total for one in ranks[0]])
+    assert [one.weight for one in ranks[0]] == pytest.approx(
+        [2 * one.label_count / total for one in ranks[0]]
+    )
 
 
 def model_of(data) -> Decoder:
     torch.manual_seed(0)
-    config = DecoderConfig.of_size("demo", "llama", vocab_size=data.tokenizer.vocab_size, context=CONTEXT)
+    config = DecoderConfig.of_size(
+        "demo", "llama", vocab_size=data.tokenizer.vocab_size, context=CONTEXT
+    )
     config = config.changed(layers=1, embed=16, heads=2, kv_heads=1, ffn=32)
     return Decoder(config, attention="standard").double()
 
@@ -175,14 +200,19 @@ class Gradients(pl.Callback):
         self.found: list[torch.Tensor] = []
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-        self.found.append(torch.cat([p.grad.flatten().clone() for p in pl_module.parameters() if p.grad is not None]))
+        self.found.append(
+            torch.cat(
+                [p.grad.flatten().clone() for p in pl_module.parameters() if p.grad is not None]
+            )
+        )
 
 
 def gradients_and_losses(data, folder):
     task = LanguageModel(model_of(data), document_mask=True, gradient_clip=0.0)
     seen = Gradients()
     trainer = pl.Trainer(
-        max_epochs=1, accelerator="cpu", devices=1, logger=False, enable_progress_bar=False, limit_val_batches=0,
+        max_epochs=1, accelerator="cpu", devices=1, logger=False, enable_progress_bar=False,
+        limit_val_batches=0,
         enable_model_summary=False, enable_checkpointing=False, default_root_dir=folder,
         accumulate_grad_batches=data.accumulate, callbacks=[seen],
     )  # fmt: skip
@@ -191,11 +221,16 @@ def gradients_and_losses(data, folder):
 
 
 @pytest.mark.parametrize("accumulate", [2, 4])
-def test_gradients_are_those_of_the_mean_over_the_steps_labels_however_they_are_accumulated(make, tmp_path, accumulate):
-    """Also those of each conversation alone, unpacked: a row's conversations see nothing of each other."""
+def test_gradients_are_those_of_the_mean_over_the_steps_labels_however_they_are_accumulated(
+    make, tmp_path, accumulate
+):
+    """Also those of each conversation alone, unpacked: a row's conversations see
+    nothing of each other."""
     options = {"total_steps": 2, "validation_fraction": 0.0}
     whole, first = gradients_and_losses(make(batch_size=4, **options), tmp_path)
-    parts, second = gradients_and_losses(make(batch_size=4 // accumulate, accumulate=accumulate, **options), tmp_path)
+    parts, second = gradients_and_losses(
+        make(batch_size=4 // accumulate, accumulate=accumulate, **options), tmp_path
+    )
     for one, other in zip(whole, parts, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
     assert first.first_loss == pytest.approx(second.first_loss, rel=1e-10)
@@ -218,13 +253,19 @@ def test_gradients_are_those_of_the_mean_over_the_steps_labels_however_they_are_
 
 
 @pytest.mark.parametrize(("how", "count", "words"), [("cut", 6, "cut"), ("drop", 5, "left out")])
-def test_a_conversation_longer_than_the_context_is_cut_left_out_or_refused_and_counted(make, how, count, words):
+def test_a_conversation_longer_than_the_context_is_cut_left_out_or_refused_and_counted(
+    make, how, count, words
+):
     long = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "z" * 400}]
     data = make(talks=[*TALKS[:5], long], too_long=how, validation_fraction=0.0)
-    assert f"1 documents are longer than context=96 (up to 413 tokens) and {words}" in data.describe()
+    assert (
+        f"1 documents are longer than context=96 (up to 413 tokens) and {words}" in data.describe()
+    )
     assert len(data.documents[0].begins) == count
     assert (data.documents[0].lengths.max() == CONTEXT) == (how == "cut")
-    with pytest.raises(UserError, match=r"1 documents are longer than context=96.*data\.too_long=cut"):
+    with pytest.raises(
+        UserError, match=r"1 documents are longer than context=96.*data\.too_long=cut"
+    ):
         make(talks=[*TALKS[:5], long], too_long="refuse")
     with pytest.raises(UserError, match=r"unknown data\.too_long 'trim'"):
         make(too_long="trim")
@@ -244,14 +285,23 @@ def test_a_conversation_with_no_answer_within_the_context_is_left_out(make, capl
 
 def test_whole_conversations_are_held_out_whatever_documents_they_became(make, tmp_path):
     thoughtful = [
-        [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": f"<think>h</think>a{n}"}] * 2
+        [
+            {"role": "user", "content": f"q{n}"},
+            {"role": "assistant", "content": f"<think>h</think>a{n}"},
+        ]
+        * 2
         for n in range(20)
     ]
     data = make(
-        talks=thoughtful, tokenizer=save_tokenizer_folder(tmp_path / "thinking", THINKING), validation_fraction=0.2
+        talks=thoughtful,
+        tokenizer=save_tokenizer_folder(tmp_path / "thinking", THINKING),
+        validation_fraction=0.2,
     )
     text = [
-        {data.tokenizer.decode(data.cache.tokens[b : b + n]).split("\n")[1] for b, n, _ in zip(*part, strict=True)}
+        {
+            data.tokenizer.decode(data.cache.tokens[b : b + n]).split("\n")[1]
+            for b, n, _ in zip(*part, strict=True)
+        }
         for part in data.documents
     ]
     assert not text[0] & text[1]
@@ -293,9 +343,18 @@ def test_a_single_conversation_trains_and_nothing_is_held_out(make):
 
 
 def test_the_device_with_the_costlier_row_of_one_pair_has_the_cheaper_one_of_the_next(make):
-    module = make(talks=[[*talk(1)[:1], {"role": "assistant", "content": "yes " * n}] for n in (1, 3, 5, 7, 9)])
+    module = make(
+        talks=[
+            [*talk(1)[:1], {"role": "assistant", "content": "yes " * n}] for n in (1, 3, 5, 7, 9)
+        ]
+    )
     samples = module._chats(module.documents[0])
     of_lengths = dict(zip(samples.lengths.tolist(), range(len(samples)), strict=True))
-    costly, dear, cheap, cheapest = rows = [(of_lengths[length],) for length in sorted(of_lengths, reverse=True)]
-    ranks = [samples.micro_batches(rows, rank=rank, world_size=2, batch_size=2)[0].rows for rank in range(2)]
+    costly, dear, cheap, cheapest = rows = [
+        (of_lengths[length],) for length in sorted(of_lengths, reverse=True)
+    ]
+    ranks = [
+        samples.micro_batches(rows, rank=rank, world_size=2, batch_size=2)[0].rows
+        for rank in range(2)
+    ]
     assert ranks == [(costly, cheapest), (dear, cheap)]

@@ -1,4 +1,5 @@
-"""Rows of ShareGPT's and of Alpaca's format become the same tokens and labels as the messages that they mean."""
+"""Rows of ShareGPT's and of Alpaca's format become the same tokens and labels as the
+messages that they mean."""
 
 from __future__ import annotations
 
@@ -32,17 +33,28 @@ ADDED = said(("user", "Add.\n1 and 2"), ("assistant", "3"))
 ROWS = [
     (shared(("human", "Hi"), ("gpt", "Hello."), id="a1"), TALK),
     (shared(("user", "Hi"), ("assistant", "Hello.")), TALK),
-    ({"conversations": json.dumps(shared(("human", "Hi"), ("gpt", "Hello."))["conversations"])}, TALK),
+    (
+        {"conversations": json.dumps(shared(("human", "Hi"), ("gpt", "Hello."))["conversations"])},
+        TALK,
+    ),
     ({"conversations": TALK["messages"]}, TALK),
-    (shared(("system", "Be brief."), ("human", "Hi"), ("gpt", "Hello."), system="not shown"), SYSTEM),
+    (
+        shared(("system", "Be brief."), ("human", "Hi"), ("gpt", "Hello."), system="not shown"),
+        SYSTEM,
+    ),
     (shared(("human", "Hi"), ("gpt", "Hello."), system="Be brief."), SYSTEM),
     (ALPACA, ADDED),
     ({**ALPACA, "text": "Below is an instruction"}, ADDED),  # as tatsu-lab/alpaca has it
     ({**ALPACA, "input": ""}, said(("user", "Add."), ("assistant", "3"))),
-    ({**ALPACA, "system": "Be brief."}, said(("system", "Be brief."), ("user", "Add.\n1 and 2"), ("assistant", "3"))),
+    (
+        {**ALPACA, "system": "Be brief."},
+        said(("system", "Be brief."), ("user", "Add.\n1 and 2"), ("assistant", "3")),
+    ),
     (
         {**ALPACA, "history": [["Hi", "Hello."]]},
-        said(("user", "Hi"), ("assistant", "Hello."), ("user", "Add.\n1 and 2"), ("assistant", "3")),
+        said(
+            ("user", "Hi"), ("assistant", "Hello."), ("user", "Add.\n1 and 2"), ("assistant", "3")
+        ),
     ),
     ({**TALK, "conversations": []}, TALK),
     ({"prompt": "1+1=", "completion": "2", **ALPACA}, {"prompt": "1+1=", "completion": "2"}),
@@ -51,7 +63,9 @@ ROWS = [
 
 @pytest.fixture
 def template(tmp_path: Path) -> ChatTemplate:
-    return ChatTemplate(huggingface_tokenizer(save_tokenizer_folder(tmp_path / "tokenizer", CHATML)))
+    return ChatTemplate(
+        huggingface_tokenizer(save_tokenizer_folder(tmp_path / "tokenizer", CHATML))
+    )
 
 
 @pytest.mark.parametrize(("row", "meant"), ROWS)
@@ -70,7 +84,13 @@ def test_a_line_says_how_rows_of_another_format_are_read(
     caplog.set_level(logging.INFO)
     rows = [ROWS[0][0], ALPACA, ALPACA, TALK]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert sum(len(one.tokens) for one in ChatSource(ChatFiles(tmp_path), template).encoded(template.tokenizer)) == 4
+    assert (
+        sum(
+            len(one.tokens)
+            for one in ChatSource(ChatFiles(tmp_path), template).encoded(template.tokenizer)
+        )
+        == 4
+    )
     lines = [line for line in caplog.messages if "format" in line]
     assert [line.split(" (")[0] for line in lines] == [
         "1 rows have conversations",

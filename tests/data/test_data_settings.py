@@ -29,11 +29,16 @@ GPT2 = ["data.vocab=v.json", "data.merges=m.txt"]
         ([*FILES, "+data.options.depth=3"], "data.options="),
         ([*HUB, "data.path=BOOKS"], "data.path=BOOKS"),
         (GPT2, "data.vocab=v.json"),
-        ([*FILES, "data.encoding=latin-one"], r"unknown data\.encoding 'latin-one'\. Did you mean .*'latin-1'"),
+        (
+            [*FILES, "data.encoding=latin-one"],
+            r"unknown data\.encoding 'latin-one'\. Did you mean .*'latin-1'",
+        ),
         ([*FILES, "data.encoding_errors=replaced"], "unknown data.encoding_errors 'replaced'"),
     ],
 )
-def test_what_would_be_passed_over_is_refused_before_any_work(words: list[str], setting: str) -> None:
+def test_what_would_be_passed_over_is_refused_before_any_work(
+    words: list[str], setting: str
+) -> None:
     with pytest.raises(UserError, match=setting):
         compose_settings(["recipe=gpt2", *words])
 
@@ -59,7 +64,9 @@ def test_a_demo_for_the_standard_library_goes_with_other_text(recipe) -> None:
     assert apply_demo(compose_settings(words), CommandLine(words).by_name).data.path == "BOOKS"
 
 
-def test_an_evaluation_on_another_source_forgets_what_the_run_was_given_of_its_own(tmp_path) -> None:
+def test_an_evaluation_on_another_source_forgets_what_the_run_was_given_of_its_own(
+    tmp_path,
+) -> None:
     settings = compose_settings(["recipe=gpt2", *HUB, "data.config=en", "data.text_column=body"])
     write_config(asdict(settings), tmp_path)
     (tmp_path / "checkpoints").mkdir()

@@ -17,11 +17,15 @@ from flashtrain.data.token_files import TokenFiles
 from flashtrain.data.tokenizers import ByteTokenizer, TokenizerSpec
 from flashtrain.errors import UserError
 
-TEXTS = [f"This is document {number}, and it says something about {number * 7}.\n" for number in range(60)]
+TEXTS = [
+    f"This is document {number}, and it says something about {number * 7}.\n"
+    for number in range(60)
+]
 
 
 class Recorder(pl.LightningModule):
-    """Learns nothing worth having; records the samples of every micro-batch by their first tokens."""
+    """Learns nothing worth having; records the samples of every micro-batch by
+    their first tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,22 +47,39 @@ class Recorder(pl.LightningModule):
 @pytest.fixture
 def data(list_source, tmp_path):
     def make(texts=TEXTS, **options):
-        defaults = {"context": 16, "batch_size": 2, "total_steps": 12, "cache_dir": tmp_path / "cache"}
+        defaults = {
+            "context": 16,
+            "batch_size": 2,
+            "total_steps": 12,
+            "cache_dir": tmp_path / "cache",
+        }
         return TextDataModule(list_source(texts), "bytes", **{**defaults, **options})
 
     return make
 
 
 def trainer(folder, *, callbacks=(), **options):
-    defaults = {"max_epochs": 1, "accelerator": "cpu", "devices": 1, "logger": False, "enable_progress_bar": False}
-    defaults |= {"enable_model_summary": False, "enable_checkpointing": bool(callbacks), "default_root_dir": folder}
+    defaults = {
+        "max_epochs": 1,
+        "accelerator": "cpu",
+        "devices": 1,
+        "logger": False,
+        "enable_progress_bar": False,
+    }
+    defaults |= {
+        "enable_model_summary": False,
+        "enable_checkpointing": bool(callbacks),
+        "default_root_dir": folder,
+    }
     return pl.Trainer(callbacks=list(callbacks), **{**defaults, **options})
 
 
 def fit(data, folder, *, resume=None, **options):
     model = Recorder()
     options.setdefault("limit_val_batches", 0)
-    trainer(folder, accumulate_grad_batches=data.accumulate, **options).fit(model, data, ckpt_path=resume)
+    trainer(folder, accumulate_grad_batches=data.accumulate, **options).fit(
+        model, data, ckpt_path=resume
+    )
     return model
 
 
@@ -77,7 +98,9 @@ def test_without_a_trainer_it_knows_its_tokens_and_makes_batches_of_the_sizes_se
 
 def test_source_and_tokenizer_have_short_forms(tmp_path):
     (tmp_path / "corpus.txt").write_text("some words\n" * 100)
-    module = TextDataModule(tmp_path / "corpus.txt", TokenizerSpec("bpe", vocab_size=270), context=8)
+    module = TextDataModule(
+        tmp_path / "corpus.txt", TokenizerSpec("bpe", vocab_size=270), context=8
+    )
     assert isinstance(module.tokenizer, BPETokenizer)
     own = TextDataModule(str(tmp_path / "corpus.txt"), module.tokenizer, context=8)
     assert own.cache.tokens[:].tolist() == module.cache.tokens[:].tolist()
@@ -97,7 +120,9 @@ def test_the_held_out_documents_do_not_depend_on_the_seed(data):
 
 def test_runs_of_several_contexts_can_hold_out_the_same_documents(data):
     def held_out(context, split_context=None):
-        return set(data(context=context, split_context=split_context).split.validation.begins.tolist())
+        return set(
+            data(context=context, split_context=split_context).split.validation.begins.tolist()
+        )
 
     assert held_out(16) != held_out(200)  # more documents, for a sample of 200 tokens to fit
     assert held_out(16, 200) == held_out(64, 200) == held_out(200)
@@ -117,7 +142,10 @@ def test_what_could_not_be_held_out_is_reported_once(data, caplog):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *((name, 0) for name in ("context", "batch_size", "total_steps", "accumulate", "validation_samples")),
+        *(
+            (name, 0)
+            for name in ("context", "batch_size", "total_steps", "accumulate", "validation_samples")
+        ),
         *(("num_workers", -1), ("seed", -1), ("validation_fraction", 1.5)),
     ],
 )
@@ -160,7 +188,9 @@ def test_overfit_batches_is_refused(data, tmp_path):
 
 
 def test_resuming_prints_nothing_about_unreliable_results(data, tmp_path, recwarn):
-    saving = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=5, save_top_k=-1, filename="{step}")
+    saving = ModelCheckpoint(
+        tmp_path / "saved", every_n_train_steps=5, save_top_k=-1, filename="{step}"
+    )
     fit(data(), tmp_path, callbacks=[saving])
     fit(data(), tmp_path, resume=tmp_path / "saved" / "step=5.ckpt")
     assert not [warning for warning in recwarn if "resum" in str(warning.message)]

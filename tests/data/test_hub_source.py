@@ -22,7 +22,9 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf")
     folder = tmp_path / "corpus"
     folder.mkdir()
-    (folder / "train.jsonl").write_text('{"text": "one", "n": 1}\n{"text": "two", "n": 2}\n{"text": null, "n": 3}\n')
+    (folder / "train.jsonl").write_text(
+        '{"text": "one", "n": 1}\n{"text": "two", "n": 2}\n{"text": null, "n": 3}\n'
+    )
     return folder
 
 
@@ -68,7 +70,9 @@ def files(path, split="train", **settings):
 
 
 def test_a_folder_of_save_to_disk_is_read_as_files_are(tmp_path):
-    datasets.Dataset.from_dict({"text": ["one", None, "two"], "n": [1, 2, 3]}).save_to_disk(tmp_path / "saved")
+    datasets.Dataset.from_dict({"text": ["one", None, "two"], "n": [1, 2, 3]}).save_to_disk(
+        tmp_path / "saved"
+    )
     source = files(tmp_path / "saved")
     assert list(source.documents()) == ["one", "two"]
     assert source.approximate_bytes() > 0
@@ -89,7 +93,9 @@ def test_of_a_saved_dataset_dict_a_split_is_read(tmp_path):
 
 def test_plain_files_have_no_split(tmp_path):
     (tmp_path / "a.txt").write_text("text")
-    with pytest.raises(UserError, match=r"data\.split=test is for datasets that save_to_disk wrote"):
+    with pytest.raises(
+        UserError, match=r"data\.split=test is for datasets that save_to_disk wrote"
+    ):
         files(tmp_path, "test")
 
 

@@ -1,11 +1,20 @@
-"""The tokenizer of any Hugging Face folder: its ids, its end of text, kept in a run and read back by transformers."""
+"""The tokenizer of any Hugging Face folder: its ids, its end of text, kept in a run and
+read back by transformers."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from flashtrain.data import huggingface_tokenizer as module
 from flashtrain.data.token_cache import open_or_build
@@ -26,20 +35,29 @@ TEXTS = ["hello world hello token", "the end </s> of it", "gr\u00fc\u00df dich",
 
 @pytest.fixture
 def folder(tmp_path):
-    """A tokenizer of Llama's kind, that would add a first token, cut and pad: metaspaces, unknown bytes, "</s>"."""
+    """A tokenizer of Llama's kind, that would add a first token, cut and pad: metaspaces,
+    unknown bytes, "</s>"."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.BpeTrainer(vocab_size=120, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=120, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False
+    )
     tokenizer.train_from_iterator(["hello world", "the end of it", "a token or two"] * 3, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
     tokenizer.enable_truncation(3)
     tokenizer.enable_padding(length=9)
     path = tmp_path / "model"
     path.mkdir()
     (path / "tokenizer.json").write_text(tokenizer.to_str())
-    config = {"tokenizer_class": "LlamaTokenizer", "eos_token": {"content": "</s>"}, "auto_map": {"x": "code.py"}}
+    config = {
+        "tokenizer_class": "LlamaTokenizer",
+        "eos_token": {"content": "</s>"},
+        "auto_map": {"x": "code.py"},
+    }
     (path / "tokenizer_config.json").write_text(json.dumps(config))
     (path / "chat_template.jinja").write_text("{{ messages }}")
     return path
@@ -48,7 +66,9 @@ def folder(tmp_path):
 def test_ids_are_the_texts_own_without_special_tokens_cuts_or_padding(folder):
     tokenizer = huggingface_tokenizer(folder)
     assert tokenizer.end_of_text == 2
-    assert tokenizer.vocab_size == Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
+    assert (
+        tokenizer.vocab_size == Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
+    )
     assert tokenizer.decode(tokenizer.encode(TEXTS[0])).strip() == TEXTS[0]
     ids = [tokenizer.encode(text) for text in TEXTS]
     assert [found.tolist() for found in tokenizer.encode_batch(TEXTS)] == ids
@@ -62,7 +82,9 @@ def test_a_run_keeps_it_and_an_export_gives_transformers_the_same_ids(folder, tm
     kept = load_tokenizer(tmp_path / "run")
     assert (kept.fingerprint(), kept.end_of_text) == (tokenizer.fingerprint(), 2)
     assert huggingface_tokenizer(tmp_path / "run").fingerprint() == tokenizer.fingerprint()
-    assert save_tokenizer(kept, tmp_path / "export", context=64) == "AutoTokenizer reads its tokenizer"
+    assert (
+        save_tokenizer(kept, tmp_path / "export", context=64) == "AutoTokenizer reads its tokenizer"
+    )
     for place in ("run", "export"):
         theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / place)
         assert theirs(TEXTS[0], add_special_tokens=False)["input_ids"] == tokenizer.encode(TEXTS[0])

@@ -1,4 +1,5 @@
-"""Labelled texts from files and datasets, of whole texts and of words, and the batches they make."""
+"""Labelled texts from files and datasets, of whole texts and of words, and
+the batches they make."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ import pyarrow.parquet
 import pytest
 
 from flashtrain.data.labelled_documents import LabelledSamples
-from flashtrain.data.labelled_rows import Columns, Row, dataset_rows, encode_rows, file_rows, labels_in
+from flashtrain.data.labelled_rows import (
+    Columns,
+    Row,
+    dataset_rows,
+    encode_rows,
+    file_rows,
+    labels_in,
+)
 from flashtrain.data.tokenizers import ByteTokenizer
 from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.errors import UserError
@@ -31,7 +39,11 @@ def encoded(rows, *, of_words=False):
 
 
 def test_lines_and_tables_are_rows_in_order(tmp_path):
-    lines = write(tmp_path / "a.jsonl", {"text": "a text", "labels": ["x", "y"]}, {"text": "another", "labels": []})
+    lines = write(
+        tmp_path / "a.jsonl",
+        {"text": "a text", "labels": ["x", "y"]},
+        {"text": "another", "labels": []},
+    )
     assert [row[:2] for row in file_rows(lines, Columns())] == [row[:2] for row in ROWS[:2]]
     with gzip.open(tmp_path / "b.jsonl.gz", "wt") as file:
         file.write(json.dumps({"text": ["the", "third"], "labels": 7}) + "\n\n")
@@ -60,7 +72,11 @@ def test_a_line_that_cannot_be_read_is_named(tmp_path, line, message):
 
 def test_a_dataset_gives_its_splits_and_its_labels_their_names(tmp_path):
     datasets = pytest.importorskip("datasets")
-    write(tmp_path / "train.jsonl", {"text": ["a", "b"], "labels": [1]}, {"text": ["c"], "labels": [0, 2]})
+    write(
+        tmp_path / "train.jsonl",
+        {"text": ["a", "b"], "labels": [1]},
+        {"text": ["c"], "labels": [0, 2]},
+    )
     write(tmp_path / "dev.jsonl", {"text": ["d"], "labels": [1]})
     found = dataset_rows(str(tmp_path), None, Columns())
     assert [row[:2] for row in found["train"]] == [("a\nb", ["1"]), ("c", ["0", "2"])]
@@ -69,7 +85,9 @@ def test_a_dataset_gives_its_splits_and_its_labels_their_names(tmp_path):
     assert len(dataset_rows(str(tmp_path), None, Columns(), {"train": 1})["train"]) == 1
     with pytest.raises(UserError, match=r"split train, row 0: no column 'topics'"):
         dataset_rows(str(tmp_path), None, Columns(labels="topics"))
-    features = datasets.Features({"text": datasets.Value("string"), "labels": datasets.ClassLabel(names=["no", "yes"])})
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "labels": datasets.ClassLabel(names=["no", "yes"])}
+    )
     table = datasets.Dataset.from_dict({"text": ["e"], "labels": [1]}, features=features)
     (tmp_path / "named").mkdir()
     table.to_parquet(tmp_path / "named" / "train.parquet")
@@ -79,10 +97,17 @@ def test_a_dataset_gives_its_splits_and_its_labels_their_names(tmp_path):
 def test_documents_are_encoded_and_their_labels_numbered():
     documents = encoded(ROWS)
     assert documents.label_names == ("x", "y")
-    assert [labels.tolist() for labels in documents.labels] == [[True, True], [False, False], [False, True]]
+    assert [labels.tolist() for labels in documents.labels] == [
+        [True, True],
+        [False, False],
+        [False, True],
+    ]
     assert bytes(documents.document(2)[0].tolist()) == b"the third one"
     assert documents.lengths.tolist() == [6, 7, 13]
-    for rows, of_words in (([Row("a", ["z"], "test.jsonl:7")], False), ([Row(["a"], ["z"], "test.jsonl:7")], True)):
+    for rows, of_words in (
+        ([Row("a", ["z"], "test.jsonl:7")], False),
+        ([Row(["a"], ["z"], "test.jsonl:7")], True),
+    ):
         with pytest.raises(UserError, match=r"test.jsonl:7 has the label 'z': expected x, y"):
             encode_rows(rows, ByteTokenizer(), ["x", "y"], of_words=of_words)
 

@@ -16,10 +16,17 @@ from flashtrain.data.packing import PackedSamples, Spans
 
 def steps_of(samples, *, world_size, accumulate, batch_size, seed=0):
     """The set of samples of each optimiser step, over all ranks."""
-    options = {"batch_size": batch_size, "accumulate": accumulate, "world_size": world_size, "seed": seed}
+    options = {
+        "batch_size": batch_size,
+        "accumulate": accumulate,
+        "world_size": world_size,
+        "seed": seed,
+    }
     steps = [[] for _ in range(6)]
     for rank in range(world_size):
-        for number, micro_batch in enumerate(StepSampler(samples, total_steps=6, rank=rank, **options)):
+        for number, micro_batch in enumerate(
+            StepSampler(samples, total_steps=6, rank=rank, **options)
+        ):
             assert len(micro_batch) == batch_size
             steps[number // accumulate] += micro_batch
     return [sorted(step) for step in steps]
@@ -47,14 +54,19 @@ def test_an_epoch_reads_every_sample_once_in_an_order_of_its_own(samples, batch_
 
 def test_the_order_is_frozen_and_depends_on_the_seed_alone():
     # A run resumed under another version of numpy or flashtrain must go on in the same order.
-    orders = [next(iter(StepSampler(10, batch_size=10, total_steps=1, seed=seed))) for seed in (7, 7, 8)]
+    orders = [
+        next(iter(StepSampler(10, batch_size=10, total_steps=1, seed=seed))) for seed in (7, 7, 8)
+    ]
     assert orders[0] == orders[1] == [4, 5, 9, 8, 1, 7, 6, 0, 2, 3] != orders[2]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 @pytest.mark.parametrize("batch_size", [1, 3, 8, 100])
 def test_validation_reads_the_same_first_samples_whatever_the_shares(world_size, batch_size):
-    ranks = [equal_batches(24, batch_size=batch_size, world_size=world_size, rank=rank) for rank in range(world_size)]
+    ranks = [
+        equal_batches(24, batch_size=batch_size, world_size=world_size, rank=rank)
+        for rank in range(world_size)
+    ]
     shares = [list(chain(*sampler)) for sampler in ranks]
     assert sorted(chain(*shares)) == list(range(24))
     assert len({len(share) for share in shares}) == 1
@@ -62,15 +74,23 @@ def test_validation_reads_the_same_first_samples_whatever_the_shares(world_size,
 
 @pytest.mark.parametrize(("samples", "world_size"), [(23, 1), (23, 2), (7, 4), (9, 8), (3, 8)])
 @pytest.mark.parametrize("batch_size", [1, 3, 8, 100])
-def test_each_sample_is_validated_once_where_devices_do_not_divide_them(samples, world_size, batch_size):
-    # pytorch#25162, verl#78: a remainder was left out, or samples were read twice. -1 is a row without labels.
-    ranks = [equal_batches(samples, batch_size=batch_size, world_size=world_size, rank=r) for r in range(world_size)]
+def test_each_sample_is_validated_once_where_devices_do_not_divide_them(
+    samples, world_size, batch_size
+):
+    # pytorch#25162, verl#78: a remainder was left out, or samples were read twice. -1 is
+    # a row without labels.
+    ranks = [
+        equal_batches(samples, batch_size=batch_size, world_size=world_size, rank=r)
+        for r in range(world_size)
+    ]
     read = list(chain(*chain(*ranks)))
     assert sorted(number for number in read if number >= 0) == list(range(samples))
     assert len({len(batches) for batches in ranks}) == 1
 
 
-@pytest.mark.parametrize(("samples", "batch_size", "sizes"), [(24, 10, [8] * 3), (23, 10, [8] * 3), (5, 8, [5])])
+@pytest.mark.parametrize(
+    ("samples", "batch_size", "sizes"), [(24, 10, [8] * 3), (23, 10, [8] * 3), (5, 8, [5])]
+)
 def test_validation_batches_are_of_one_size(samples, batch_size, sizes):
     assert [len(batch) for batch in equal_batches(samples, batch_size=batch_size)] == sizes
 
@@ -82,8 +102,12 @@ def test_a_row_that_fills_up_has_no_labels():
 
 
 def make(*, workers=0, seed=0, context=4, batch_size=2, accumulate=2):
-    samples = PackedSamples(np.arange(321, dtype=np.uint16), Spans(np.array([0]), np.array([321])), context)
-    sampler = StepSampler(len(samples), batch_size=batch_size, total_steps=5, accumulate=accumulate, seed=seed)
+    samples = PackedSamples(
+        np.arange(321, dtype=np.uint16), Spans(np.array([0]), np.array([321])), context
+    )
+    sampler = StepSampler(
+        len(samples), batch_size=batch_size, total_steps=5, accumulate=accumulate, seed=seed
+    )
     return ResumableLoader(samples, sampler, num_workers=workers)
 
 
@@ -105,7 +129,9 @@ def resumed(state, **options):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_state_saved_midway_gives_exactly_the_rest_and_a_step_begun_is_read_again(workers, tmp_path):
+def test_state_saved_midway_gives_exactly_the_rest_and_a_step_begun_is_read_again(
+    workers, tmp_path
+):
     whole = firsts(make())
     for taken, rest in ((6, 6), (5, 4)):
         state = after(taken, workers=workers)

@@ -11,7 +11,9 @@ from flashtrain.data.balance import Cost
 from flashtrain.data.masked_datamodule import MaskedTextDataModule
 from flashtrain.errors import UserError
 
-TEXT = "\n\n".join(f"Paragraph {number} says: " + "word " * (3 + number * 7 % 23) for number in range(300))
+TEXT = "\n\n".join(
+    f"Paragraph {number} says: " + "word " * (3 + number * 7 % 23) for number in range(300)
+)
 
 
 @pytest.fixture
@@ -20,7 +22,13 @@ def make(list_source):
         module = MaskedTextDataModule(
             list_source([TEXT, TEXT[::-1][:3000], "short. text. here."]),
             "bytes",
-            **{"context": 128, "token_budget": 1024, "total_steps": 20, "validation_fraction": 0.3, **options},
+            **{
+                "context": 128,
+                "token_budget": 1024,
+                "total_steps": 20,
+                "validation_fraction": 0.3,
+                **options,
+            },
         )
         module.setup()
         return module
@@ -34,7 +42,8 @@ def placed(module: MaskedTextDataModule, world_size: int, rank: int) -> MaskedTe
 
 def equal(one, other) -> bool:
     return one.keys() == other.keys() and all(
-        torch.equal(x, other[name]) if isinstance(x, torch.Tensor) else x == other[name] for name, x in one.items()
+        torch.equal(x, other[name]) if isinstance(x, torch.Tensor) else x == other[name]
+        for name, x in one.items()
     )
 
 
@@ -63,7 +72,11 @@ def test_all_devices_together_read_each_sample_once_and_agree_on_the_step(make):
             ranks.append((list(loader), list(loader.steps), loader.state_dict()))
     assert ranks[0][2] == ranks[1][2] == ranks[2][2]
     numbers = [number for _, rows, _ in ranks for row in rows for number in row.numbers]
-    assert len(set(numbers)) == len(numbers) == ranks[0][2]["next_number"] - len(ranks[0][2]["waiting"])
+    assert (
+        len(set(numbers))
+        == len(numbers)
+        == ranks[0][2]["next_number"] - len(ranks[0][2]["waiting"])
+    )
     for step in zip(*(batches for batches, _, _ in ranks), strict=True):
         counts = {batch["label_count"].item() for batch in step}
         labels = sum(int((batch["labels"] != -100).sum()) for batch in step)

@@ -57,7 +57,11 @@ def test_a_sample_is_its_piece_between_cls_and_sep(make, layout):
     batch = samples[samples.row([1, 12, 7])]
     expected = [[SPECIAL.classify, *piece(number), SPECIAL.separate] for number in (1, 2, 7)]
     assert texts(batch) == expected
-    assert (batch["sequences"], batch["real_tokens"], batch["pairs"]) == (3, 24, 11**2 + 3**2 + 10**2)
+    assert (batch["sequences"], batch["real_tokens"], batch["pairs"]) == (
+        3,
+        24,
+        11**2 + 3**2 + 10**2,
+    )
     assert batch["label_count"] == 1 + 1 + 1
 
 
@@ -76,7 +80,11 @@ def test_a_packed_row_is_filled_up_with_what_counts_nowhere(make):
 def test_no_row_has_more_labels_than_there_is_room_for(make):
     for options in ({}, {"share": 0.5}, {"share": 0.01}, {"budget": 200}):
         samples = make(**options)
-        rows = [list(range(4)), [2, 12, 22, 32, 42, 52, 5, 6][: samples.max_sequences], [4, 1, 7, 9]]
+        rows = [
+            list(range(4)),
+            [2, 12, 22, 32, 42, 52, 5, 6][: samples.max_sequences],
+            [4, 1, 7, 9],
+        ]
         assert all(len(samples[samples.row(row)]["labels"]) == samples.max_labels for row in rows)
 
 

@@ -17,7 +17,9 @@ SPECIAL = SpecialTokens.past(50)
 def samples_of(lengths: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """Samples of so many ordinary tokens each, between [CLS] and [SEP]; and each token's sample."""
     random = np.random.default_rng(sum(lengths))
-    parts = [[SPECIAL.classify, *random.integers(0, 50, length), SPECIAL.separate] for length in lengths]
+    parts = [
+        [SPECIAL.classify, *random.integers(0, 50, length), SPECIAL.separate] for length in lengths
+    ]
     return np.concatenate(parts), np.repeat(np.arange(len(parts)), [len(part) for part in parts])
 
 
@@ -29,7 +31,10 @@ def test_each_sample_has_its_share_of_labels_at_ordinary_tokens(lengths, share):
     assert (np.diff(masked.positions) > 0).all()
     assert np.array_equal(masked.labels, tokens[masked.positions])
     assert (masked.labels < 50).all()
-    assert np.bincount(samples[masked.positions]).tolist() == masked_count(np.array(lengths), share).tolist()
+    assert (
+        np.bincount(samples[masked.positions]).tolist()
+        == masked_count(np.array(lengths), share).tolist()
+    )
     untouched = np.delete(np.arange(len(tokens)), masked.positions)
     assert np.array_equal(masked.tokens[untouched], tokens[untouched])
 
@@ -56,7 +61,11 @@ def test_every_place_is_chosen_about_as_often():
 
 def test_the_numbers_never_change():
     assert hashed(1, 2).item() == 16216609496213459576
-    assert hashed(np.arange(3), 7).tolist() == [hashed(0, 7).item(), hashed(1, 7).item(), hashed(2, 7).item()]
+    assert hashed(np.arange(3), 7).tolist() == [
+        hashed(0, 7).item(),
+        hashed(1, 7).item(),
+        hashed(2, 7).item(),
+    ]
     draws = uniform(np.arange(20000), 4)
     assert 0 <= draws.min() <= draws.max() < 1
     assert draws.mean() == pytest.approx(0.5, abs=0.01)

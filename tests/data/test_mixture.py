@@ -1,4 +1,5 @@
-"""Several sources by weight: shares that are kept, an order that follows from the seed, epochs that are said."""
+"""Several sources by weight: shares that are kept, an order that follows from the
+seed, epochs that are said."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ def mixed(list_source):
 
     def module(**options):
         source = MixtureSource({"books": (books, 3), "code": (code, 1)})
-        data = TextDataModule(source, "bytes", 16, 4, total_steps=200, validation_fraction=0.1, **options)
+        data = TextDataModule(
+            source, "bytes", 16, 4, total_steps=200, validation_fraction=0.1, **options
+        )
         data.setup()
         return data
 
@@ -35,7 +38,9 @@ def letters(batch):
 
 
 def test_every_step_draws_by_weight_and_every_sample_of_a_part_once_an_epoch():
-    sampler = MixtureSampler(np.array([100, 7]), block_counts(np.array([0.75, 0.25])), batch_size=4, total_steps=2500)
+    sampler = MixtureSampler(
+        np.array([100, 7]), block_counts(np.array([0.75, 0.25])), batch_size=4, total_steps=2500
+    )
     drawn = np.concatenate([sampler.sample_numbers(step) for step in range(2500)])
     small = drawn[drawn >= 100]
     assert len(small) == 2500  # of 10,000
@@ -47,14 +52,20 @@ def test_every_step_draws_by_weight_and_every_sample_of_a_part_once_an_epoch():
 
 def test_a_sample_follows_from_its_number_alone():
     def sampler(**options):
-        return MixtureSampler(np.array([100, 7]), block_counts(np.array([0.5, 0.5])), total_steps=9, **options)
+        return MixtureSampler(
+            np.array([100, 7]), block_counts(np.array([0.5, 0.5])), total_steps=9, **options
+        )
 
     alone = sampler(batch_size=8, seed=3)
-    ranks = [sampler(batch_size=2, accumulate=2, world_size=2, rank=rank, seed=3) for rank in (0, 1)]
+    ranks = [
+        sampler(batch_size=2, accumulate=2, world_size=2, rank=rank, seed=3) for rank in (0, 1)
+    ]
     for step in (0, 4, 3000):
         shared = [ranks[rank].sample_numbers(2 * step + half) for half in (0, 1) for rank in (0, 1)]
         assert np.concatenate(shared).tolist() == alone.sample_numbers(step).tolist()
-    assert sampler(batch_size=8, seed=4).sample_numbers(0).tolist() != alone.sample_numbers(0).tolist()
+    assert (
+        sampler(batch_size=8, seed=4).sample_numbers(0).tolist() != alone.sample_numbers(0).tolist()
+    )
 
 
 def test_shares_of_a_block_are_whole_and_none_is_lost():
@@ -75,7 +86,9 @@ def test_validation_is_mixed_by_weight_and_apart_from_training(mixed):
     rows = [bool(one) for batch in data.val_dataloader() for one in letters(batch)]
     assert len(rows) == 6
     assert set(rows) == {True, False}
-    assert data.train_tokens + data.validation_tokens == sum(len(cache.tokens) for cache in data.cache.caches)
+    assert data.train_tokens + data.validation_tokens == sum(
+        len(cache.tokens) for cache in data.cache.caches
+    )
 
 
 def test_the_epochs_of_each_are_reported(mixed):
@@ -94,13 +107,18 @@ def test_a_bpe_is_trained_once_on_all(list_source, cache_home):
     assert len(first.tokenizer.encode("two")) < 3
     (folder,) = [path for path in (cache_home / "mixture-tokenizers").iterdir() if path.is_dir()]
     before = (folder / "tokenizer.json").stat().st_mtime_ns
-    assert MixtureSource(parts).open_tokens(spec, None).tokenizer.fingerprint() == first.tokenizer.fingerprint()
+    assert (
+        MixtureSource(parts).open_tokens(spec, None).tokenizer.fingerprint()
+        == first.tokenizer.fingerprint()
+    )
     assert (folder / "tokenizer.json").stat().st_mtime_ns == before
 
 
 def test_token_files_mix_with_text(list_source, tmp_path):
     np.save(tmp_path / "a.npy", np.full(400, 98, "uint16"))
-    source = MixtureSource({"text": (list_source(["a" * 400]), 1), "tokens": (TokenFiles(tmp_path / "a.npy"), 1)})
+    source = MixtureSource(
+        {"text": (list_source(["a" * 400]), 1), "tokens": (TokenFiles(tmp_path / "a.npy"), 1)}
+    )
     data = TextDataModule(source, "bytes", 16, 8, validation_fraction=0)
     data.setup()
     batch = next(iter(data.train_dataloader()))
@@ -111,7 +129,10 @@ def test_token_files_mix_with_text(list_source, tmp_path):
 
 def test_settings_name_sources_and_weights(tmp_path):
     (tmp_path / "a.txt").write_text("text")
-    words = f"data.mixture={{books: {{path: {tmp_path}, weight: 2}}, library: {{include_tests: false}}}}"
+    words = (
+        f"data.mixture={{books: {{path: {tmp_path}, weight: 2}}, library: {{include_tests: "
+        f"false}}}}"
+    )
     settings = compose_settings(["recipe=gpt2", "data=mixture", words])
     source = make_source(settings.data)
     assert (list(source.sources), source.shares.tolist()) == (["books", "library"], [2 / 3, 1 / 3])
@@ -138,15 +159,21 @@ def test_mistakes_in_a_mixture_are_one_line(mixture, message):
 
 
 def test_a_part_that_is_too_short_is_named(list_source):
-    source = MixtureSource({"long": (list_source(["a" * 400]), 1), "short": (list_source(["b"]), 1)})
+    source = MixtureSource(
+        {"long": (list_source(["a" * 400]), 1), "short": (list_source(["b"]), 1)}
+    )
     with pytest.raises(UserError, match=r"data\.mixture\.short: the corpus has 2 tokens"):
         TextDataModule(source, "bytes", 16, 8).setup()
 
 
 def test_beyond_ten_thousand_samples_a_mixture_goes_on_in_each_part():
-    """Three blocks of draws: what a block drew of a part is not drawn again before the part is through."""
+    """Three blocks of draws: what a block drew of a part is not drawn again
+    before the part is through."""
     sampler = MixtureSampler(
-        np.array([2 * BLOCK, 7]), block_counts(np.array([0.5, 0.5])), batch_size=BLOCK // 2, total_steps=6
+        np.array([2 * BLOCK, 7]),
+        block_counts(np.array([0.5, 0.5])),
+        batch_size=BLOCK // 2,
+        total_steps=6,
     )
     drawn = np.concatenate([sampler.sample_numbers(step) for step in range(6)])
     large, small = drawn[drawn < 2 * BLOCK], drawn[drawn >= 2 * BLOCK] - 2 * BLOCK

@@ -1,4 +1,5 @@
-"""Files that are named for a split are that split, of texts, conversations, tokens and streams alike."""
+"""Files that are named for a split are that split, of texts, conversations,
+tokens and streams alike."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ from flashtrain.errors import UserError
 from flashtrain.tasks.language.prepare import make_data
 from flashtrain.training.hardware import detect_hardware
 
-TRAIN, HELD_OUT, TEST = ([f"{name} text number {number}. " * 3 for number in range(9)] for name in ("a", "b", "c"))
+TRAIN, HELD_OUT, TEST = (
+    [f"{name} text number {number}. " * 3 for number in range(9)] for name in ("a", "b", "c")
+)
 
 
 def write(path: Path, texts: list[str]) -> None:
@@ -49,7 +52,8 @@ def folder(tmp_path: Path) -> Path:
     [
         (["train.jsonl", "valid.jsonl"], ["valid.jsonl"], []),
         (["train.jsonl.gz", "val.jsonl.xz", "test.jsonl"], ["val.jsonl.xz"], ["test.jsonl"]),
-        (["data/train-00000-of-00002.parquet", "data/dev-00000-of-00001.parquet"], ["data/dev-00000-of-00001.parquet"],
+        (["data/train-00000-of-00002.parquet", "data/dev-00000-of-00001.parquet"],
+         ["data/dev-00000-of-00001.parquet"],
          []),
         (["books-train.jsonl", "books-validation.jsonl"], ["books-validation.jsonl"], []),
         (["train/a.txt", "validation/a.txt", "test/a.txt"], ["validation/a.txt"], ["test/a.txt"]),
@@ -83,9 +87,17 @@ def test_texts_of_a_folder_train_validate_and_test_apart(folder: Path, tokenizer
     assert (texts_of(none, "training"), none.split.validation) == (TRAIN, None)
 
 
-def test_a_path_for_validation_is_held_out_whole_or_by_its_own_names(folder: Path, tmp_path: Path) -> None:
+def test_a_path_for_validation_is_held_out_whole_or_by_its_own_names(
+    folder: Path, tmp_path: Path
+) -> None:
     write(tmp_path / "alone.parquet", HELD_OUT)
-    words = ["recipe=gpt2", "data=files", f"data.path={folder / 'train.jsonl'}", "data.tokenizer=bytes", "context=16"]
+    words = [
+        "recipe=gpt2",
+        "data=files",
+        f"data.path={folder / 'train.jsonl'}",
+        "data.tokenizer=bytes",
+        "context=16",
+    ]
     for validation in (tmp_path / "alone.parquet", folder):
         settings = compose_settings([*words, f"data.validation_path={validation}"])
         data = make_data(settings, detect_hardware("cpu"))
@@ -106,8 +118,13 @@ def test_masked_samples_mixtures_and_streams_hold_the_named_files_out(folder: Pa
     assert (texts_of(masked, "training"), texts_of(masked, "validation")) == (TRAIN, HELD_OUT)
     assert next(iter(masked.val_dataloader())) is not None
     mixed = TextDataModule(MixtureSource({"x": (FilesSource(folder), 1.0)}), "bytes", 16, 2)
-    assert (mixed.train_tokens, mixed.validation_tokens) == (masked.train_tokens, masked.validation_tokens)
-    stream = StreamingDataModule(FilesSource(folder), "bytes", 16, 2, total_steps=9, validation_samples=99)
+    assert (mixed.train_tokens, mixed.validation_tokens) == (
+        masked.train_tokens,
+        masked.validation_tokens,
+    )
+    stream = StreamingDataModule(
+        FilesSource(folder), "bytes", 16, 2, total_steps=9, validation_samples=99
+    )
     assert stream.validation_tokens == masked.validation_tokens
     ids = torch.cat([batch["tokens"].flatten() for batch in stream.train_dataloader()]).tolist()
     read = stream.tokenizer.decode(ids)
@@ -118,7 +135,13 @@ def test_tokens_of_a_test_are_not_trained_on_and_a_path_validates(tmp_path: Path
     for name, begin in (("train", 0), ("test", 100), ("other/more", 200)):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         np.save(tmp_path / f"{name}.npy", np.arange(begin, begin + 50, dtype="uint16"))
-    words = ["recipe=gpt2", "data=tokens", "data.vocab_size=300", "context=16", "data.validation_fraction=0.4"]
+    words = [
+        "recipe=gpt2",
+        "data=tokens",
+        "data.vocab_size=300",
+        "context=16",
+        "data.validation_fraction=0.4",
+    ]
     for more in (
         [f"data.path={tmp_path}"],
         [f"data.path={tmp_path / 'train.npy'}", f"data.validation_path={tmp_path / 'other'}"],
@@ -132,7 +155,10 @@ def test_tokens_of_a_test_are_not_trained_on_and_a_path_validates(tmp_path: Path
 @pytest.fixture
 def chats(tmp_path: Path) -> Path:
     for name, texts in (("train", TRAIN), ("validation", HELD_OUT), ("test", TEST)):
-        rows = [[{"role": "user", "content": "?"}, {"role": "assistant", "content": text}] for text in texts]
+        rows = [
+            [{"role": "user", "content": "?"}, {"role": "assistant", "content": text}]
+            for text in texts
+        ]
         path = tmp_path / "chats" / f"{name}.jsonl"
         path.parent.mkdir(exist_ok=True)
         path.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
@@ -140,7 +166,9 @@ def chats(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("path", [None, "validation.jsonl"])
-def test_conversations_of_a_folder_train_validate_and_test_apart(chats: Path, tmp_path: Path, path: str | None) -> None:
+def test_conversations_of_a_folder_train_validate_and_test_apart(
+    chats: Path, tmp_path: Path, path: str | None
+) -> None:
     model = save_tokenizer_folder(tmp_path / "model", CHATML)
     source = chats if path is None else chats / "train.jsonl"
     validation = None if path is None else ChatFiles(chats / path)
@@ -150,7 +178,9 @@ def test_conversations_of_a_folder_train_validate_and_test_apart(chats: Path, tm
         data.setup()
         assert [len(side.begins) for side in data.documents] == [9, len(held_out)]
         for loader, texts in ((data.train_dataloader(), TRAIN), (data.val_dataloader(), held_out)):
-            read = " ".join(data.tokenizer.decode(row) for batch in loader for row in batch["tokens"].tolist())
+            read = " ".join(
+                data.tokenizer.decode(row) for batch in loader for row in batch["tokens"].tolist()
+            )
             assert [text in read for text in (*TRAIN, *HELD_OUT, *TEST)] == [
                 text in texts for text in (*TRAIN, *HELD_OUT, *TEST)
             ]

@@ -26,22 +26,39 @@ def install(folder, name: str, files: dict[str, str]) -> None:
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
-    (info / "RECORD").write_text("".join(f"{path},sha256={abs(hash(text))},9\n" for path, text in files.items()))
+    (info / "RECORD").write_text(
+        "".join(f"{path},sha256={abs(hash(text))},9\n" for path, text in files.items())
+    )
 
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     folder = tmp_path / "site"
-    install(folder, "Big.One", {f"big/{number}.py": f"# big {number}\n" + "x = 1\n" * 2000 for number in range(9)})
-    others = {"big/a.pyi": "i", "other/tests/a.py": "t", "other/_vendor/a.py": "v", "other/long.py": "l" * 200_001}
-    install(folder, "other", {**others, "other/a.py": "# other\n", "../bin/a.py": "b", "other/same.py": COMMON})
+    install(
+        folder,
+        "Big.One",
+        {f"big/{number}.py": f"# big {number}\n" + "x = 1\n" * 2000 for number in range(9)},
+    )
+    others = {
+        "big/a.pyi": "i",
+        "other/tests/a.py": "t",
+        "other/_vendor/a.py": "v",
+        "other/long.py": "l" * 200_001,
+    }
+    install(
+        folder,
+        "other",
+        {**others, "other/a.py": "# other\n", "../bin/a.py": "b", "other/same.py": COMMON},
+    )
     for name in SMALL:
         install(folder, name, {f"{name}.py": f"# {name}\n" + "y = 2\n" * 40})
     (folder / "other" / "binary.py").write_bytes(b"\xe9")
     library = tmp_path / "lib"
     library.mkdir()
     (library / "os.py").write_text(COMMON)
-    monkeypatch.setattr(packages, "distributions", lambda: list(distributions(path=[str(folder)]))[::-1])
+    monkeypatch.setattr(
+        packages, "distributions", lambda: list(distributions(path=[str(folder)]))[::-1]
+    )
     monkeypatch.setattr(sources.sysconfig, "get_paths", lambda: {"stdlib": str(library)})
     return folder
 
@@ -61,13 +78,16 @@ def test_documents_are_whole_packages_in_order_of_their_names_without_copies_tes
     texts, apart = list(source.documents()), list(held_out.documents())
     names = [text.split("\n")[0].removeprefix("# ") for text in texts]
     others = [name for name in names if not name.startswith("small")]
-    assert others == [*(f"big {number}" for number in range(9)), "other", "os"]  # the library's copy is of "python"
+    # The library's copy is of "python".
+    assert others == [*(f"big {number}" for number in range(9)), "other", "os"]
     assert names == sorted(names, key=lambda name: name.replace("os", "other 2"))
     assert len(texts) + len(apart) == len(others) + len(SMALL)
     assert len(apart) > 2
     assert all(text.startswith("# small") for text in apart)
     assert not set(apart) & set(texts)
-    assert {text.split("\n")[0].rstrip("2") for text in apart}.isdisjoint(f"# {name}".rstrip("2") for name in names)
+    assert {text.split("\n")[0].rstrip("2") for text in apart}.isdisjoint(
+        f"# {name}".rstrip("2") for name in names
+    )
     assert held_out.held_out() is None
     assert "# tests" not in texts
     assert "t" in list(PackagesSource(include_tests=True).documents())

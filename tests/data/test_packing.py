@@ -42,7 +42,9 @@ def naive(lengths, kept, context, document_mask):
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 12), st.booleans()), min_size=1, max_size=30), st.integers(1, 16), st.booleans()
+    st.lists(st.tuples(st.integers(1, 12), st.booleans()), min_size=1, max_size=30),
+    st.integers(1, 16),
+    st.booleans(),
 )
 def test_samples_are_those_of_the_plain_implementation(documents, context, document_mask):
     lengths = [length for length, _ in documents]
@@ -53,7 +55,9 @@ def test_samples_are_those_of_the_plain_implementation(documents, context, docum
     samples = packed(lengths, context, document_mask, kept)
     assert len(samples) == len(expected)
     batch = samples[range(len(expected))]
-    for name, values in zip(("tokens", "labels", "documents", "positions"), zip(*expected, strict=True), strict=True):
+    for name, values in zip(
+        ("tokens", "labels", "documents", "positions"), zip(*expected, strict=True), strict=True
+    ):
         assert batch[name].tolist() == list(values), name
         assert batch[name].dtype == (torch.int64 if name in ("tokens", "labels") else torch.int32)
 

@@ -17,11 +17,18 @@ BREAKS = TokenBreaks.of(BYTES)
 
 def cut(texts: list[str], tokenizer=BYTES, breaks=BREAKS, **options) -> tuple[list[str], list[int]]:
     """The pieces of these documents as text, and each one's document."""
-    documents = [np.append(tokenizer.encode(text), tokenizer.end_of_text).astype(np.int64) for text in texts]
+    documents = [
+        np.append(tokenizer.encode(text), tokenizer.end_of_text).astype(np.int64) for text in texts
+    ]
     ends = np.cumsum([len(document) for document in documents])
     tokens = np.concatenate(documents)
     spans = Spans(np.concatenate(([0], ends[:-1])), ends)
-    options = {"unit": "paragraph", "longest": 1000, "end_of_text": tokenizer.end_of_text, **options}
+    options = {
+        "unit": "paragraph",
+        "longest": 1000,
+        "end_of_text": tokenizer.end_of_text,
+        **options,
+    }
     pieces = split_pieces(tokens, spans, breaks, **options)
     found = [tokenizer.decode(tokens[b:e]) for b, e in zip(pieces.begins, pieces.ends, strict=True)]
     return found, np.searchsorted(ends, pieces.begins, side="right").tolist()
@@ -30,14 +37,25 @@ def cut(texts: list[str], tokenizer=BYTES, breaks=BREAKS, **options) -> tuple[li
 def test_a_paragraph_ends_at_an_empty_line_whatever_its_line_ends():
     text = "one line\nand another\n\nsecond\r\n \r\nthird"
     found, documents = cut([text, "fourth"])
-    assert [piece.strip() for piece in found] == ["one line\nand another", "second", "third", "fourth"]
+    assert [piece.strip() for piece in found] == [
+        "one line\nand another",
+        "second",
+        "third",
+        "fourth",
+    ]
     assert documents == [0, 0, 0, 1]
 
 
 def test_a_sentence_ends_at_its_mark_before_white_space_and_at_an_empty_line():
     text = "It is 3.5 m. Is it? Yes!\n\nA heading\n\nEnd."
     found, _ = cut([text], unit="sentence")
-    assert [piece.strip() for piece in found] == ["It is 3.5 m.", "Is it?", "Yes!", "A heading", "End."]
+    assert [piece.strip() for piece in found] == [
+        "It is 3.5 m.",
+        "Is it?",
+        "Yes!",
+        "A heading",
+        "End.",
+    ]
 
 
 def test_a_trained_bpe_breaks_where_bytes_do():
@@ -51,12 +69,19 @@ def test_a_trained_bpe_breaks_where_bytes_do():
 
 def test_documents_are_cut_to_the_longest_and_their_end_shares_with_the_piece_before():
     assert cut(["x" * 25], unit="document", longest=10)[0] == ["x" * 10, "x" * 10, "x" * 5]
-    assert cut(["x" * 22], unit="document", longest=10, shortest=4)[0] == ["x" * 10, "x" * 6, "x" * 6]
+    assert cut(["x" * 22], unit="document", longest=10, shortest=4)[0] == [
+        "x" * 10,
+        "x" * 6,
+        "x" * 6,
+    ]
 
 
 def test_a_short_paragraph_is_joined_to_the_next_and_the_last_to_the_one_before():
     found, _ = cut(["I.\n\nA long paragraph here\n\nAnother one of them\n\nEnd"], shortest=8)
-    assert [piece.strip() for piece in found] == ["I.\n\nA long paragraph here", "Another one of them\n\nEnd"]
+    assert [piece.strip() for piece in found] == [
+        "I.\n\nA long paragraph here",
+        "Another one of them\n\nEnd",
+    ]
 
 
 @settings(max_examples=80)
@@ -66,9 +91,14 @@ def test_a_short_paragraph_is_joined_to_the_next_and_the_last_to_the_one_before(
     longest=st.integers(1, 30),
     shortest=st.integers(1, 30),
 )
-def test_every_token_of_a_text_is_in_exactly_one_piece_of_its_document(texts, unit, longest, shortest):
+def test_every_token_of_a_text_is_in_exactly_one_piece_of_its_document(
+    texts, unit, longest, shortest
+):
     shortest = min(shortest, longest)
     found, documents = cut(texts, unit=unit, longest=longest, shortest=shortest)
-    joined = ["".join(p for p, d in zip(found, documents, strict=True) if d == n) for n in range(len(texts))]
+    joined = [
+        "".join(p for p, d in zip(found, documents, strict=True) if d == n)
+        for n in range(len(texts))
+    ]
     assert joined == texts
     assert all(1 <= len(piece) <= longest for piece in found)

@@ -14,7 +14,13 @@ from flashtrain.errors import UserError
 @pytest.fixture
 def small_library(tmp_path, monkeypatch):
     folder = tmp_path / "lib"
-    for name in ("json/tool.py", "test/test_json.py", "unittest/test/one.py", "site-packages/numpy.py", "notes.txt"):
+    for name in (
+        "json/tool.py",
+        "test/test_json.py",
+        "unittest/test/one.py",
+        "site-packages/numpy.py",
+        "notes.txt",
+    ):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"# {name}\n")
@@ -50,7 +56,9 @@ def test_the_fingerprint_follows_paths_sizes_and_python(small_library, monkeypat
 
 
 def test_a_python_without_its_sources_is_reported_in_one_line(small_library, monkeypatch, tmp_path):
-    monkeypatch.setattr(sources.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "nothing")})
+    monkeypatch.setattr(
+        sources.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "nothing")}
+    )
     with pytest.raises(UserError, match="no source files of the Python standard library") as told:
         StandardLibrarySource().fingerprint()
     assert "\n" not in str(told.value)

@@ -1,4 +1,5 @@
-"""Special tokens that a text spells are letters in every source, or tokens, as the setting has it; and are counted."""
+"""Special tokens that a text spells are letters in every source, or tokens, as the setting
+has it; and are counted."""
 
 from __future__ import annotations
 
@@ -30,21 +31,35 @@ WORDS = (
 
 @pytest.fixture
 def words(tmp_path: Path) -> dict[str, list[str]]:
-    """For each source the words that read a text which spells special tokens, and one which does not."""
+    """For each source the words that read a text which spells special tokens,
+    and one which does not."""
     model = save_tokenizer_folder(tmp_path / "model")
     (tmp_path / "texts").mkdir()
     rows = [{"text": RENDERED * 2}, {"text": PLAIN * 2}]
     (tmp_path / "texts" / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "pairs.jsonl").write_text(json.dumps({"prompt": RENDERED, "completion": RENDERED}) + "\n")
+    (tmp_path / "pairs.jsonl").write_text(
+        json.dumps({"prompt": RENDERED, "completion": RENDERED}) + "\n"
+    )
     path, tokenizer = f"data.path={tmp_path / 'texts'}", f"data.tokenizer={model}"
     parts = f"data.mixture={{one: {{path: {tmp_path / 'texts'}}}}}"
     return {
         "files": [*WORDS, "data=files", path, tokenizer],
-        "validation": [*WORDS, tokenizer, "data=stdlib", f"data.validation_path={tmp_path / 'texts'}"],
+        "validation": [
+            *WORDS,
+            tokenizer,
+            "data=stdlib",
+            f"data.validation_path={tmp_path / 'texts'}",
+        ],
         "streamed": [*WORDS, "data=files", path, tokenizer, "data.streaming=true"],
         "mixture": [*WORDS, "data=mixture", parts, tokenizer],
         "chat": [*WORDS, "data=chat", path, tokenizer],
-        "pairs": [*WORDS, "data=chat", f"data.path={tmp_path / 'pairs.jsonl'}", tokenizer, "context=64"],
+        "pairs": [
+            *WORDS,
+            "data=chat",
+            f"data.path={tmp_path / 'pairs.jsonl'}",
+            tokenizer,
+            "context=64",
+        ],
     }
 
 
@@ -75,11 +90,17 @@ def test_what_is_spelled_is_letters_or_tokens_as_transformers_has_both(
         with caplog.at_level(logging.INFO):
             read[reading] = first_ids(compose_settings([*words[source], *more]))
         if reading is not None:
-            expected = library(RENDERED * 2, add_special_tokens=False, split_special_tokens=reading == "letters")
+            expected = library(
+                RENDERED * 2, add_special_tokens=False, split_special_tokens=reading == "letters"
+            )
             count = len(expected["input_ids"])
             assert read[reading][:count] == expected["input_ids"]
-            (line,) = [one.getMessage() for one in caplog.records if "special tokens" in one.getMessage()]
-            assert line.startswith(f"1 texts spell special tokens, read as {reading} (data.special_tokens): ")
+            (line,) = [
+                one.getMessage() for one in caplog.records if "special tokens" in one.getMessage()
+            ]
+            assert line.startswith(
+                f"1 texts spell special tokens, read as {reading} (data.special_tokens): "
+            )
             assert "<|im_start|> in 1" in line
             assert "<|im_end|> in 1" in line
     assert read[None] == read["letters"] != read["tokens"]
@@ -96,7 +117,9 @@ def test_bytes_and_long_documents_have_the_end_of_text_as_a_token_too(tmp_path: 
     assert letters.folder != tokens.folder
 
 
-def test_a_text_that_spells_none_is_not_spoken_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_text_that_spells_none_is_not_spoken_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "a.txt").write_text(PLAIN)
     assert len(TextDataModule(FilesSource(tmp_path), "bytes").cache.tokens)
     assert "special tokens" not in caplog.text
@@ -107,7 +130,9 @@ CACHE_OF_BYTES = "bytes-e074f45f7477"
 
 
 @pytest.mark.parametrize("source", ["files", "chat"])
-def test_a_run_of_00a7c4ca_reads_what_it_read(source: str, words: dict[str, list[str]], tmp_path: Path) -> None:
+def test_a_run_of_00a7c4ca_reads_what_it_read(
+    source: str, words: dict[str, list[str]], tmp_path: Path
+) -> None:
     folder, more = tmp_path / "texts", ["data.tokenizer=bytes"] if source == "files" else []
     (folder / "node_modules").mkdir()
     for name in ("node_modules/README.MD", "program.py", "ignored.txt"):

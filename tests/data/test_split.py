@@ -42,7 +42,9 @@ def test_the_tail_is_cut_from_the_longest_document_with_a_line_and_the_rest_stay
     assert "last 504 tokens of the longest one" in caplog.text
 
 
-def test_nothing_is_held_out_where_nothing_is_to_spare_with_a_line_or_of_a_fraction_of_zero_without(caplog):
+def test_nothing_is_held_out_where_nothing_is_to_spare_with_a_line_or_of_a_fraction_of_zero_without(
+    caplog,
+):
     assert split([100] * 100, fraction=0.0).validation is None
     assert caplog.text == ""
     found = split([100], fraction=0.05)
@@ -51,7 +53,9 @@ def test_nothing_is_held_out_where_nothing_is_to_spare_with_a_line_or_of_a_fract
 
 
 def test_a_corpus_shorter_than_a_sample_is_reported_with_the_numbers():
-    with pytest.raises(UserError, match=r"50 tokens, fewer than the 65 .*context=64.*at most 49, or more text"):
+    with pytest.raises(
+        UserError, match=r"50 tokens, fewer than the 65 .*context=64.*at most 49, or more text"
+    ):
         split([20, 30])
 
 
@@ -63,8 +67,12 @@ def test_a_corpus_shorter_than_a_sample_is_reported_with_the_numbers():
 def test_every_token_is_on_one_side_and_each_side_holds_a_sample(lengths, fraction, context):
     if sum(lengths) < context + 1:
         return
-    parts = [part for part in split(lengths, fraction=fraction, context=context) if part is not None]
-    covered = np.concatenate([np.arange(b, e) for part in parts for b, e in zip(*part, strict=True)])
+    parts = [
+        part for part in split(lengths, fraction=fraction, context=context) if part is not None
+    ]
+    covered = np.concatenate(
+        [np.arange(b, e) for part in parts for b, e in zip(*part, strict=True)]
+    )
     assert sorted(covered.tolist()) == list(range(sum(lengths)))
     assert all(part.tokens >= context + 1 for part in parts)
     assert all((part.begins < part.ends).all() for part in parts)
@@ -72,4 +80,5 @@ def test_every_token_is_on_one_side_and_each_side_holds_a_sample(lengths, fracti
 
 @pytest.mark.parametrize("lengths", [(80_000, 20_000), (20_000, 80_000)])
 def test_at_least_half_of_what_the_fraction_leaves_is_trained_on(lengths):
-    assert split(list(lengths), fraction=0.4).validation.tokens == 20_000  # of 100,000: 30,000 are to stay
+    # Of 100,000: 30,000 are to stay.
+    assert split(list(lengths), fraction=0.4).validation.tokens == 20_000

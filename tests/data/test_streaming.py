@@ -1,4 +1,5 @@
-"""Text that is streamed: packed as a token file is, shared out to devices, gone on with at the next token."""
+"""Text that is streamed: packed as a token file is, shared out to devices, gone on
+with at the next token."""
 
 from __future__ import annotations
 
@@ -24,12 +25,15 @@ datasets = pytest.importorskip("datasets")
 
 @pytest.fixture
 def corpus(tmp_path, monkeypatch) -> Path:
-    """Twelve files of JSON lines, of five to sixteen short documents each, some longer than a sample."""
+    """Twelve files of JSON lines, of five to sixteen short documents each,
+    some longer than a sample."""
     monkeypatch.setattr(text_stream, "GROUP_DOCUMENTS", 7)
     folder = tmp_path / "corpus"
     folder.mkdir()
     for number in range(12):
-        texts = [f"file {number} text {line} " + "x" * (13 * line % 40) for line in range(5 + number)]
+        texts = [
+            f"file {number} text {line} " + "x" * (13 * line % 40) for line in range(5 + number)
+        ]
         lines = "\n".join(json.dumps({"text": text}) for text in texts)
         (folder / f"{number:02}.jsonl").write_text(lines)
     return folder
@@ -59,7 +63,9 @@ def test_devices_share_an_epoch(corpus, ranks):
     read = []
     for rank in range(ranks):
         own = stream(corpus, rank=rank, world_size=ranks)
-        read += texts_of(own, sum(place.epoch == 0 for _, place in islice(own.documents(Place()), TOTAL)))
+        read += texts_of(
+            own, sum(place.epoch == 0 for _, place in islice(own.documents(Place()), TOTAL))
+        )
     assert sorted(read) == sorted(FilesSource(corpus).documents())
 
 
@@ -87,7 +93,10 @@ def test_rows_are_cut_from_the_documents_end_to_end(corpus):
         starts[:, 0] = True
         assert (batch["positions"][starts] == 0).all()
         whole = batch["labels"][~after_end]
-        assert whole.tolist() == tokens[begin + 1 : begin + 33][tokens[begin : begin + 32] != 256].tolist()
+        assert (
+            whole.tolist()
+            == tokens[begin + 1 : begin + 33][tokens[begin : begin + 32] != 256].tolist()
+        )
 
 
 @pytest.mark.parametrize("world_size", [1, 3, 20])
@@ -133,7 +142,8 @@ def test_the_first_documents_are_held_out_and_never_trained_on(data):
     held_out = {ByteTokenizer().decode(ids[:-1]) for ids in np.split(tokens, offsets[1:-1])}
     assert held_out == set(list(FilesSource(module.source.path).documents())[: len(held_out)])
     assert 0 < module.validation_tokens <= 3 * 16 + 1 + 60
-    labels = torch.cat([batch["labels"] for batch in module.val_dataloader()])  # a row without any fills up
+    # A row without any fills up.
+    labels = torch.cat([batch["labels"] for batch in module.val_dataloader()])
     assert int((labels >= 0).any(1).sum()) == module.held_out_samples == 3
     loader = module.train_dataloader()
     trained = set(texts_of(loader.stream, 2 * TOTAL))
@@ -156,23 +166,31 @@ def test_what_needs_a_trained_tokenizer_or_more_text_reports_it(tmp_path):
     with pytest.raises(UserError, match=r"data\.tokenizer=bytes"):
         StreamingDataModule(FilesSource(tmp_path), "bpe")
     files = ["recipe=gpt2", "data=files", "data.path=x", "data.streaming=true"]
-    with pytest.raises(UserError, match=r"data\.streaming=true .* data\.tokenizer=bpe .* Use gpt2, bytes"):
+    with pytest.raises(
+        UserError, match=r"data\.streaming=true .* data\.tokenizer=bpe .* Use gpt2, bytes"
+    ):
         compose_settings(files)
     (tmp_path / "one.txt").write_text("one document")
-    alone = StreamingDataModule(FilesSource(tmp_path / "one.txt"), "bytes", 4, 2, validation_fraction=0.1)
+    alone = StreamingDataModule(
+        FilesSource(tmp_path / "one.txt"), "bytes", 4, 2, validation_fraction=0.1
+    )
     alone.setup()
     with pytest.raises(UserError, match="no document for device 1 of 1"):
         next(iter(alone.train_dataloader()))
 
 
 def test_shards_of_a_dataset_are_read_apart(tmp_path):
-    datasets.Dataset.from_dict({"text": [str(n) for n in range(10)]}).save_to_disk(tmp_path / "saved", num_shards=2)
+    datasets.Dataset.from_dict({"text": [str(n) for n in range(10)]}).save_to_disk(
+        tmp_path / "saved", num_shards=2
+    )
     source = HubSource(str(tmp_path / "saved"))
     assert [text for shard in shards_of(source) for text in shard()] == list(source.documents())
 
 
 def test_the_documents_of_one_group_come_in_another_order_in_each_epoch(tmp_path):
-    (tmp_path / "one.jsonl").write_text("".join(json.dumps({"text": f"text {n}"}) + "\n" for n in range(20)))
+    (tmp_path / "one.jsonl").write_text(
+        "".join(json.dumps({"text": f"text {n}"}) + "\n" for n in range(20))
+    )
     both = texts_of(stream(tmp_path), 40)
     assert sorted(both[:20]) == sorted(both[20:])
     assert both[:20] != both[20:]

@@ -14,7 +14,8 @@ from flashtrain.data.balance import Cost
 from flashtrain.data.token_budget import TokenBudgetPlan, rows_once
 from flashtrain.data.token_budget_sampler import STATES_SAVED, TokenBudgetSampler
 
-LARGE = Cost(per_token=72 * 24 * 1024**2, per_pair=12 * 24 * 1024)  # BERT-large: BertConfig says why
+# BERT-large: BertConfig says why.
+LARGE = Cost(per_token=72 * 24 * 1024**2, per_pair=12 * 24 * 1024)
 
 
 def heavy_tailed(count: int, longest: int, seed: int = 0) -> np.ndarray:
@@ -24,7 +25,8 @@ def heavy_tailed(count: int, longest: int, seed: int = 0) -> np.ndarray:
 
 
 def log_normal(count: int, longest: int = 512, seed: int = 0) -> np.ndarray:
-    """About the paragraphs of English novels in BPE tokens: 5% below 18, half below 52, 5% above 206."""
+    """About the paragraphs of English novels in BPE tokens: 5% below 18, half
+    below 52, 5% above 206."""
     random = np.random.default_rng(seed)
     return np.clip(random.lognormal(np.log(58), 0.8, count), 18, longest).astype(np.int64)
 
@@ -38,8 +40,11 @@ def samples_of(plan: TokenBudgetPlan, steps: int) -> list[int]:
 
 
 def evenness(plan: TokenBudgetPlan, lengths: np.ndarray, steps: int) -> tuple[float, float]:
-    """The share of the budget that these steps use, and the costliest row of one over its mean row."""
-    rows = [[lengths[np.array(row) % len(lengths)] for row in plan.next_step()] for _ in range(steps)]
+    """The share of the budget that these steps use, and the costliest row of
+    one over its mean row."""
+    rows = [
+        [lengths[np.array(row) % len(lengths)] for row in plan.next_step()] for _ in range(steps)
+    ]
     tokens = np.array([[row.sum() for row in step] for step in rows])
     costs = np.array([[LARGE.of(row).sum() for row in step] for step in rows])
     return tokens.mean() / plan.budget, (costs.max(1) / costs.mean(1)).max()

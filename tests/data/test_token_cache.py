@@ -40,7 +40,9 @@ def test_every_document_lies_between_its_offsets_closed_by_end_of_text(list_sour
     meta = json.loads((cache.folder / "meta.json").read_text())
     assert meta["source"] == "a list of texts"
     assert (meta["tokens"], meta["documents"], meta["dtype"]) == (8, 3, "uint16")
-    assert {"tokens.bin", "documents.npy", "tokenizer"} < {path.name for path in cache.folder.iterdir()}
+    assert {"tokens.bin", "documents.npy", "tokenizer"} < {
+        path.name for path in cache.folder.iterdir()
+    }
 
     tokenizer = ByteTokenizer()
     tokenizer.vocab_size, tokenizer.end_of_text = 70_000, 69_999
@@ -70,18 +72,24 @@ def test_an_unchanged_source_is_read_once_and_lies_in_the_default_folder(list_so
     assert source.readings == 1
 
 
-def test_a_changed_source_or_tokenizer_is_another_cache_and_each_has_the_name_it_always_had(list_source, tmp_path):
+def test_a_changed_source_or_tokenizer_is_another_cache_and_each_has_the_name_it_always_had(
+    list_source, tmp_path
+):
     cases = [
         ("text", BYTES),
         ("text!", BYTES),
         *(("text", TokenizerSpec("bpe", vocab_size=size)) for size in (258, 259)),
     ]
-    folders = {open_or_build(list_source([text]), spec, tmp_path).folder.name for text, spec in cases}
+    folders = {
+        open_or_build(list_source([text]), spec, tmp_path).folder.name for text, spec in cases
+    }
     assert len(folders) == 4
     assert "bytes-497f6ab1e7b6" in folders
 
 
-def test_documents_are_read_in_groups_of_bounded_size_that_do_not_change_the_tokens(list_source, tmp_path, monkeypatch):
+def test_documents_are_read_in_groups_of_bounded_size_that_do_not_change_the_tokens(
+    list_source, tmp_path, monkeypatch
+):
     texts = [f"text {number}" for number in range(50)]
     spec = TokenizerSpec("bpe", vocab_size=270)
     at_once = open_or_build(list_source(texts), spec, tmp_path / "a")
@@ -185,7 +193,13 @@ def test_two_processes_started_together_build_once(tmp_path):
 def test_a_build_killed_midway_leaves_no_cache_and_the_next_one_cleans_up(tmp_path):
     process = start_slow_build(tmp_path, 10_000)
     readings = tmp_path / "readings"
-    assert wait_for(lambda: list(tmp_path.glob("*.building/tokens.bin")) and readings.exists() and readings.read_text())
+    assert wait_for(
+        lambda: (
+            list(tmp_path.glob("*.building/tokens.bin"))
+            and readings.exists()
+            and readings.read_text()
+        )
+    )
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     assert list(tmp_path.glob("*.building"))
@@ -199,8 +213,11 @@ def test_a_build_killed_midway_leaves_no_cache_and_the_next_one_cleans_up(tmp_pa
     assert readings.read_text() == "xx"
 
 
-def test_tokenizers_trained_on_less_and_on_more_of_a_text_have_caches_of_their_own(list_source, tmp_path):
-    """The one learns from the first text alone, which has no letters that are often side by side."""
+def test_tokenizers_trained_on_less_and_on_more_of_a_text_have_caches_of_their_own(
+    list_source, tmp_path
+):
+    """The one learns from the first text alone, which has no letters that are
+    often side by side."""
     texts = ["abcdefgh" * 4, *["zyzyzyzy" * 20] * 5]
 
     def tokens(size):
@@ -213,7 +230,8 @@ def test_tokenizers_trained_on_less_and_on_more_of_a_text_have_caches_of_their_o
 
 
 class Marked:
-    """A TextSource that makes its own tokens and marks them, as conversations do: one document of 100."""
+    """A TextSource that makes its own tokens and marks them, as conversations
+    do: one document of 100."""
 
     def describe(self):
         return "marked tokens"
@@ -237,7 +255,9 @@ def flip(file: Path, place: int) -> None:
     file.write_bytes(content)
 
 
-@pytest.mark.parametrize(("name", "place", "damaged"), [("tokens.bin", 101, 50), ("marks.bin", 99, 99)])
+@pytest.mark.parametrize(
+    ("name", "place", "damaged"), [("tokens.bin", 101, 50), ("marks.bin", 99, 99)]
+)
 def test_a_changed_byte_is_refused_with_the_files_name_where_its_block_is_read(
     tmp_path, monkeypatch, name, place, damaged
 ):
@@ -251,7 +271,9 @@ def test_a_changed_byte_is_refused_with_the_files_name_where_its_block_is_read(
     size = 8 if name == "tokens.bin" else 16
     assert len(read[0 : block * size]) == block * size  # whole blocks are read on
     for _ in range(2):
-        with pytest.raises(UserError, match=f"{whole.folder / name} has changed since it was written"):
+        with pytest.raises(
+            UserError, match=f"{whole.folder / name} has changed since it was written"
+        ):
             read[damaged : damaged + 1]
     with pytest.raises(UserError, match=name):
         pickle.loads(pickle.dumps(read))[:]  # a worker's, too
@@ -260,7 +282,9 @@ def test_a_changed_byte_is_refused_with_the_files_name_where_its_block_is_read(
 def test_changed_places_of_documents_are_refused_when_the_cache_is_opened(list_source, tmp_path):
     folder = open_or_build(list_source(["ab", "c"]), BYTES, tmp_path).folder
     flip(folder / "documents.npy", -8)
-    with pytest.raises(UserError, match=f"{folder / 'documents.npy'} has changed since it was written"):
+    with pytest.raises(
+        UserError, match=f"{folder / 'documents.npy'} has changed since it was written"
+    ):
         open_or_build(list_source(["ab", "c"]), BYTES, tmp_path)
 
 
@@ -270,12 +294,20 @@ def test_a_cache_without_checksums_is_read_on_with_a_line(list_source, tmp_path,
     del meta["crc32"]
     (folder / "meta.json").write_text(json.dumps(meta))
     with caplog.at_level(logging.INFO):
-        assert open_or_build(list_source(["ab", "c"]), BYTES, tmp_path).tokens[:].tolist() == [97, 98, 256, 99, 256]
+        assert open_or_build(list_source(["ab", "c"]), BYTES, tmp_path).tokens[:].tolist() == [
+            97,
+            98,
+            256,
+            99,
+            256,
+        ]
     assert f"{folder} has no checksums" in caplog.text
 
 
 @pytest.mark.parametrize("dtype", ["O", "|O", "f2", "int64", "S8", ["O"], None])
-def test_the_tokens_of_a_cache_are_of_two_types_whatever_its_meta_json_says(list_source, tmp_path, dtype):
+def test_the_tokens_of_a_cache_are_of_two_types_whatever_its_meta_json_says(
+    list_source, tmp_path, dtype
+):
     """numpy takes the numbers of a file of objects for addresses."""
     folder = open_or_build(list_source(["abcdefgh"]), BYTES, tmp_path).folder
     meta = json.loads((folder / "meta.json").read_text())

@@ -58,7 +58,9 @@ def test_several_files_are_one_stream_of_packed_rows(tmp_path):
     (tmp_path / "sub").mkdir()
     llm_c(tmp_path / "sub" / "b.bin", IDS[77:])
     (tmp_path / ".hidden.npy").write_bytes(b"")
-    data = TextDataModule(TokenFiles(tmp_path), NO_TOKENIZER, 32, 2, validation_fraction=0, total_steps=3)
+    data = TextDataModule(
+        TokenFiles(tmp_path), NO_TOKENIZER, 32, 2, validation_fraction=0, total_steps=3
+    )
     data.setup()
     rows = data._samples(data.split.training)
     assert rows[list(range(len(rows)))]["tokens"].flatten().tolist() == IDS[: 6 * 32].tolist()
@@ -92,7 +94,9 @@ def test_tokens_without_a_tokenizer_are_written_as_their_ids(tmp_path):
             ids.encode(text)
 
 
-def test_the_documents_of_a_large_file_are_noted_and_looked_at_anew_when_it_changes(tmp_path, monkeypatch, cache_home):
+def test_the_documents_of_a_large_file_are_noted_and_looked_at_anew_when_it_changes(
+    tmp_path, monkeypatch, cache_home
+):
     monkeypatch.setattr(token_files, "TOKENS_CHUNK", 7)
     path = tmp_path / "a.npy"
     np.save(path, IDS.astype("uint16"))
@@ -116,7 +120,11 @@ def fails(path, message, **options):
 @pytest.mark.parametrize(
     ("name", "tokens", "message"),
     [
-        ("beyond", np.array([1, 50, 2], "uint16"), r"token 50, expected 0 to 49\. .*data\.tokenizer"),
+        (
+            "beyond",
+            np.array([1, 50, 2], "uint16"),
+            r"token 50, expected 0 to 49\. .*data\.tokenizer",
+        ),
         ("below", np.array([1, -1, 2], "int32"), "holds token -1"),
         ("float", np.zeros(3), r"holds float64 of shape \(3,\), expected one dimension of uint16"),
         ("table", np.zeros((3, 3), "uint16"), r"of shape \(3, 3\)"),
@@ -159,8 +167,14 @@ def test_what_needs_documents_or_text_reports_it(tmp_path):
         (["data.path=x"], r"data=tokens needs the vocabulary .* Set data\.tokenizer=gpt2"),
         (["data.path=x", "data.tokenizer=bpe"], r"data\.tokenizer=bpe is trained on text"),
         (["data.path=x", "data.vocab_size=50", "data.dtype=int8"], r"unknown data\.dtype 'int8'"),
-        (["data.path=x", "data.tokenizer=bytes", "data.end_of_text=-1"], r"data\.end_of_text=-1 must be at least 0"),
-        (["data.path=x", "data.tokenizer=gtp2"], r"unknown data\.tokenizer 'gtp2'\. Did you mean 'gpt2'"),
+        (
+            ["data.path=x", "data.tokenizer=bytes", "data.end_of_text=-1"],
+            r"data\.end_of_text=-1 must be at least 0",
+        ),
+        (
+            ["data.path=x", "data.tokenizer=gtp2"],
+            r"unknown data\.tokenizer 'gtp2'\. Did you mean 'gpt2'",
+        ),
         (["data=stdlib", "data.tokenizer=none"], r"data\.tokenizer=none needs data=tokens"),
     ],
 )

@@ -52,7 +52,9 @@ def test_a_run_is_not_resumed_in_tokens_that_were_trained_on_another_text(tokeni
     tokenizer.save(tmp_path)
     check_same_tokens(tokenizer, tmp_path)
     check_same_tokens(ByteTokenizer(), tmp_path)
-    other = make_tokenizer(TokenizerSpec("bpe", vocab_size=300), lambda: ["zebras and xylophones"] * 9)
+    other = make_tokenizer(
+        TokenizerSpec("bpe", vocab_size=300), lambda: ["zebras and xylophones"] * 9
+    )
     with pytest.raises(UserError, match="the text has changed"):
         check_same_tokens(other, tmp_path)
 
@@ -78,9 +80,15 @@ def test_the_key_of_a_spec_names_what_decides_the_ids(tmp_path):
         folder.mkdir()
         (folder / "vocab.json").write_text(json.dumps({"a": 0}))
         (folder / "merges.txt").write_text(merge)
-        return TokenizerSpec("gpt2", vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt")).key()
+        return TokenizerSpec(
+            "gpt2", vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt")
+        ).key()
 
-    first, same, other = files(tmp_path / "1", "a a"), files(tmp_path / "2", "a a"), files(tmp_path / "3", "a b")
+    first, same, other = (
+        files(tmp_path / "1", "a a"),
+        files(tmp_path / "2", "a a"),
+        files(tmp_path / "3", "a b"),
+    )
     assert first == same != other
     assert TokenizerSpec("bpe", vocab_size=300).key() != TokenizerSpec("bpe", vocab_size=301).key()
     assert TokenizerSpec("bytes").key() == TokenizerSpec("bytes", vocab_size=5).key()

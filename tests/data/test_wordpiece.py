@@ -30,4 +30,7 @@ def test_what_a_text_spells_is_reported_to_be_read_as_tokens(tmp_path, caplog) -
     assert list(counted(["a [SEP]", "a"], tokenizer)) == ["a [SEP]", "a"]
     assert tokenizer is not None
     assert len(tokenizer.encode("a [SEP]")) == 2
-    assert "1 texts spell special tokens, read as tokens (data.special_tokens): [SEP] in 1" in caplog.text
+    assert (
+        "1 texts spell special tokens, read as tokens (data.special_tokens): [SEP] in 1"
+        in caplog.text
+    )

@@ -1,4 +1,5 @@
-"""The tiny model that tests/training use is used here too, and ranks that are started once a session."""
+"""The tiny model that tests/training use is used here too, and ranks that are
+started once a session."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from ranks import launch_once, of_ranks
 
 
 def launched(script: str, part: str = ".") -> Any:
-    """A fixture: the folder in which a script wrote a folder for each of its scenarios, or a part of it."""
+    """A fixture: the folder in which a script wrote a folder for each of its
+    scenarios, or a part of it."""
 
     @pytest.fixture(scope="session")
     def folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
@@ -29,7 +31,8 @@ two_ranks = launched("two_ranks.py")
 sharded_ranks = launched("sharded_ranks.py")
 huggingface_strategies = launched("huggingface_strategies.py")
 huggingface_training = launched("huggingface_training.py")
-huggingface_ranks = launched("huggingface_training.py", "exact")  # which huggingface_training.py starts too
+# Which huggingface_training.py starts too.
+huggingface_ranks = launched("huggingface_training.py", "exact")
 strategy_ranks = launched("context/strategy_ranks.py")
 
 

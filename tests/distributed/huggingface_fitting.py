@@ -1,4 +1,5 @@
-"""Trainings of a tiny transformers model in float64: what one process and each of two ranks do alike."""
+"""Trainings of a tiny transformers model in float64: what one process and each
+of two ranks do alike."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
 
 
 class Rows(torch.utils.data.Dataset):
-    """Sample i: a row of two packed documents, always the same for the same i; its labels are scored alike often."""
+    """Sample i: a row of two packed documents, always the same for the same i; its labels
+    are scored alike often."""
 
     def __init__(self, first: int, count: int, stride: int) -> None:
         self.first, self.count, self.stride = first, count, stride
@@ -48,7 +50,12 @@ class Rows(torch.utils.data.Dataset):
         cut = 3 + number % 9
         positions = torch.cat((torch.arange(cut), torch.arange(16 - cut)))
         documents = (torch.arange(16) >= cut).long()
-        return {"tokens": tokens[:-1], "labels": tokens[1:], "positions": positions, "documents": documents}
+        return {
+            "tokens": tokens[:-1],
+            "labels": tokens[1:],
+            "positions": positions,
+            "documents": documents,
+        }
 
 
 class Data(pl.LightningDataModule):
@@ -94,7 +101,12 @@ def fit(
     task.losses = []
     options = {"max_steps": STEPS, "gradient_clip_val": None, **options}
     trainer = tiny_trainer(folder, *callbacks, plugins=[AtomicCheckpointIO()], **options)
-    trainer.fit(task, datamodule=Data(), ckpt_path=None if resume is None else str(resume), weights_only=True)
+    trainer.fit(
+        task,
+        datamodule=Data(),
+        ckpt_path=None if resume is None else str(resume),
+        weights_only=True,
+    )
     return task
 
 

@@ -1,9 +1,10 @@
-"""What gloo ranks find of transformers models under context parallelism, for test_huggingface_ranks.py.
+"""What gloo ranks find of transformers models under context parallelism, for
+test_huggingface_ranks.py.
 
     python huggingface_ranks.py FOLDER
 
-Two and four ranks write FOLDER/two/RANK.json and FOLDER/four/RANK.json: {case: {what: largest error}}, where an error
-is relative to the largest entry of one process's loss or gradient.
+Two and four ranks write FOLDER/two/RANK.json and FOLDER/four/RANK.json: {case: {what: largest
+error}}, where an error is relative to the largest entry of one process's loss or gradient.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ LAYOUTS = ("balanced", "zigzag", "contiguous")
 def _sizes(heads: int, **changes: Any) -> dict[str, Any]:
     """Of a model like Llama; heads: of 4 numbers each, two of keys and values."""
     return {
-        "vocab_size": VOCABULARY, "hidden_size": 4 * heads, "intermediate_size": 24, "num_hidden_layers": 2,
-        "num_attention_heads": heads, "num_key_value_heads": 2, "head_dim": 4, "max_position_embeddings": 64,
+        "vocab_size": VOCABULARY, "hidden_size": 4 * heads, "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": heads, "num_key_value_heads": 2, "head_dim": 4,
+        "max_position_embeddings": 64,
         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None, **changes,
     }  # fmt: skip
 
@@ -48,7 +51,8 @@ _ROPE = {"rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings
 
 def _gpt2(heads: int) -> Any:
     return transformers.GPT2Config(
-        vocab_size=VOCABULARY, n_positions=64, n_embd=4 * heads, n_layer=2, n_head=heads, attn_pdrop=0.2,
+        vocab_size=VOCABULARY, n_positions=64, n_embd=4 * heads, n_layer=2, n_head=heads,
+        attn_pdrop=0.2,
         resid_pdrop=0.0, embd_pdrop=0.0, bos_token_id=1, eos_token_id=None, pad_token_id=0,
     )  # fmt: skip
 
@@ -77,7 +81,9 @@ MODELS = {
     "qwen3": lambda heads: transformers.Qwen3Config(**_sizes(heads)),
     "mistral": lambda heads: transformers.MistralConfig(**_sizes(heads, sliding_window=6)),
     "gemma3": lambda heads: transformers.Gemma3TextConfig(**_sizes(heads, **_BOTH)),
-    "gemma2": lambda heads: transformers.Gemma2Config(**_sizes(heads, **_BOTH, attn_logit_softcapping=2.0)),
+    "gemma2": lambda heads: transformers.Gemma2Config(
+        **_sizes(heads, **_BOTH, attn_logit_softcapping=2.0)
+    ),
     "gpt_oss": lambda heads: transformers.GptOssConfig(
         **_sizes(heads, **_BOTH), num_local_experts=2, num_experts_per_tok=1
     ),
@@ -116,7 +122,10 @@ class Case(NamedTuple):
 def cases() -> Iterator[Case]:
     """As many that each model meets each method and layout, and most batches."""
     for number, (model, method) in enumerate(itertools.product(MODELS, METHODS)):
-        layout, batch = LAYOUTS[number % 3], BATCHES[(number + number // len(BATCHES)) % len(BATCHES)]
+        layout, batch = (
+            LAYOUTS[number % 3],
+            BATCHES[(number + number // len(BATCHES)) % len(BATCHES)],
+        )
         yield Case(model, method, layout, batch)
         if method != "hybrid" and number % 3 == 0:
             yield Case(model, method, layout, batch, 2)
@@ -125,7 +134,8 @@ def cases() -> Iterator[Case]:
 
 
 def batch_of(kind: str) -> dict[str, Any]:
-    """Rows of documents of odd lengths; labels at the token that predicts them, of which some count for nothing."""
+    """Rows of documents of odd lengths; labels at the token that predicts them, of which
+    some count for nothing."""
     generator = torch.Generator().manual_seed(3)
     text = torch.randint(2, VOCABULARY, (ROWS, LENGTH + 1), generator=generator)
     labels = text[:, 1:].masked_fill(torch.rand(ROWS, LENGTH, generator=generator) < 0.2, -100)
@@ -133,7 +143,9 @@ def batch_of(kind: str) -> dict[str, Any]:
     given: dict[str, Any] = {"input_ids": text[:, :-1], "labels": labels}
     lengths = [[7, 23, 15], [1, 2, 42]]
     if kind.startswith("packed"):
-        given["position_ids"] = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
+        given["position_ids"] = torch.stack(
+            [torch.cat([torch.arange(n) for n in row]) for row in lengths]
+        )
     if kind == "packed, no cache":
         given["use_cache"] = False
     if kind == "padded":
@@ -159,7 +171,9 @@ def model_of(name: str, heads: int) -> nn.Module:
     return model
 
 
-def loss_and_gradients(model: nn.Module, given: dict[str, Any], weight: Any = 1.0) -> dict[str, Tensor]:
+def loss_and_gradients(
+    model: nn.Module, given: dict[str, Any], weight: Any = 1.0
+) -> dict[str, Tensor]:
     """The mean loss of a batch, and each parameter's gradient of it; `weight` times."""
     model.zero_grad()
     torch.manual_seed(7)  # attention's dropout is the first rank's draw
@@ -182,7 +196,9 @@ def one_process(name: str, heads: int, batch: str) -> dict[str, Tensor]:
 def errors(case: Case, group: ContextGroup) -> dict[str, float]:
     """How far the mean over the ranks is from one process."""
     exact = one_process(case.model, case.heads, case.batch)
-    part, sequence = shard_batch(batch_of(case.batch), group, layout=case.layout, method=case.method)
+    part, sequence = shard_batch(
+        batch_of(case.batch), group, layout=case.layout, method=case.method
+    )
     with use_sharded_sequence(sequence):
         found = loss_and_gradients(model_of(case.model, case.heads), part, sequence.weight)
     kinds = len(sequence._ready)
@@ -191,14 +207,17 @@ def errors(case: Case, group: ContextGroup) -> dict[str, float]:
     # All in one message: one for each parameter takes longer than the model.
     sums = torch.cat([found.get(name, torch.zeros_like(x)).flatten() for name, x in exact.items()])
     dist.all_reduce(sums, group=group.group)
-    for (name, x), total in zip(exact.items(), sums.split([x.numel() for x in exact.values()]), strict=True):
+    for (name, x), total in zip(
+        exact.items(), sums.split([x.numel() for x in exact.values()]), strict=True
+    ):
         scale = max(float(x.abs().max()), floor)
         wrong[name] = float((total.view_as(x) / group.size - x).abs().max()) / scale
     return wrong
 
 
 def quiet_and_exact() -> None:
-    """Some norms of transformers, and its losses, compute in float32 whatever their model is: in a rank they do not."""
+    """Some norms of transformers, and its losses, compute in float32 whatever their model is:
+    in a rank they do not."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
@@ -214,7 +233,8 @@ def rank(folder: Path, mine: list[Case]) -> None:
 
 
 def import_models() -> None:
-    """What every rank would import again: transformers reads a model's code when the first one is made."""
+    """What every rank would import again: transformers reads a model's code when
+    the first one is made."""
     register_with_transformers()
     with torch.device("meta"):
         for config in {**MODELS, **MORE}.values():

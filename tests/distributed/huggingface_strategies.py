@@ -1,8 +1,10 @@
-"""What each of two gloo ranks does for test_huggingface_strategies.py; run as a script, which forks them.
+"""What each of two gloo ranks does for test_huggingface_strategies.py; run as a
+script, which forks them.
 
     python huggingface_strategies.py FOLDER
 
-FOLDER/origin gets a tiny Llama's weights. Each rank writes FOLDER/NAME/RANK.json for the scenarios of SCENARIOS.
+FOLDER/origin gets a tiny Llama's weights. Each rank writes FOLDER/NAME/RANK.json for the
+scenarios of SCENARIOS.
 """
 
 from __future__ import annotations

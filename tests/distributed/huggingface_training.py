@@ -1,8 +1,10 @@
-"""Lightning trainings of transformers models on gloo ranks, for test_huggingface_training.py, and what they must equal.
+"""Lightning trainings of transformers models on gloo ranks, for test_huggingface_training.py,
+and what they must equal.
 
 python huggingface_training.py FOLDER          two and four ranks write FOLDER/NAME/RANK.json
 
-Those of huggingface_ranks.py, too, in FOLDER/exact: importing everything takes longer than what they do.
+Those of huggingface_ranks.py, too, in FOLDER/exact: importing everything takes
+longer than what they do.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ SCRIPT = "hugging face over several GPUs"
 
 
 def row(index: int) -> dict[str, Tensor]:
-    """Two packed documents and a piece of a third; labels are transformers' own, of the first document's few."""
+    """Two packed documents and a piece of a third; labels are transformers' own, of
+    the first document's few."""
     generator = torch.Generator().manual_seed(index)
     text = torch.randint(2, VOCABULARY, (LENGTH,), generator=generator).cumsum(0) // 5 % VOCABULARY
     lengths = (11 + index % 7, 20, LENGTH - 31 - index % 7)
@@ -67,7 +70,9 @@ class StandIn(Trainable):
         self.model = model
         self.blocks = model.model.layers
 
-    def loss(self, tokens: Tensor, labels: Tensor, *, positions: Any = None, mask: Any = None) -> Tensor:
+    def loss(
+        self, tokens: Tensor, labels: Tensor, *, positions: Any = None, mask: Any = None
+    ) -> Tensor:
         logits = self.model(input_ids=tokens, position_ids=positions, use_cache=False).logits
         return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
@@ -79,11 +84,15 @@ class StandIn(Trainable):
 
 
 def curve(folder: Path, task: pl.LightningModule, data: Loaders, **options: Any) -> dict[str, Any]:
-    """The losses of twenty steps, the mean of the last that was logged, and that of a validation after it."""
+    """The losses of twenty steps, the mean of the last that was logged, and that of
+    a validation after it."""
     losses = Losses()
     fit = trainer(folder, max_steps=STEPS, callbacks=[losses], limit_val_batches=2, **options)
     fit.fit(task, data)
-    logged = {name: float(fit.callback_metrics.get(name, 0.0)) for name in ("mean", "validation", "validation_loss")}
+    logged = {
+        name: float(fit.callback_metrics.get(name, 0.0))
+        for name in ("mean", "validation", "validation_loss")
+    }
     return {"losses": losses.found, "logged": logged}
 
 
@@ -105,8 +114,11 @@ def adapters(folder: Path, **options: Any) -> dict[str, Any]:
 
 
 def language_model(folder: Path, masked: bool, **options: Any) -> dict[str, Any]:
-    """flashtrain's own task, of whose batch a model takes tokens, labels that are shifted, and positions."""
-    task = LanguageModel(StandIn(copy.deepcopy(model_of("mistral", 4))), document_mask=masked, gradient_clip=0.0)
+    """flashtrain's own task, of whose batch a model takes tokens, labels that are
+    shifted, and positions."""
+    task = LanguageModel(
+        StandIn(copy.deepcopy(model_of("mistral", 4))), document_mask=masked, gradient_clip=0.0
+    )
     return curve(folder, task, Loaders(STEPS, 1), **options)
 
 
@@ -114,9 +126,14 @@ def script(folder: Path, weights: Path, **options: Any) -> dict[str, Any]:
     """The guide's own program, with a tiny Llama and so many devices."""
     losses = Losses()
     quick = {"max_steps": STEPS, "precision": "32-true", "callbacks": [losses], **options}
-    made: dict[str, Any] = {"__name__": "page", "Trainer": lambda **asked: trainer(folder, **{**asked, **quick})}
+    made: dict[str, Any] = {
+        "__name__": "page",
+        "Trainer": lambda **asked: trainer(folder, **{**asked, **quick}),
+    }
     code = python_blocks()[SCRIPT].replace("pl.Trainer(", "Trainer(").replace("lr=1e-5", "lr=1e-2")
-    code = code.replace("rows.pt", str(weights / "rows.pt")).replace("meta-llama/Llama-3.2-1B", str(weights))
+    code = code.replace("rows.pt", str(weights / "rows.pt")).replace(
+        "meta-llama/Llama-3.2-1B", str(weights)
+    )
     exec(code.replace("context_parallel_size=8", "context_parallel_size=2"), made)
     return {"losses": losses.found, "logged": {}}
 
@@ -134,7 +151,9 @@ def two(folder: Path) -> None:
     quiet_and_exact()
     found = {
         "script": script(folder, folder.parent, devices=2),
-        "masked": language_model(folder, True, devices=2, strategy=strategy(2, layout="contiguous")),
+        "masked": language_model(
+            folder, True, devices=2, strategy=strategy(2, layout="contiguous")
+        ),
         "unmasked": language_model(folder, False, devices=2, strategy=strategy(2)),
     }
     if find_spec("peft") is not None:

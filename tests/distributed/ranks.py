@@ -1,6 +1,7 @@
 """Gloo ranks of the tests in this folder, started once a session.
 
-Their imports take longer than what they do: a script has them done, and forks the ranks of each scenario.
+Their imports take longer than what they do: a script has them done, and forks the
+ranks of each scenario.
 """
 
 from __future__ import annotations
@@ -23,11 +24,20 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 # Where a script finds the packages of the checkout and the modules of tests.
-PATHS = (HERE, HERE / "context", HERE.parent, HERE.parent / "training", ROOT, ROOT / "recipes", ROOT / "kernels")
+PATHS = (
+    HERE,
+    HERE / "context",
+    HERE.parent,
+    HERE.parent / "training",
+    ROOT,
+    ROOT / "recipes",
+    ROOT / "kernels",
+)
 
 
 def launch_once(script: str, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """Run a script of this folder that forks ranks, for whichever worker of the session comes first. Where it wrote."""
+    """Run a script of this folder that forks ranks, for whichever worker of the session comes
+    first. Where it wrote."""
     base = tmp_path_factory.getbasetemp()
     folder = (base if worker_id == "master" else base.parent) / Path(script).stem
     folder.mkdir(exist_ok=True)
@@ -46,19 +56,25 @@ def launch_once(script: str, tmp_path_factory: pytest.TempPathFactory, worker_id
 
 
 def fork(ranks: int, function: Callable[..., None], folder: Path, *arguments: Any) -> None:
-    """Run function(folder, *arguments) in so many ranks, started as torchrun would, in a new folder.
+    """Run function(folder, *arguments) in so many ranks, started as torchrun
+    would, in a new folder.
 
     What they print is in FOLDER/RANK.out, their exit codes in FOLDER/codes.json.
     """
     start(ranks, function, folder, *arguments)()
 
 
-def start(ranks: int, function: Callable[..., None], folder: Path, *arguments: Any) -> Callable[[], None]:
+def start(
+    ranks: int, function: Callable[..., None], folder: Path, *arguments: Any
+) -> Callable[[], None]:
     """As `fork`, without the waiting for their end: that is what it gives."""
     folder.mkdir()
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
     shared |= {"LOCAL_WORLD_SIZE": str(ranks), "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test"}
-    processes = [ForkProcess(target=_rank, args=(rank, shared, function, folder, arguments)) for rank in range(ranks)]
+    processes = [
+        ForkProcess(target=_rank, args=(rank, shared, function, folder, arguments))
+        for rank in range(ranks)
+    ]
     for process in processes:
         process.start()
 
@@ -68,12 +84,16 @@ def start(ranks: int, function: Callable[..., None], folder: Path, *arguments: A
             if process.is_alive():
                 process.kill()
                 process.join()
-        (folder / "codes.json").write_text(json.dumps([process.exitcode or 0 for process in processes]))
+        (folder / "codes.json").write_text(
+            json.dumps([process.exitcode or 0 for process in processes])
+        )
 
     return wait
 
 
-def _rank(rank: int, shared: dict[str, str], function: Callable[..., None], folder: Path, arguments: tuple) -> None:
+def _rank(
+    rank: int, shared: dict[str, str], function: Callable[..., None], folder: Path, arguments: tuple
+) -> None:
     os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
     with (folder / f"{rank}.out").open("w") as printed:
         os.dup2(printed.fileno(), 1)

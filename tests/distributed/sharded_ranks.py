@@ -1,4 +1,5 @@
-"""What gloo ranks do for test_sharded_checkpoints.py; run as a script, which forks them for each scenario.
+"""What gloo ranks do for test_sharded_checkpoints.py; run as a script, which forks
+them for each scenario.
 
 python sharded_ranks.py FOLDER
 """
@@ -34,7 +35,14 @@ class TiedTask(TinyTask):
         self.model.head.weight = self.model.embedding.weight
 
 
-def fit(folder: Path, ranks: int, *callbacks: Any, shards: bool = True, resume: Any = None, **options: Any) -> TinyTask:
+def fit(
+    folder: Path,
+    ranks: int,
+    *callbacks: Any,
+    shards: bool = True,
+    resume: Any = None,
+    **options: Any,
+) -> TinyTask:
     """Train on all ranks with the 8 samples of a step sharded among them."""
     task = TiedTask()
     trainer = tiny_trainer(
@@ -50,7 +58,8 @@ def fit(folder: Path, ranks: int, *callbacks: Any, shards: bool = True, resume: 
 
 
 def two(folder: Path) -> None:
-    """Nine steps; six with a checkpoint each and a best one; nine that change between files and folders."""
+    """Nine steps; six with a checkpoint each and a best one; nine that change
+    between files and folders."""
     whole = fit(folder, 2, max_steps=9)
     options = {"limit_val_batches": 1, "val_check_interval": 3}
     began = fit(folder, 2, *checkpoint_callbacks(folder / "run", 1), max_steps=6, **options)
@@ -61,7 +70,9 @@ def two(folder: Path) -> None:
     kinds = [(folder / "switched" / "last.ckpt").is_dir()]
     for shards, steps in ((True, 4), (False, 6), (True, 9)):
         callback, path = SaveLast(folder / "switched"), folder / "switched" / "last.ckpt"
-        switched.losses += fit(folder, 2, callback, shards=shards, max_steps=steps, resume=path).losses
+        switched.losses += fit(
+            folder, 2, callback, shards=shards, max_steps=steps, resume=path
+        ).losses
         kinds.append(path.is_dir())
     report(folder, {"losses": whole.losses, "switched": switched.losses, "folders": kinds})
     end()
@@ -109,13 +120,16 @@ class OneSave(pl.Callback):
 
 
 def full_disk(folder: Path) -> None:
-    """The disk is full for the second rank's part of the second checkpoint; then for the first rank's current.json."""
+    """The disk is full for the second rank's part of the second checkpoint; then for the
+    first rank's current.json."""
     found = {}
     owners = {"part": (HuggingFaceStorageWriter, "write_data"), "current": (sharded, "_take_place")}
     for name, (owner, function) in owners.items():
         real, calls = getattr(owner, function), []
 
-        def second(*arguments: Any, real: Any = real, calls: list[int] = calls, name: str = name) -> Any:
+        def second(
+            *arguments: Any, real: Any = real, calls: list[int] = calls, name: str = name
+        ) -> Any:
             calls.append(1)
             if len(calls) == 2 and (name == "current" or os.environ["RANK"] == "1"):
                 raise OSError(errno.ENOSPC, "No space left on device")
@@ -135,7 +149,12 @@ def full_disk(folder: Path) -> None:
 def main() -> None:
     folder = Path(sys.argv[1])
     last = folder / "two" / "run" / "last.ckpt"
-    for function, ranks, arguments in ((two, 2, ()), (four, 4, (last,)), (going_on, 2, ()), (full_disk, 2, ())):
+    for function, ranks, arguments in (
+        (two, 2, ()),
+        (four, 4, (last,)),
+        (going_on, 2, ()),
+        (full_disk, 2, ()),
+    ):
         fork(ranks, function, folder / function.__name__, *arguments)
 
 

@@ -1,4 +1,5 @@
-"""Two gloo ranks train a transformers model as one process does, each reading its own part of the weights."""
+"""Two gloo ranks train a transformers model as one process does, each reading its
+own part of the weights."""
 
 from __future__ import annotations
 
@@ -9,17 +10,26 @@ from ranks import of_ranks
 
 pytestmark = pytest.mark.integration
 
-SCENARIOS = {"ddp": (False, True), "fsdp": (False, True), "random": (False, False), "lora": (True, True)}
+SCENARIOS = {
+    "ddp": (False, True),
+    "fsdp": (False, True),
+    "random": (False, False),
+    "lora": (True, True),
+}
 SCENARIOS["lora-ddp"] = SCENARIOS["lora"]
 WHOLE = {"model.embed_tokens.weight": 61 * 32, "model.layers.0.mlp.up_proj.weight": 48 * 32}
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_two_ranks_have_the_losses_and_weights_of_one_process(name: str, huggingface_strategies, tmp_path) -> None:
+def test_two_ranks_have_the_losses_and_weights_of_one_process(
+    name: str, huggingface_strategies, tmp_path
+) -> None:
     ranks = of_ranks(huggingface_strategies / name, 2)
     lora, read = SCENARIOS[name]
     alone = fit(tmp_path, huggingface_strategies / "origin" if read else None, lora=lora)
-    both = [(one + other) / 2 for one, other in zip(ranks[0]["losses"], ranks[1]["losses"], strict=True)]
+    both = [
+        (one + other) / 2 for one, other in zip(ranks[0]["losses"], ranks[1]["losses"], strict=True)
+    ]
     assert both == pytest.approx(alone.losses, abs=1e-10)
     weights = torch.load(huggingface_strategies / name / "weights.pt")
     expected = alone.model.state_dict()
@@ -35,11 +45,15 @@ def test_a_resumed_run_equals_the_uninterrupted_one(name: str, huggingface_strat
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("ddp", 1), ("fsdp", 2), ("lora", 2), ("random", 0)])
-def test_no_rank_reads_more_than_the_part_that_it_keeps(name: str, ranks: int, huggingface_strategies) -> None:
+def test_no_rank_reads_more_than_the_part_that_it_keeps(
+    name: str, ranks: int, huggingface_strategies
+) -> None:
     for rank in of_ranks(huggingface_strategies / name, 2):
         for tensor, size in WHOLE.items():
             # 61 rows over two ranks are 31 and 30.
-            assert rank["reads"].get(tensor, 0) <= (0 if ranks == 0 else size / ranks + SIZES["hidden_size"])
+            assert rank["reads"].get(tensor, 0) <= (
+                0 if ranks == 0 else size / ranks + SIZES["hidden_size"]
+            )
         assert bool(rank["reads"]) == (ranks > 0)
 
 
@@ -49,4 +63,6 @@ def test_a_checkpoint_of_adapters_holds_nothing_else(huggingface_strategies) -> 
     assert all(".lora_A." in name or ".lora_B." in name for name in kept)
     saved = torch.load(huggingface_strategies / "lora" / "whole" / "last.ckpt", weights_only=True)
     assert sorted(saved["state_dict"]) == sorted(f"model.{name}" for name in kept)
-    assert {value.shape[0] for name, value in saved["state_dict"].items() if ".lora_A." in name} == {LORA["r"]}
+    assert {
+        value.shape[0] for name, value in saved["state_dict"].items() if ".lora_A." in name
+    } == {LORA["r"]}

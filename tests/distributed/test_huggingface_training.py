@@ -1,4 +1,5 @@
-"""Trainings of transformers models under ContextParallelStrategy have one process's curves, in float64."""
+"""Trainings of transformers models under ContextParallelStrategy have one
+process's curves, in float64."""
 
 from __future__ import annotations
 
@@ -13,7 +14,16 @@ import numpy as np
 import pytest
 import torch
 from huggingface_ranks import MODELS, model_of
-from huggingface_training import STEPS, OfTransformers, adapters, language_model, row, script, sinks, strategy
+from huggingface_training import (
+    STEPS,
+    OfTransformers,
+    adapters,
+    language_model,
+    row,
+    script,
+    sinks,
+    strategy,
+)
 from ranks import of_ranks
 from strategy_ranks import trainer
 from torch.distributed.fsdp import FSDPModule
@@ -37,14 +47,20 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 def same_curve(folder: Path, name: str, expected: dict[str, Any]) -> None:
     found = [rank[name] for rank in of_ranks(folder, 4 if folder.name == "four" else 2)]
     assert len(expected["losses"]) == STEPS
-    np.testing.assert_allclose(np.mean([rank["losses"] for rank in found], 0), expected["losses"], rtol=1e-10)
+    np.testing.assert_allclose(
+        np.mean([rank["losses"] for rank in found], 0), expected["losses"], rtol=1e-10
+    )
     # A mean that a step logs is that over the labels of all ranks; Lightning keeps some in float32.
-    assert [rank["logged"] for rank in found] == [pytest.approx(expected["logged"], rel=1e-6)] * len(found)
+    assert [rank["logged"] for rank in found] == [
+        pytest.approx(expected["logged"], rel=1e-6)
+    ] * len(found)
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", ALONE)
-def test_twenty_steps_are_one_process(huggingface_training: Path, tmp_path: Path, name: str) -> None:
+def test_twenty_steps_are_one_process(
+    huggingface_training: Path, tmp_path: Path, name: str
+) -> None:
     if name == "adapters":
         pytest.importorskip("peft")
     ranks, train = ALONE[name]
@@ -52,7 +68,9 @@ def test_twenty_steps_are_one_process(huggingface_training: Path, tmp_path: Path
 
 
 @pytest.mark.integration
-def test_the_script_of_the_guide_trains_as_one_process_does(huggingface_training: Path, tmp_path: Path) -> None:
+def test_the_script_of_the_guide_trains_as_one_process_does(
+    huggingface_training: Path, tmp_path: Path
+) -> None:
     expected = script(tmp_path, huggingface_training, devices=1, strategy="auto")
     same_curve(huggingface_training / "two", "script", expected)
 
@@ -65,6 +83,8 @@ def test_each_decoder_layer_is_sharded_by_itself(tmp_path: Path, model: str) -> 
         fit.fit(task, DataLoader([row(0)]))
     finally:
         torch.distributed.destroy_process_group()
-    sharded = [name for name, module in task.model.named_modules() if isinstance(module, FSDPModule)]
+    sharded = [
+        name for name, module in task.model.named_modules() if isinstance(module, FSDPModule)
+    ]
     layers = "transformer.h" if model == "gpt2" else "model.layers"
     assert sharded == ["", f"{layers}.0", f"{layers}.1"]

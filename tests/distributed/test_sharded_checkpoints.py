@@ -1,4 +1,5 @@
-"""Checkpoints in shards: two gloo ranks write them while they train, and any number goes on from them."""
+"""Checkpoints in shards: two gloo ranks write them while they train, and any
+number goes on from them."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def one_process(folder: Path, steps: int, resume: Path | None = None) -> list[fl
 
 
 def mean_of(found: list[dict], key: str) -> list[float]:
-    return [sum(losses) / len(losses) for losses in zip(*(rank[key] for rank in found), strict=True)]
+    return [
+        sum(losses) / len(losses) for losses in zip(*(rank[key] for rank in found), strict=True)
+    ]
 
 
 def test_a_run_may_change_between_files_and_folders(sharded_ranks) -> None:
@@ -76,6 +79,8 @@ def test_a_full_disk_is_one_line_on_every_rank_and_loses_nothing(sharded_ranks) 
         assert rank.keys() == {"part", "current"}
         for name, line in rank.items():
             last = sharded_ranks / "full_disk" / name / "last.ckpt"
-            assert line.startswith(f"could not write checkpoint {last}: No space left on device; the earlier")
+            assert line.startswith(
+                f"could not write checkpoint {last}: No space left on device; the earlier"
+            )
             assert sorted(path.name for path in last.iterdir()) == ["1-0", "current.json"]
             assert read_checkpoint(last)["global_step"] == 1

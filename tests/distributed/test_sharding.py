@@ -26,7 +26,9 @@ from flashtrain.training.gradient_clipping import clip_gradients
 
 @pytest.fixture
 def mesh(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
+    )
     yield init_device_mesh("cpu", (1, 1), mesh_dim_names=("data_parallel", "tensor_parallel"))
     dist.destroy_process_group()
 
@@ -52,7 +54,9 @@ SAVINGS = [MemorySavings("selective"), MemorySavings("full", offload=True, ffn_c
 def test_checkpointed_blocks_are_computed_again_under_fsdp2(mesh, savings):
     plain, sharded = decoder(MemorySavings()), decoder(savings)
     shard(sharded, mesh)
-    for ours, exact in zip(gradients(sharded, sharded.loss), gradients(plain, plain.loss), strict=True):
+    for ours, exact in zip(
+        gradients(sharded, sharded.loss), gradients(plain, plain.loss), strict=True
+    ):
         torch.testing.assert_close(ours, exact, atol=1e-11, rtol=0)
 
 
@@ -91,10 +95,16 @@ def test_blocks_and_the_rest_are_sharded_and_the_loss_method_works(mesh):
 
 @pytest.mark.parametrize(
     ("group_bytes", "groups"),
-    [(0, [[0], [1], [2], [3], [4]]), (400, [[0], [1], [2], [3], [4]]), (401, [[0, 1], [2, 3], [4]]), (2001, [])],
+    [
+        (0, [[0], [1], [2], [3], [4]]),
+        (400, [[0], [1], [2], [3], [4]]),
+        (401, [[0, 1], [2, 3], [4]]),
+        (2001, []),
+    ],
 )
 def test_small_blocks_are_gathered_in_groups_and_a_small_model_whole(group_bytes, groups):
-    module = torch.nn.Sequential(*[torch.nn.Linear(10, 10, bias=False) for _ in range(5)])  # 400 bytes each
+    # 400 bytes each.
+    module = torch.nn.Sequential(*[torch.nn.Linear(10, 10, bias=False) for _ in range(5)])
     numbers = {block: number for number, block in enumerate(module)}
     found = groups_of(module, module, None, group_bytes)
     assert [[numbers[block] for block in group] for group in found] == groups
@@ -104,7 +114,11 @@ def of_transformers(savings: MemorySavings) -> HuggingFaceDecoder:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=17, hidden_size=32, intermediate_size=48, num_hidden_layers=5, num_attention_heads=4
+        vocab_size=17,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=5,
+        num_attention_heads=4,
     )
     config._attn_implementation = register_with_transformers()
     model = HuggingFaceDecoder(transformers.LlamaForCausalLM(config).double()).train()
@@ -118,16 +132,21 @@ def test_compiled_layers_that_compute_parts_again_train_under_ddp(mesh):
     LanguageModel(compiled, compile=True).configure_model()
     wrapped = DistributedDataParallel(LossOf(compiled))
     for ours, exact in zip(gradients(wrapped, wrapped), gradients(plain, plain.loss), strict=True):
-        torch.testing.assert_close(ours, exact, atol=1e-6, rtol=0)  # transformers' norms are in float32
+        # transformers' norms are in float32.
+        torch.testing.assert_close(ours, exact, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("savings", [MemorySavings(), MemorySavings("selective"), MemorySavings("full")])
+@pytest.mark.parametrize(
+    "savings", [MemorySavings(), MemorySavings("selective"), MemorySavings("full")]
+)
 def test_layers_gathered_in_groups_have_the_same_gradients_step_after_step(mesh, savings):
     plain, sharded = of_transformers(MemorySavings()), of_transformers(savings)
     shard(sharded, mesh, group_bytes=2 * 8 * sum(x.numel() for x in plain.blocks[0].parameters()))
     assert all(isinstance(block, FSDPModule) for block in sharded.blocks)
     for _ in range(3):
-        for ours, exact in zip(gradients(sharded, sharded.loss), gradients(plain, plain.loss), strict=True):
+        for ours, exact in zip(
+            gradients(sharded, sharded.loss), gradients(plain, plain.loss), strict=True
+        ):
             torch.testing.assert_close(ours, exact, atol=1e-11, rtol=0)
 
 
@@ -148,7 +167,9 @@ def test_gradients_of_a_sharded_model_are_clipped_by_the_same_norm(mesh):
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "kimi_linear", "bamba", "jamba"])
 def test_mixed_precision_does_not_round_the_decays_of_a_recurrence(mesh, kind):
     model, seen = hybrid_models.decoder(kind, torch.float32), []
-    owner = next(one for one in model.modules() if "A_log" in dict(one.named_parameters(recurse=False)))
+    owner = next(
+        one for one in model.modules() if "A_log" in dict(one.named_parameters(recurse=False))
+    )
     exact = owner.A_log.detach().clone()
     shard(model, mesh, "bf16-mixed")
     owner.register_forward_pre_hook(lambda *_: seen.append(owner.A_log.detach().clone()))
@@ -188,7 +209,9 @@ class Wrapped(torch.nn.Module):
         self.blocks = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
 
     def forward(self, tokens):
-        return torch.nn.functional.linear(self.blocks[1](self.blocks[0](self.embedding(tokens))), self.embedding.weight)
+        return torch.nn.functional.linear(
+            self.blocks[1](self.blocks[0](self.embedding(tokens))), self.embedding.weight
+        )
 
 
 def test_every_method_that_a_model_names_computes_with_whole_weights(mesh):

@@ -14,10 +14,16 @@ from flashtrain.training.checkpoints import AtomicCheckpointIO, read_checkpoint,
 pytestmark = pytest.mark.integration
 
 
-def one_process(folder: Path, steps: int, resume: Path | None = None, accumulate: int = 1) -> TinyTask:
+def one_process(
+    folder: Path, steps: int, resume: Path | None = None, accumulate: int = 1
+) -> TinyTask:
     """The same global batches of 8 samples on one device."""
     task = TinyTask()
-    options = {"max_steps": steps, "plugins": [AtomicCheckpointIO()], "accumulate_grad_batches": accumulate}
+    options = {
+        "max_steps": steps,
+        "plugins": [AtomicCheckpointIO()],
+        "accumulate_grad_batches": accumulate,
+    }
     trainer = tiny_trainer(folder, **options)
     trainer.fit(task, datamodule=TinyData(batch_size=8), ckpt_path=resume)
     return task
@@ -76,4 +82,5 @@ def test_sharded_experts_are_muons_as_whole_ones_are(two_ranks):
     for found in of_ranks(two_ranks / "experts", 2):
         for whole, sharded in found.values():
             for ours, exact in zip(sharded, whole, strict=True):
-                assert ours == pytest.approx(exact, abs=4e-3)  # three updates of about 0.01, rounded to bfloat16
+                # Three updates of about 0.01, rounded to bfloat16.
+                assert ours == pytest.approx(exact, abs=4e-3)

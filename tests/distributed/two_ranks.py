@@ -1,9 +1,10 @@
-"""What each of two gloo ranks does for test_strategies.py; run as a script, which forks them for each scenario.
+"""What each of two gloo ranks does for test_strategies.py; run as a script, which forks
+them for each scenario.
 
     python two_ranks.py FOLDER
 
-Each rank writes FOLDER/NAME/RANK.json for the scenarios ddp, fsdp, stopping and experts. Their exit codes are in
-FOLDER/NAME/codes.json.
+Each rank writes FOLDER/NAME/RANK.json for the scenarios ddp, fsdp, stopping and experts. Their exit
+codes are in FOLDER/NAME/codes.json.
 """
 
 from __future__ import annotations
@@ -83,19 +84,23 @@ def strategy_scenario(folder: Path, strategy: str) -> dict[str, Any]:
 
 
 class SignalAt(pl.Callback):
-    """Sends a signal to one rank's own process in the middle of a step (the first of two accumulated batches)."""
+    """Sends a signal to one rank's own process in the middle of a step (the first of
+    two accumulated batches)."""
 
     def __init__(self, rank: int, batch: int, number: int) -> None:
         self.rank, self.batch, self.number = rank, batch, number
 
-    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         if trainer.global_rank == self.rank and batch_idx == self.batch:
             os.kill(os.getpid(), self.number)
 
 
 def stopping_scenario(folder: Path) -> dict[str, Any]:
     """SIGTERM to the second rank only; then a loss that becomes NaN on the second rank only."""
-    signals.MAX_STEPS_APART = 8  # ask often: a hundred steps over gloo are slow where other processes want the cores
+    # Ask often: a hundred steps over gloo are slow where other processes want the cores.
+    signals.MAX_STEPS_APART = 8
     stop = SaveOnSignal()
     stopped = fit(
         folder,
@@ -141,11 +146,16 @@ class Experts(torch.nn.Module):
         self.inside = torch.nn.Linear(8, 6)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inside((torch.einsum("ncd,bd->bnc", self.up, x).amax(-1) @ self.router).tanh()).square().mean()
+        return (
+            self.inside((torch.einsum("ncd,bd->bnc", self.up, x).amax(-1) @ self.router).tanh())
+            .square()
+            .mean()
+        )
 
 
 def trained_experts(count: int, mesh: Any = None) -> list[list[float]]:
-    """The weights after three steps of Muon, sharded over the mesh's ranks if there is one, and resumed before each."""
+    """The weights after three steps of Muon, sharded over the mesh's ranks if there is one,
+    and resumed before each."""
     model = Experts(count)
     if mesh is not None:
         fully_shard(model, mesh=mesh)
@@ -158,13 +168,18 @@ def trained_experts(count: int, mesh: Any = None) -> list[list[float]]:
             saved = states.get_optimizer_state_dict(model, optimizer)
             optimizer = muon(model, lr=1e-2)
             states.set_optimizer_state_dict(model, optimizer, saved)
-    return [getattr(one, "full_tensor", lambda one=one: one)().flatten().tolist() for one in model.parameters()]
+    return [
+        getattr(one, "full_tensor", lambda one=one: one)().flatten().tolist()
+        for one in model.parameters()
+    ]
 
 
 def experts_scenario() -> dict[str, Any]:
     torch.distributed.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (2,))
-    return {str(count): [trained_experts(count), trained_experts(count, mesh)] for count in (1, 3, 4)}
+    return {
+        str(count): [trained_experts(count), trained_experts(count, mesh)] for count in (1, 3, 4)
+    }
 
 
 def scenario(folder: Path, name: str) -> None:
@@ -172,7 +187,10 @@ def scenario(folder: Path, name: str) -> None:
     if name == "experts":
         report(folder, experts_scenario())
     else:
-        report(folder, stopping_scenario(folder) if name == "stopping" else strategy_scenario(folder, name))
+        report(
+            folder,
+            stopping_scenario(folder) if name == "stopping" else strategy_scenario(folder, name),
+        )
     end()
 
 

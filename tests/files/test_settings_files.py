@@ -26,7 +26,9 @@ def test_no_code_runs_and_the_file_is_named(tmp_path: Path) -> None:
         read_yaml(path)
 
 
-@pytest.mark.parametrize("text", ["${a}", "\\${a}", "x\\\\${oc.env:HOME}", "plain", "$", "\\", "${"])
+@pytest.mark.parametrize(
+    "text", ["${a}", "\\${a}", "x\\\\${oc.env:HOME}", "plain", "$", "\\", "${"]
+)
 def test_a_text_with_an_interpolation_in_it_stays_that_text(text: str) -> None:
     config = OmegaConf.create(literal({"a": [text]}))
     assert OmegaConf.to_container(config, resolve=True) == {"a": [text]}

@@ -1,4 +1,5 @@
-"""Tiny transformers models of many kinds, with random weights: what the tests of the attention integration run."""
+"""Tiny transformers models of many kinds, with random weights: what the tests of the
+attention integration run."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ _LOCAL = {"num_hidden_layers": 3, "local_attention": 8, "global_attn_every_n_lay
 
 
 def _config(kind: str, **sizes) -> Callable[..., transformers.PretrainedConfig]:
-    """What makes its configuration, of these sizes and what a test changes; generation ends nowhere."""
+    """What makes its configuration, of these sizes and what a test changes;
+    generation ends nowhere."""
     return partial(transformers.AutoConfig.for_model, kind, **sizes)
 
 
@@ -45,7 +47,9 @@ def _of_two_heads(kind: str, **sizes) -> Callable[..., transformers.PretrainedCo
 _GPT2 = {"vocab_size": VOCABULARY, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 2}
 _NO_DROPOUT = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
 CAUSAL = {
-    "gpt2": _config("gpt2", **_GPT2, **_NO_DROPOUT, bos_token_id=1, eos_token_id=None, pad_token_id=0),
+    "gpt2": _config(
+        "gpt2", **_GPT2, **_NO_DROPOUT, bos_token_id=1, eos_token_id=None, pad_token_id=0
+    ),
     "llama": _like_llama("llama"),
     "qwen2": _like_llama("qwen2", use_sliding_window=True, **_ALTERNATING),
     "qwen3": _like_llama("qwen3", head_dim=12, use_sliding_window=True, **_ALTERNATING),
@@ -61,10 +65,21 @@ DECODERS = {
     "llama4_text": _like_llama("llama4_text", **_EXPERTS, intermediate_size_mlp=48, **_CHUNKS),
 }
 # These use the registered attention since transformers 5.24.
-_ROTARY = {**_GPT2, **_NO_DROPOUT, "n_head": 4, "n_ctx": 64, "rotary_dim": 4, "bos_token_id": 1, "eos_token_id": None}
+_ROTARY = {
+    **_GPT2,
+    **_NO_DROPOUT,
+    "n_head": 4,
+    "n_ctx": 64,
+    "rotary_dim": 4,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+}
 LATER = {
     name: _config(name, **_ROTARY, pad_token_id=0)
-    for name, model in (("codegen", transformers.CodeGenForCausalLM), ("gptj", transformers.GPTJForCausalLM))
+    for name, model in (
+        ("codegen", transformers.CodeGenForCausalLM),
+        ("gptj", transformers.GPTJForCausalLM),
+    )
     if model._supports_attention_backend
 }
 _ENDS = dict.fromkeys(("eos_token_id", "cls_token_id", "sep_token_id"), 1)
@@ -78,10 +93,17 @@ KINDS = {**DECODERS, **LATER, **BIDIRECTIONAL}
 def build(
     kind: str, implementation: str, dtype: torch.dtype = torch.float32, **changes
 ) -> transformers.PreTrainedModel:
-    """The same model each time but for its attention; parameters with ordinary values, so that attention matters."""
+    """The same model each time but for its attention; parameters with ordinary values, so
+    that attention matters."""
     torch.manual_seed(0)
-    auto = transformers.AutoModelForMaskedLM if kind in BIDIRECTIONAL else transformers.AutoModelForCausalLM
-    model = auto.from_config(KINDS[kind](**changes), attn_implementation=implementation).to(torch.float64)
+    auto = (
+        transformers.AutoModelForMaskedLM
+        if kind in BIDIRECTIONAL
+        else transformers.AutoModelForCausalLM
+    )
+    model = auto.from_config(KINDS[kind](**changes), attn_implementation=implementation).to(
+        torch.float64
+    )
     for parameter in model.parameters():
         parameter.data = 0.3 * torch.randn_like(parameter) + (1.0 if parameter.dim() == 1 else 0.0)
     return model.to(dtype).eval()
@@ -94,11 +116,14 @@ def pair(kind: str, dtype: torch.dtype = torch.float32, **changes):
 
 
 def tokens(batch: int, length: int, seed: int = 1) -> Tensor:
-    return torch.randint(2, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        2, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def padding(length: int, real: list[int], side: str) -> Tensor:
-    """(B, length) of 1 for real tokens: `real` of them in each row, with the padding on one side."""
+    """(B, length) of 1 for real tokens: `real` of them in each row, with the
+    padding on one side."""
     index = torch.arange(length)[None]
     count = torch.tensor(real)[:, None]
     return (index < count if side == "right" else index >= length - count).long()
@@ -109,12 +134,16 @@ def positions(lengths: list[int]) -> Tensor:
     return torch.cat([torch.arange(length) for length in lengths])[None]
 
 
-def logits_and_gradients(model, ids: Tensor, real: Tensor | None = None, **inputs) -> tuple[Tensor, dict[str, Tensor]]:
+def logits_and_gradients(
+    model, ids: Tensor, real: Tensor | None = None, **inputs
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Logits at the real tokens (n, vocabulary), and the gradients of a random sum of them."""
     model.zero_grad()
     logits = model(ids, **inputs).logits
     kept = logits[real.bool()] if real is not None else logits.flatten(0, 1)
-    weights = torch.randn(kept.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    weights = torch.randn(
+        kept.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64
+    )
     (kept * weights.to(kept)).sum().backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     return kept.detach(), gradients
@@ -123,8 +152,8 @@ def logits_and_gradients(model, ids: Tensor, real: Tensor | None = None, **input
 def worst(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
     """The largest error of a gradient, relative to the largest entry of that parameter's gradient.
 
-    Some gradients are zero but for rounding (a key's bias moves all scores of a row alike): for those, relative to a
-    hundredth of the largest entry of all.
+    Some gradients are zero but for rounding (a key's bias moves all scores of a row alike): for
+    those, relative to a hundredth of the largest entry of all.
     """
     floor = 0.01 * max(gradient.abs().max() for gradient in theirs.values())
     ratios = []

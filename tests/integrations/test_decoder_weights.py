@@ -1,4 +1,5 @@
-"""Our decoders in transformers' layouts (GPT-2, Llama, Starcoder2), both ways, against transformers itself."""
+"""Our decoders in transformers' layouts (GPT-2, Llama, Starcoder2), both ways,
+against transformers itself."""
 
 from __future__ import annotations
 
@@ -30,14 +31,21 @@ def float64(monkeypatch) -> None:
     """transformers computes norms and angles in float32 whatever the model's type: here exactly."""
 
     def norm(self, x):
-        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+        return self.weight * (
+            x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        )
 
     def angles(self, x, position_ids):
         size = self.config.head_dim if hasattr(self.config, "head_dim") else None
         size = size or self.config.hidden_size // self.config.num_attention_heads
         exponent = torch.arange(0, size, 2, dtype=torch.float64) / size
-        turned = position_ids[..., None].double() * self.config.rope_parameters["rope_theta"] ** -exponent
-        return torch.cat((turned, turned), dim=-1).cos().to(x), torch.cat((turned, turned), dim=-1).sin().to(x)
+        turned = (
+            position_ids[..., None].double()
+            * self.config.rope_parameters["rope_theta"] ** -exponent
+        )
+        return torch.cat((turned, turned), dim=-1).cos().to(x), torch.cat(
+            (turned, turned), dim=-1
+        ).sin().to(x)
 
     monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", norm)
     monkeypatch.setattr(modeling_llama.LlamaRotaryEmbedding, "forward", angles)
@@ -48,7 +56,8 @@ def make(family: str = "llama", positions: str = "rotary", **changes) -> Decoder
     torch.manual_seed(0)
     config = DecoderConfig.of_size("demo", family, vocab_size=61, context=16, positions=positions)
     model = Decoder(config.changed(**changes), attention="sdpa").double().eval()
-    for parameter in model.parameters():  # biases and norms too: an untouched zero or one could hide a mix-up
+    # Biases and norms too: an untouched zero or one could hide a mix-up.
+    for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     return model
 
@@ -71,27 +80,43 @@ ROTARY_GPT2 = [("gpt2", kind, "Starcoder2ForCausalLM") for kind in ("llama", "un
 LEARNED = {"positions": "learned", "ffn": 200}
 KINDS |= {"learned": LEARNED, "learned, untied": {**LEARNED, "tie_embeddings": False}}
 GPT_2 = [("gpt2", kind, "GPT2LMHeadModel") for kind in ("learned", "learned, untied")]
-LLAMA = [("llama", kind, "LlamaForCausalLM") for kind in ("llama", "untied", "biased", "longer", "all heads")]
+LLAMA = [
+    ("llama", kind, "LlamaForCausalLM")
+    for kind in ("llama", "untied", "biased", "longer", "all heads")
+]
 
 
 @pytest.mark.parametrize(("family", "kind", "layout"), [*LLAMA, *ROTARY_GPT2, *GPT_2])
-def test_an_exported_model_has_the_same_logits_in_transformers(tmp_path, family, kind, layout) -> None:
+def test_an_exported_model_has_the_same_logits_in_transformers(
+    tmp_path, family, kind, layout
+) -> None:
     model = make(family, **KINDS[kind])
-    assert "AutoModelForCausalLM.from_pretrained reads it" in save_decoder(model, tmp_path, end_of_text=60)
+    assert "AutoModelForCausalLM.from_pretrained reads it" in save_decoder(
+        model, tmp_path, end_of_text=60
+    )
     theirs = read_by_transformers(tmp_path)
     assert type(theirs).__name__ == layout
-    assert (theirs.config.vocab_size, theirs.config.eos_token_id, theirs.generation_config.eos_token_id) == (61, 60, 60)
+    assert (
+        theirs.config.vocab_size,
+        theirs.config.eos_token_id,
+        theirs.generation_config.eos_token_id,
+    ) == (61, 60, 60)
     assert (theirs(TOKENS).logits - model(TOKENS)[..., :61]).abs().max().item() < 1e-10
     assert torch.equal(read_by_us(tmp_path)(TOKENS), model(TOKENS))
 
 
 @pytest.mark.parametrize(("attention_bias", "tied"), [(False, True), (True, False)])
-def test_transformers_own_llama_comes_in_and_goes_out_as_it_was(tmp_path, attention_bias, tied) -> None:
+def test_transformers_own_llama_comes_in_and_goes_out_as_it_was(
+    tmp_path, attention_bias, tied
+) -> None:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=16, rms_norm_eps=1e-5, rope_parameters={"rope_theta": 777.0,
-        "rope_type": "default"}, attention_bias=attention_bias, mlp_bias=attention_bias, tie_word_embeddings=tied,
+        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=16, rms_norm_eps=1e-5,
+        rope_parameters={"rope_theta": 777.0,
+        "rope_type": "default"}, attention_bias=attention_bias, mlp_bias=attention_bias,
+        tie_word_embeddings=tied,
         bos_token_id=1, eos_token_id=60,
     )  # fmt: skip
     theirs = transformers.LlamaForCausalLM(config).double().eval()
@@ -102,7 +127,9 @@ def test_transformers_own_llama_comes_in_and_goes_out_as_it_was(tmp_path, attent
     assert (ours.config.rope_base, ours.config.vocab_rows) == (777.0, 64)
     assert (ours(TOKENS)[..., :61] - theirs(TOKENS).logits).abs().max().item() < 1e-10
     save_decoder(ours, tmp_path / "ours", end_of_text=60)
-    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "ours"))
+    before, after = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "ours")
+    )
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -116,9 +143,12 @@ def test_large_weights_are_several_files_which_both_read(tmp_path, monkeypatch) 
     assert len(shards) > 2
     assert all(shard.stat().st_size < 1.1 * 10**6 for shard in shards)
     assert not (tmp_path / "model.safetensors").exists()
-    assert (read_by_transformers(tmp_path)(TOKENS).logits - model(TOKENS)[..., :61]).abs().max().item() < 1e-10
+    assert (
+        read_by_transformers(tmp_path)(TOKENS).logits - model(TOKENS)[..., :61]
+    ).abs().max().item() < 1e-10
     assert torch.equal(read_by_us(tmp_path)(TOKENS), model(TOKENS))
-    save_decoder(model, tmp_path)  # one file again: nothing of the shards is left to be read instead
+    # One file again: nothing of the shards is left to be read instead.
+    save_decoder(model, tmp_path)
     assert [path.name for path in tmp_path.glob("model*")] == ["model.safetensors"]
     assert torch.equal(read_by_us(tmp_path)(TOKENS), model(TOKENS))
 
@@ -149,7 +179,9 @@ def test_a_llama_that_does_not_fit_is_refused(tmp_path, changes, message) -> Non
 def assert_refused(folder, changes, message) -> None:
     path = folder / "config.json"
     content = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
+    path.write_text(
+        json.dumps({name: value for name, value in content.items() if value is not None})
+    )
     with pytest.raises(UserError, match=message):
         load_decoder(folder)
 
@@ -161,10 +193,17 @@ def their_gpt2(**changes) -> transformers.GPT2LMHeadModel:
     torch.manual_seed(0)
     sizes = {"vocab_size": 61, "n_positions": 16, "n_embd": 24, "n_layer": 2, "n_head": 3}
     config = transformers.GPT2Config(
-        **{**sizes, "bos_token_id": 60, "eos_token_id": 60, "attn_implementation": "eager", **changes}
+        **{
+            **sizes,
+            "bos_token_id": 60,
+            "eos_token_id": 60,
+            "attn_implementation": "eager",
+            **changes,
+        }
     )
     model = transformers.GPT2LMHeadModel(config).double().eval()
-    for parameter in model.parameters():  # biases and norms too: an untouched zero or one could hide a mix-up
+    # Biases and norms too: an untouched zero or one could hide a mix-up.
+    for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     return model
 

@@ -18,7 +18,9 @@ TOKENS = torch.arange(12)[None]
 
 def demo(family: str = "llama") -> Decoder:
     torch.manual_seed(0)
-    return Decoder(DecoderConfig.of_size("demo", family, vocab_size=61, context=16), attention="sdpa")
+    return Decoder(
+        DecoderConfig.of_size("demo", family, vocab_size=61, context=16), attention="sdpa"
+    )
 
 
 @pytest.mark.parametrize(("family", "dtype"), [("gpt2", torch.float32), ("llama", torch.bfloat16)])

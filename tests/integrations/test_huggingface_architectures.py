@@ -1,4 +1,5 @@
-"""transformers models with attention of their own are refused in a line; those that ask the interface are not."""
+"""transformers models with attention of their own are refused in a line; those that ask
+the interface are not."""
 
 from __future__ import annotations
 
@@ -27,8 +28,12 @@ def falcon() -> transformers.FalconConfig:
 
 @pytest.mark.parametrize("config", [bloom, falcon])
 def test_a_model_with_attention_of_its_own_is_refused_when_it_is_built(config):
-    with pytest.raises(UserError, match=r"(Bloom|Falcon)ForCausalLM .* 0 times .*attn_implementation='eager'"):
-        transformers.AutoModelForCausalLM.from_config(config(), attn_implementation=register_with_transformers())
+    with pytest.raises(
+        UserError, match=r"(Bloom|Falcon)ForCausalLM .* 0 times .*attn_implementation='eager'"
+    ):
+        transformers.AutoModelForCausalLM.from_config(
+            config(), attn_implementation=register_with_transformers()
+        )
 
 
 def test_a_model_with_attention_of_its_own_stays_on_it_or_is_refused_when_it_is_set_to_ours():
@@ -66,7 +71,10 @@ def test_other_implementations_are_chosen_as_before():
     ("name", "calls"),
     [
         *((name, 0) for name in ("Bloom", "Falcon", "Git", "Mpt", "RoFormer")),
-        *((name, 2) for name in ("BioGpt", "GPTNeoX", "GptOss", "Llama", "OPT", "Phi", "Qwen3", "StableLm")),
+        *(
+            (name, 2)
+            for name in ("BioGpt", "GPTNeoX", "GptOss", "Llama", "OPT", "Phi", "Qwen3", "StableLm")
+        ),
         ("Starcoder2", 2),
         ("Mixtral", 2),
         ("DiffLlama", 4),
@@ -100,18 +108,31 @@ def test_a_model_is_served_from_the_release_on_in_which_it_uses_the_registered_a
 def test_transformers_says_whether_a_model_that_cannot_be_counted_takes_our_attention(name, calls):
     register_with_transformers()
     kind = getattr(transformers, name)
-    layers = {"encoder_layers": 2, "decoder_layers": 2} if name.startswith("Bart") else {"num_hidden_layers": 2}
+    layers = (
+        {"encoder_layers": 2, "decoder_layers": 2}
+        if name.startswith("Bart")
+        else {"num_hidden_layers": 2}
+    )
     assert attention_calls(kind, kind.config_class(**layers))[0] == calls
 
 
-LATENT = {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "q_lora_rank": 16, "kv_lora_rank": 16}
+LATENT = {
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+}
 INDEXED = {**LATENT, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 4}
 
 
 @pytest.mark.parametrize(
     ("kind", "changes", "reason"),
     [
-        *((kind, INDEXED, "computes with its attention masks") for kind in ("deepseek_v32", "glm_moe_dsa", "axk2")),
+        *(
+            (kind, INDEXED, "computes with its attention masks")
+            for kind in ("deepseek_v32", "glm_moe_dsa", "axk2")
+        ),
         ("hy_v4", {**INDEXED, "head_dim": 8}, "computes with its attention masks"),
         ("doge", {}, "computes with its attention masks"),
         ("gemma4_text", {}, "has heads of 512"),
@@ -130,12 +151,17 @@ def test_what_our_attention_does_not_compute_is_refused_and_trained_with_transfo
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        *((kind, "takes no position_ids") for kind in ("bart", "marian", "pegasus", "plbart", "whisper")),
+        *(
+            (kind, "takes no position_ids")
+            for kind in ("bart", "marian", "pegasus", "plbart", "whisper")
+        ),
         ("xmod", "fails in a forward: Input language unknown"),
     ],
 )
 @pytest.mark.parametrize("attention", ["flash", "standard"])
-def test_a_decoder_whose_packed_documents_would_be_read_as_one_or_that_fails_is_refused(kind, reason, attention):
+def test_a_decoder_whose_packed_documents_would_be_read_as_one_or_that_fails_is_refused(
+    kind, reason, attention
+):
     with pytest.raises(UserError, match=reason):
         transformers_decoder(config=kind, attention=attention)
 
@@ -175,12 +201,20 @@ def test_a_users_own_model_is_judged_by_what_it_calls():
 
 
 def test_a_model_that_computes_with_its_mask_fails_and_gives_no_wrong_result():
-    """Doge and DeepSeek 3.2 choose keys by the mask: they call the interface, and yet cannot be served."""
+    """Doge and DeepSeek 3.2 choose keys by the mask: they call the interface,
+    and yet cannot be served."""
     config = transformers.DogeConfig(**SIZES, intermediate_size=48)
-    model = transformers.DogeForCausalLM._from_config(config, attn_implementation=register_with_transformers())
+    model = transformers.DogeForCausalLM._from_config(
+        config, attn_implementation=register_with_transformers()
+    )
     with pytest.raises((TypeError, AttributeError, UserError)):
         model(torch.ones(2, 5, dtype=torch.long))
     mask = AttentionMask(1, 2, 3)
-    for use in (lambda: mask + torch.ones(1), lambda: 1.0 - mask, lambda: mask[:, :, :, :2], lambda: mask.to("cpu")):
+    for use in (
+        lambda: mask + torch.ones(1),
+        lambda: 1.0 - mask,
+        lambda: mask[:, :, :, :2],
+        lambda: mask.to("cpu"),
+    ):
         with pytest.raises((TypeError, AttributeError)):
             use()

@@ -1,4 +1,5 @@
-"""transformers models on our attention, compared with the same models on transformers' eager attention."""
+"""transformers models on our attention, compared with the same models on
+transformers' eager attention."""
 
 from __future__ import annotations
 
@@ -27,10 +28,14 @@ S = 17
 
 
 def compare(kind, ids, real=None, **inputs):
-    # GPT-2 and BERT compute their eager softmax in float64, the others in float32, where what is hidden is NaN;
-    # gpt-oss' experts have no float64.
+    # GPT-2 and BERT compute their eager softmax in float64, the others in float32, where what is
+    # hidden is NaN; gpt-oss' experts have no float64.
     exact = kind in ("gpt2", "bert")
-    dtype = torch.float64 if exact or (kind != "gpt_oss" and "attention_mask" not in inputs) else torch.float32
+    dtype = (
+        torch.float64
+        if exact or (kind != "gpt_oss" and "attention_mask" not in inputs)
+        else torch.float32
+    )
     tolerance = 1e-11 if exact else 2e-6 if dtype == torch.float64 else 2e-5
     ours, eager = pair(kind, dtype)
     logits, gradients = logits_and_gradients(ours, ids, real, **inputs)
@@ -104,16 +109,26 @@ def test_a_bidirectional_model_that_hands_on_its_positions_needs_no_lengths():
     torch.testing.assert_close(packed, torch.cat(single), atol=1e-4, rtol=1e-4)
 
 
-ROBERTA = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "pad_token_id": 1}
+ROBERTA = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "pad_token_id": 1,
+}
 ROBERTA |= {"num_attention_heads": 4, "max_position_embeddings": 40}
 
 
 @pytest.mark.parametrize("kind", ["roberta", "xlm-roberta", "camembert", "data2vec-text"])
 def test_documents_of_robertas_family_begin_at_the_position_after_the_padding_index(kind):
     config = transformers.AutoConfig.for_model(kind, **ROBERTA)
-    model = transformers.AutoModelForMaskedLM.from_config(config, attn_implementation=register_with_transformers())
+    model = transformers.AutoModelForMaskedLM.from_config(
+        config, attn_implementation=register_with_transformers()
+    )
     ids, lengths = tokens(1, S), [7, 1, 9]
-    alone = torch.cat([model.eval()(document[None]).logits[0] for document in ids[0].split(lengths)])
+    alone = torch.cat(
+        [model.eval()(document[None]).logits[0] for document in ids[0].split(lengths)]
+    )
     where = positions(lengths) + 2
     for options in ({}, document_lengths(where)):
         packed = model(ids, position_ids=where, **options).logits[0]
@@ -123,32 +138,53 @@ def test_documents_of_robertas_family_begin_at_the_position_after_the_padding_in
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "gpt2", "bert", "modernbert"])
 @pytest.mark.parametrize("side", ["right", "left", "between"])
 def test_packed_documents_beside_padding_do_not_see_each_other(kind, side):
-    """As axolotl's pad_to_sequence_len gives them; and by numbers in the mask alone, as LlamaFactory's neat_packing."""
-    model, lengths, empty = build(kind, register_with_transformers()), [7, 1, 6], torch.zeros(1, 3, dtype=torch.long)
+    """As axolotl's pad_to_sequence_len gives them; and by numbers in the mask alone, as
+    LlamaFactory's neat_packing."""
+    model, lengths, empty = (
+        build(kind, register_with_transformers()),
+        [7, 1, 6],
+        torch.zeros(1, 3, dtype=torch.long),
+    )
     ids = tokens(1, 14)
     alone = torch.cat([model(document[None]).logits[0] for document in ids[0].split(lengths)])
 
     def padded(x, fill=empty):
         before, after = x.split([8, 6], 1)
-        return torch.cat({"right": (x, fill), "left": (fill, x), "between": (before, fill, after)}[side], 1)
+        return torch.cat(
+            {"right": (x, fill), "left": (fill, x), "between": (before, fill, after)}[side], 1
+        )
 
-    real, where, numbers = padded(torch.ones_like(ids)), padded(positions(lengths)), [1] * 7 + [2] + [3] * 6
+    real, where, numbers = (
+        padded(torch.ones_like(ids)),
+        padded(positions(lengths)),
+        [1] * 7 + [2] + [3] * 6,
+    )
     for mask in (real, real.bool(), padded(torch.tensor([numbers]))):
         logits = model(padded(ids), attention_mask=mask, position_ids=where).logits[real.bool()]
         torch.testing.assert_close(logits, alone, atol=1e-4, rtol=1e-4)
     where = padded(positions([14]))
-    by_numbers = model(padded(ids), attention_mask=padded(torch.tensor([numbers])), position_ids=where).logits
+    by_numbers = model(
+        padded(ids), attention_mask=padded(torch.tensor([numbers])), position_ids=where
+    ).logits
     changed = ids.clone()
     changed[0, 0] = (ids[0, 0] + 1) % 61
-    again = model(padded(changed), attention_mask=padded(torch.tensor([numbers])), position_ids=where).logits
+    again = model(
+        padded(changed), attention_mask=padded(torch.tensor([numbers])), position_ids=where
+    ).logits
     assert torch.equal(again[real.bool()][7:], by_numbers[real.bool()][7:])
 
 
 def test_positions_that_are_no_documents_separate_nothing():
     ours, eager = pair("bert")
-    for where in (torch.full((1, S), 3), torch.zeros(1, S, dtype=torch.long), torch.arange(S).flip(0)[None]):
+    for where in (
+        torch.full((1, S), 3),
+        torch.zeros(1, S, dtype=torch.long),
+        torch.arange(S).flip(0)[None],
+    ):
         expected = eager(tokens(1, S), position_ids=where).logits
-        torch.testing.assert_close(ours(tokens(1, S), position_ids=where).logits, expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            ours(tokens(1, S), position_ids=where).logits, expected, atol=1e-4, rtol=1e-4
+        )
 
 
 def test_a_causal_model_configured_to_see_both_ways_does():
@@ -157,19 +193,23 @@ def test_a_causal_model_configured_to_see_both_ways_does():
     torch.testing.assert_close(ours(ids).logits, eager(ids).logits, atol=1e-4, rtol=1e-4)
     assert (ours(ids).logits - build("llama", NAME)(ids).logits).abs().max() > 0.1
     real = padding(S, [S, 6], "left")
-    found, expected = (model(ids, attention_mask=real).logits[real.bool()] for model in (ours, eager))
+    found, expected = (
+        model(ids, attention_mask=real).logits[real.bool()] for model in (ours, eager)
+    )
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_a_mask_of_the_callers_own_is_used_as_it_is():
     ours, eager = pair("llama")
-    visible = (torch.rand(2, 1, S, S, generator=torch.Generator().manual_seed(3)) < 0.5) | torch.eye(
-        S, dtype=torch.bool
-    )
+    visible = (
+        torch.rand(2, 1, S, S, generator=torch.Generator().manual_seed(3)) < 0.5
+    ) | torch.eye(S, dtype=torch.bool)
     added = torch.where(visible, 0.0, torch.finfo(torch.float32).min)
     expected = eager(tokens(2, S), attention_mask=added).logits
     for mask in (added, visible):
-        torch.testing.assert_close(ours(tokens(2, S), attention_mask=mask).logits, expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            ours(tokens(2, S), attention_mask=mask).logits, expected, atol=1e-4, rtol=1e-4
+        )
 
 
 def test_cross_attention_equals_eager():
@@ -177,16 +217,27 @@ def test_cross_attention_equals_eager():
     states = torch.randn(2, 11, 32, generator=torch.Generator().manual_seed(2))
     seen = padding(11, [11, 4], "right")
     inputs = {"encoder_hidden_states": states, "encoder_attention_mask": seen}
-    torch.testing.assert_close(ours(tokens(2, S), **inputs).logits, eager(tokens(2, S), **inputs).logits)
+    torch.testing.assert_close(
+        ours(tokens(2, S), **inputs).logits, eager(tokens(2, S), **inputs).logits
+    )
 
 
 def test_t5s_position_bias_and_its_gradient_equal_eager():
     models = []
     for implementation in (register_with_transformers(), "eager"):
         torch.manual_seed(0)
-        sizes = {"vocab_size": 61, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+        sizes = {
+            "vocab_size": 61,
+            "d_model": 32,
+            "d_kv": 8,
+            "d_ff": 48,
+            "num_layers": 2,
+            "num_heads": 4,
+        }
         config = transformers.T5Config(**sizes, dropout_rate=0.0, decoder_start_token_id=0)
-        model = transformers.AutoModelForSeq2SeqLM.from_config(config, attn_implementation=implementation)
+        model = transformers.AutoModelForSeq2SeqLM.from_config(
+            config, attn_implementation=implementation
+        )
         models.append(model.eval())
     real = padding(S, [S, 6], "right")
     inputs = {"attention_mask": real, "decoder_input_ids": tokens(2, 9)}
@@ -201,7 +252,8 @@ def test_t5s_position_bias_and_its_gradient_equal_eager():
 # Training
 
 
-@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")  # renamed in later versions
+# Renamed in later versions.
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("kind", ["gpt2", "qwen2", "modernbert"])
 def test_gradient_checkpointing_gives_the_same_gradients_with_dropout(kind, reentrant):
@@ -231,9 +283,9 @@ def test_dropout_is_the_same_for_a_left_padded_row_as_for_a_right_padded_one():
     for side, ids in rows.items():
         real = padding(S, [9], side)
         torch.manual_seed(3)
-        drawn[side] = model(ids, attention_mask=real, position_ids=(real.cumsum(1) - 1).clamp(min=0)).logits[
-            real.bool()
-        ]
+        drawn[side] = model(
+            ids, attention_mask=real, position_ids=(real.cumsum(1) - 1).clamp(min=0)
+        ).logits[real.bool()]
     torch.testing.assert_close(drawn["left"], drawn["right"], atol=1e-4, rtol=1e-4)
 
 
@@ -265,7 +317,8 @@ def test_values_narrower_than_keys_are_computed_as_they_are():
 
 
 @pytest.mark.parametrize(
-    ("kind", "cache"), [*((kind, "dynamic") for kind in CAUSAL), ("gpt2", "static"), ("qwen3", "static")]
+    ("kind", "cache"),
+    [*((kind, "dynamic") for kind in CAUSAL), ("gpt2", "static"), ("qwen3", "static")],
 )
 def test_generation_equals_eager_token_for_token(kind, cache):
     ours, eager = pair(kind)
@@ -286,12 +339,21 @@ def test_generation_equals_eager_token_for_token(kind, cache):
 @pytest.mark.parametrize("kind", ["qwen3", "modernbert", "bert"])
 def test_a_compiled_model_gives_the_same_logits(kind):
     torch._dynamo.reset()
-    model, ids, real = build(kind, register_with_transformers()), tokens(2, S), padding(S, [S, 9], "left")
+    model, ids, real = (
+        build(kind, register_with_transformers()),
+        tokens(2, S),
+        padding(S, [S, 9], "left"),
+    )
     compiled = torch.compile(model, backend="eager")
     where = torch.cat((positions([7, 10]), positions([2, 3, 12])))
     packed = document_lengths(where) if kind != "qwen3" else {"position_ids": where}
-    for inputs, kept in (({"attention_mask": real}, real.bool()), (packed, torch.ones(2, S, dtype=torch.bool))):
-        torch.testing.assert_close(compiled(ids, **inputs).logits[kept], model(ids, **inputs).logits[kept])
+    for inputs, kept in (
+        ({"attention_mask": real}, real.bool()),
+        (packed, torch.ones(2, S, dtype=torch.bool)),
+    ):
+        torch.testing.assert_close(
+            compiled(ids, **inputs).logits[kept], model(ids, **inputs).logits[kept]
+        )
 
 
 # What cannot be
@@ -299,7 +361,10 @@ def test_a_compiled_model_gives_the_same_logits(kind):
 
 @pytest.mark.parametrize(
     ("mask", "options", "said"),
-    [(None, {"output_attentions": True}, "output_attentions"), (torch.ones(1, 8), {}, r"attention_mask .* \(1, 8\)")],
+    [
+        (None, {"output_attentions": True}, "output_attentions"),
+        (torch.ones(1, 8), {}, r"attention_mask .* \(1, 8\)"),
+    ],
 )
 def test_attention_weights_and_masks_of_two_dimensions_are_refused(mask, options, said):
     with pytest.raises(UserError, match=said):
@@ -318,15 +383,22 @@ def test_packed_documents_are_found_in_inference_mode_too() -> None:
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "bert"])
 def test_on_the_meta_device_shapes_are_those_of_the_cpu(kind: str) -> None:
     ids = tokens(2, S)
-    inputs = {"attention_mask": padding(S, [17, 11], "left"), "position_ids": positions([5, 12]).expand(2, -1)}
+    inputs = {
+        "attention_mask": padding(S, [17, 11], "left"),
+        "position_ids": positions([5, 12]).expand(2, -1),
+    }
     shapes = {}
     for device in ("cpu", "meta"):
         model = build(kind, register_with_transformers()).to(device)
         model.tie_weights()  # which a move to the meta device unties
         found = []
         for names in ([], ["attention_mask"], ["position_ids"], ["attention_mask", "position_ids"]):
-            logits = model(ids.to(device), **{name: inputs[name].to(device) for name in names}).logits
-            gradients = torch.autograd.grad(logits.sum(), list(model.parameters()), allow_unused=True)
+            logits = model(
+                ids.to(device), **{name: inputs[name].to(device) for name in names}
+            ).logits
+            gradients = torch.autograd.grad(
+                logits.sum(), list(model.parameters()), allow_unused=True
+            )
             found += [None if x is None else (x.shape, x.dtype) for x in (logits, *gradients)]
         shapes[device] = found
     assert shapes["meta"] == shapes["cpu"]

@@ -24,10 +24,18 @@ VISIBLE = torch.arange(16) < LENGTHS[:, None]
 
 def their_model(kind: str = "BertForPreTraining", **changes):
     torch.manual_seed(0)
-    sizes = {"vocab_size": 61, "max_position_embeddings": 16, "hidden_size": 24, "num_hidden_layers": 2}
+    sizes = {
+        "vocab_size": 61,
+        "max_position_embeddings": 16,
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+    }
     sizes |= {"num_attention_heads": 3, "intermediate_size": 40, "attn_implementation": "eager"}
-    model = getattr(transformers, kind)(transformers.BertConfig(**{**sizes, **changes})).double().eval()
-    for parameter in model.parameters():  # biases and norms too: an untouched zero or one could hide a mix-up
+    model = (
+        getattr(transformers, kind)(transformers.BertConfig(**{**sizes, **changes})).double().eval()
+    )
+    # Biases and norms too: an untouched zero or one could hide a mix-up.
+    for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     return model
 
@@ -50,7 +58,8 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("attention", "activation"), [("flash", "gelu"), ("sdpa", "gelu"), ("sdpa", "gelu_new"), ("standard", "gelu")]
+    ("attention", "activation"),
+    [("flash", "gelu"), ("sdpa", "gelu"), ("sdpa", "gelu_new"), ("standard", "gelu")],
 )
 def test_imported_weights_give_transformers_logits(tmp_path, attention, activation):
     theirs = their_model(hidden_act=activation)
@@ -62,19 +71,31 @@ def test_imported_weights_give_transformers_logits(tmp_path, attention, activati
     logits = ours.masked_head(hidden, ours.output_weight)
     assert (logits[..., :61] - expected.prediction_logits)[VISIBLE].abs().max() < 1e-10
     assert torch.isneginf(logits[..., 61:]).all()
-    assert (ours.next_sentence_logits(hidden) - expected.seq_relationship_logits).abs().max() < 1e-10
+    assert (
+        ours.next_sentence_logits(hidden) - expected.seq_relationship_logits
+    ).abs().max() < 1e-10
 
 
-def test_a_masked_language_model_and_a_bare_encoder_are_read_with_the_heads_that_they_have(tmp_path):
+def test_a_masked_language_model_and_a_bare_encoder_are_read_with_the_heads_that_they_have(
+    tmp_path,
+):
     masked, bare = their_model("BertForMaskedLM"), their_model("BertModel")
     masked.save_pretrained(tmp_path / "masked")
     bare.save_pretrained(tmp_path / "bare")
     ours = our_model(tmp_path / "masked")
-    assert (ours.config.masked_head, ours.config.pooler, ours.config.next_sentence) == (True, False, False)
+    assert (ours.config.masked_head, ours.config.pooler, ours.config.next_sentence) == (
+        True,
+        False,
+        False,
+    )
     logits = ours(TOKENS, segments=SEGMENTS, lengths=LENGTHS)
     assert (logits[..., :61] - theirs_of(masked).logits)[VISIBLE].abs().max() < 1e-10
     ours = our_model(tmp_path / "bare")
-    assert (ours.config.masked_head, ours.config.pooler, ours.config.next_sentence) == (False, True, False)
+    assert (ours.config.masked_head, ours.config.pooler, ours.config.next_sentence) == (
+        False,
+        True,
+        False,
+    )
     hidden = ours.encoder(TOKENS, segments=SEGMENTS, lengths=LENGTHS)
     assert (hidden - theirs_of(bare).last_hidden_state)[VISIBLE].abs().max() < 1e-10
     assert (ours.pooled(hidden) - theirs_of(bare).pooler_output).abs().max() < 1e-10
@@ -99,7 +120,10 @@ def test_exported_weights_give_the_same_in_transformers(tmp_path, kind, activati
     options = {"dtype": torch.float64, "output_loading_info": True}
     theirs, told = getattr(transformers, kind).from_pretrained(tmp_path, **options)
     assert not any(told[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    hidden, output = model.encoder(TOKENS, segments=SEGMENTS, lengths=LENGTHS), theirs_of(theirs.eval())
+    hidden, output = (
+        model.encoder(TOKENS, segments=SEGMENTS, lengths=LENGTHS),
+        theirs_of(theirs.eval()),
+    )
     if kind == "BertModel":
         found, expected = hidden, output.last_hidden_state
     else:
@@ -112,10 +136,14 @@ def test_the_names_of_2018_and_copies_of_tied_tensors_are_read(folder):
     expected = our_model(folder).state_dict()
     tensors = load_file(folder / "model.safetensors")
     old = {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): tensor
         for name, tensor in tensors.items()
     }
-    old["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].clone()
+    old["cls.predictions.decoder.weight"] = tensors[
+        "bert.embeddings.word_embeddings.weight"
+    ].clone()
     old["bert.embeddings.position_ids"] = torch.arange(16)[None]
     save_file(old, folder / "model.safetensors")
     found = our_model(folder).state_dict()
@@ -145,14 +173,18 @@ def test_a_file_that_does_not_fit_is_refused(folder, changes, message):
 
 def test_a_decoder_that_is_not_tied_is_refused(folder):
     tensors = load_file(folder / "model.safetensors")
-    tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"] + 1
+    tensors["cls.predictions.decoder.weight"] = (
+        tensors["bert.embeddings.word_embeddings.weight"] + 1
+    )
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(UserError, match=r"decoder.weight' differs"):
         load_bert(folder)
 
 
 @pytest.mark.parametrize(("family", "changes"), [("modern", {}), ("bert", {"pooler": True})])
-def test_a_model_that_transformers_cannot_hold_is_written_in_our_own_layout(tmp_path, family, changes):
+def test_a_model_that_transformers_cannot_hold_is_written_in_our_own_layout(
+    tmp_path, family, changes
+):
     config = replace(BertConfig.of_size("tiny", family, vocab_size=61, context=16), **changes)
     assert "flashtrain's own format" in save_bert(Bert(config, "sdpa"), tmp_path)
     assert load_bert(tmp_path)[0] == config

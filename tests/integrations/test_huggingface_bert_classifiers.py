@@ -1,4 +1,5 @@
-"""Fine-tuned classifiers of ours in transformers: the same logits, the labels' names, and what it cannot hold."""
+"""Fine-tuned classifiers of ours in transformers: the same logits, the labels' names,
+and what it cannot hold."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ NAMES = ("no", "yes", "perhaps")
 def encoder(family: str = "bert", activation: str | None = None) -> BertEncoder:
     config = BertConfig.of_size("tiny", family, vocab_size=50, context=24, activation=activation)
     torch.manual_seed(0)
-    small = BertEncoder(replace(config, embed=32, ffn=64, layers=2, masked_head=False), "sdpa").double()
+    small = BertEncoder(
+        replace(config, embed=32, ffn=64, layers=2, masked_head=False), "sdpa"
+    ).double()
     with torch.no_grad():
         for parameter in small.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))  # norms and biases other than 1 and 0
@@ -32,8 +35,14 @@ def tokens() -> torch.Tensor:
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_exact"])
 @pytest.mark.parametrize("several", [False, True])
-def test_a_classifier_of_texts_has_transformers_logits(tmp_path, tokens, several, activation) -> None:
-    model = SequenceClassifier(encoder(activation=activation), 3, multi_label=several, pooling="first").double().eval()
+def test_a_classifier_of_texts_has_transformers_logits(
+    tmp_path, tokens, several, activation
+) -> None:
+    model = (
+        SequenceClassifier(encoder(activation=activation), 3, multi_label=several, pooling="first")
+        .double()
+        .eval()
+    )
     save_bert_classifier(model, tmp_path, NAMES, pad_token=46)
     kind = transformers.BertForSequenceClassification
     theirs, told = kind.from_pretrained(tmp_path, output_loading_info=True)
@@ -49,9 +58,13 @@ def test_a_classifier_of_texts_has_transformers_logits(tmp_path, tokens, several
 def test_so_has_a_classifier_of_words(tmp_path, tokens) -> None:
     model = TokenClassifier(encoder(), 3).double().eval()
     save_bert_classifier(model, tmp_path, NAMES)
-    theirs, told = transformers.BertForTokenClassification.from_pretrained(tmp_path, output_loading_info=True)
+    theirs, told = transformers.BertForTokenClassification.from_pretrained(
+        tmp_path, output_loading_info=True
+    )
     assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    torch.testing.assert_close(model(tokens), theirs.double().eval()(tokens).logits, atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(
+        model(tokens), theirs.double().eval()(tokens).logits, atol=1e-10, rtol=1e-10
+    )
 
 
 def test_its_encoder_and_pooler_are_read_back_for_another_head(tmp_path) -> None:
@@ -62,7 +75,9 @@ def test_its_encoder_and_pooler_are_read_back_for_another_head(tmp_path) -> None
     again.load_state_dict(state)
     assert again.pooler is not None
     assert torch.equal(again.pooler.dense.weight, model.pooler.dense.weight)
-    assert torch.equal(again.encoder.blocks[1].attention.qkv.weight, model.encoder.blocks[1].attention.qkv.weight)
+    assert torch.equal(
+        again.encoder.blocks[1].attention.qkv.weight, model.encoder.blocks[1].attention.qkv.weight
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,5 +86,7 @@ def test_its_encoder_and_pooler_are_read_back_for_another_head(tmp_path) -> None
 )
 def test_what_transformers_cannot_hold_is_refused(tmp_path, family, pooling, message) -> None:
     with pytest.raises(UserError, match=message):
-        save_bert_classifier(SequenceClassifier(encoder(family), 3, pooling=pooling), tmp_path / "x", NAMES)
+        save_bert_classifier(
+            SequenceClassifier(encoder(family), 3, pooling=pooling), tmp_path / "x", NAMES
+        )
     assert not (tmp_path / "x").exists()

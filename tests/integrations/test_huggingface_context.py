@@ -1,4 +1,5 @@
-"""What a transformers model is given where devices share a sequence, and what is refused in a line before that."""
+"""What a transformers model is given where devices share a sequence, and what is refused
+in a line before that."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ UNDER = "under context parallelism"
 
 
 class Part(ContextSequence):
-    """The second of two devices' part, of a sequence of which all is known here; attention is noted and passed over."""
+    """The second of two devices' part, of a sequence of which all is known here; attention is
+    noted and passed over."""
 
     def __init__(self, *whole: Tensor) -> None:
         group: Any = SimpleNamespace(size=DEGREE, rank=1, data_group=None)
@@ -45,7 +47,9 @@ def ours(kind: str = "llama", **changes: Any) -> nn.Module:
 
 
 def of_config(config: Any) -> nn.Module:
-    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=register_with_transformers())
+    return transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation=register_with_transformers()
+    )
 
 
 def tokens() -> Tensor:
@@ -88,26 +92,42 @@ MIDDLE = torch.tensor([[1, 1, 0, 1] * 4] * ROWS)
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"attention_mask": torch.ones(ROWS, 1, HELD, HELD)}, r"attention_mask of the shape (2, 1, 8, 8)"),
+        (
+            {"attention_mask": torch.ones(ROWS, 1, HELD, HELD)},
+            r"attention_mask of the shape (2, 1, 8, 8)",
+        ),
         ({"attention_mask": MIDDLE[:, HELD:]}, "padding between tokens"),
         ({"position_ids": torch.zeros(3, ROWS, HELD)}, "position_ids of the shape (3, 2, 8)"),
         ({"past_key_values": a_cache()}, "past_key_values with tokens"),
         ({"cache": a_cache()}, "past_key_values with tokens"),
         ({"labels": tokens(), "num_items_in_batch": 5}, "num_items_in_batch"),
-        ({"cu_seq_lens_q": torch.tensor([0, 9, 16]), "cu_seq_lens_k": torch.tensor([0, 9, 16])}, "end at 16"),
+        (
+            {"cu_seq_lens_q": torch.tensor([0, 9, 16]), "cu_seq_lens_k": torch.tensor([0, 9, 16])},
+            "end at 16",
+        ),
     ],
 )
 def test_what_a_part_cannot_be_given_is_refused(inputs: dict[str, Any], message: str) -> None:
     assert message in refused(Part(MIDDLE, torch.ones(ROWS, LENGTH)), ours(), **inputs)
 
 
-SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 
 
 def test_a_model_whose_layers_mix_tokens_in_other_ways_is_refused() -> None:
-    config = transformers.Qwen3NextConfig(**SIZES, num_key_value_heads=2, layer_types=["linear_attention"] * 2)
+    config = transformers.Qwen3NextConfig(
+        **SIZES, num_key_value_heads=2, layer_types=["linear_attention"] * 2
+    )
     assert "Qwen3NextForCausalLM mixes tokens by" in refused(Part(), of_config(config))
-    jamba = transformers.JambaConfig(**SIZES, num_key_value_heads=2, use_mamba_kernels=False, num_experts=2)
+    jamba = transformers.JambaConfig(
+        **SIZES, num_key_value_heads=2, use_mamba_kernels=False, num_experts=2
+    )
     assert "JambaForCausalLM mixes tokens by" in refused(Part(), of_config(jamba))
 
 

@@ -1,6 +1,8 @@
-"""What our attention costs the host in a transformers model: waits for the device, and Python around each layer.
+"""What our attention costs the host in a transformers model: waits for the device, and
+Python around each layer.
 
-A wait empties a GPU's queue, which a forward of short kernels does not fill again; so a forward waits at most once.
+A wait empties a GPU's queue, which a forward of short kernels does not fill again; so a
+forward waits at most once.
 """
 
 import sys
@@ -22,10 +24,13 @@ PADDED = REAL.clone()
 PADDED[0, 9:] = 0
 
 
-def llama(layers: int = 2, attention: str | None = None, kind: type = LlamaForCausalLM) -> LlamaForCausalLM:
+def llama(
+    layers: int = 2, attention: str | None = None, kind: type = LlamaForCausalLM
+) -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
+        hidden_size=16, intermediate_size=16, num_hidden_layers=layers, num_attention_heads=4,
+        num_key_value_heads=2,
         vocab_size=32, attn_implementation=attention or register_with_transformers(),
     )  # fmt: skip
     return kind(config).double()
@@ -59,7 +64,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_forward_waits_for_the_device_once_at_most_and_not_for_positions_that_the_model_made(case, waits):
+def test_a_forward_waits_for_the_device_once_at_most_and_not_for_positions_that_the_model_made(
+    case, waits
+):
     given, most = CASES[case]
     model = llama()
     for _ in range(2):
@@ -72,7 +79,8 @@ def test_a_forward_waits_for_the_device_once_at_most_and_not_for_positions_that_
 def test_documents_are_found_whatever_the_forward_before_was_given(use_cache):
     ours, sdpa = llama(), llama(attention="sdpa")
     for positions in (None, PACKED, None, ONE_ROW, PACKED):
-        wanted = sdpa(IDS, position_ids=positions, use_cache=False).logits  # with a cache it looks for none
+        # With a cache it looks for none.
+        wanted = sdpa(IDS, position_ids=positions, use_cache=False).logits
         got = ours(IDS, position_ids=positions, use_cache=use_cache).logits
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
 
@@ -120,6 +128,7 @@ def calls_of(model: LlamaForCausalLM, given: dict) -> int:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_layer_decides_nothing_that_its_batch_decides(case):
-    """Two layers more cost twice a layer's calls: attention, its mask looked up, and what is short beside these."""
+    """Two layers more cost twice a layer's calls: attention, its mask looked up, and what
+    is short beside these."""
     given, _ = CASES[case]
     assert calls_of(llama(4), given) - calls_of(llama(2), given) <= 2 * 10

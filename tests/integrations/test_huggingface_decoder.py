@@ -1,4 +1,5 @@
-"""transformers' decoders as Trainables: the loss and gradients of transformers' own eager model, whatever is saved."""
+"""transformers' decoders as Trainables: the loss and gradients of transformers' own eager
+model, whatever is saved."""
 
 from __future__ import annotations
 
@@ -32,18 +33,22 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def float64_stays(monkeypatch) -> None:
-    """transformers' eager attention rounds its softmax to float32, and its loss the logits, in float64 too."""
+    """transformers' eager attention rounds its softmax to float32, and its loss the
+    logits, in float64 too."""
     softmax, to_float32 = torch.nn.functional.softmax, torch.Tensor.float
 
     def in_its_own_type(x, *given, dtype=None, **named):
         return softmax(x, *given, dtype=None if x.dtype == torch.float64 else dtype, **named)
 
     monkeypatch.setattr(torch.nn.functional, "softmax", in_its_own_type)
-    monkeypatch.setattr(torch.Tensor, "float", lambda x: x if x.dtype == torch.float64 else to_float32(x))
+    monkeypatch.setattr(
+        torch.Tensor, "float", lambda x: x if x.dtype == torch.float64 else to_float32(x)
+    )
 
 
 def pair(kind: str, **changes) -> tuple[HuggingFaceDecoder, transformers.PreTrainedModel]:
-    """(ours, transformers' eager one), in float64; the experts one by one, since grouped products know no float64."""
+    """(ours, transformers' eager one), in float64; the experts one by one, since grouped
+    products know no float64."""
     ours, eager = tiny.pair(kind, torch.float64, **changes)
     if kind == "gpt_oss":
         ours.set_experts_implementation("eager")
@@ -89,7 +94,9 @@ def assert_equal_with_every_saving(ours, eager, ids: torch.Tensor, mask=None) ->
 
 
 @pytest.mark.parametrize("kind", tiny.DECODERS)
-def test_packed_documents_have_transformers_own_loss_and_gradients_with_every_saving(kind: str) -> None:
+def test_packed_documents_have_transformers_own_loss_and_gradients_with_every_saving(
+    kind: str,
+) -> None:
     numbers = torch.tensor([[n for n, length in enumerate(DOCUMENTS) for _ in range(length)]])
     mask = masks.document(numbers, causal=True)
     assert_equal_with_every_saving(*pair(kind), tiny.tokens(1, sum(DOCUMENTS)), mask)
@@ -107,27 +114,38 @@ def test_packed_documents_have_transformers_own_loss_and_gradients_with_every_sa
     ],
 )
 def test_the_loss_in_pieces_knows_what_the_model_does_to_its_logits(kind, changes, head) -> None:
-    ours = transformers_decoder(config=kind, changes={**tiny.LLAMA_LIKE, **changes}, attention="standard")
+    ours = transformers_decoder(
+        config=kind, changes={**tiny.LLAMA_LIKE, **changes}, attention="standard"
+    )
     ours.materialise(CPU)
     ours.double()
     assert ours.head == head
     ids = tiny.tokens(2, 13)
     labels = labels_of(ids)
     loss = ours.loss(ids, labels)
-    assert loss.item() == pytest.approx(ours.module(input_ids=ids, shift_labels=labels, labels=labels).loss.item())
+    assert loss.item() == pytest.approx(
+        ours.module(input_ids=ids, shift_labels=labels, labels=labels).loss.item()
+    )
     loss.backward()
     assert gradients(ours).keys() == dict(ours.named_parameters()).keys()
     weights = torch.randn(2, 13, dtype=torch.float64)
     each = ours.token_losses(ids, labels)
-    exact = torch.nn.functional.cross_entropy(ours.module(input_ids=ids).logits.mT, labels, reduction="none")
+    exact = torch.nn.functional.cross_entropy(
+        ours.module(input_ids=ids).logits.mT, labels, reduction="none"
+    )
     torch.testing.assert_close(each, exact, atol=1e-10, rtol=0)
-    expected, found = (torch.autograd.grad(one, [*ours.parameters()], weights) for one in (exact, each))
+    expected, found = (
+        torch.autograd.grad(one, [*ours.parameters()], weights) for one in (exact, each)
+    )
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
 
 
 def test_a_model_that_calls_a_part_of_its_body_computes_its_logits_itself() -> None:
     sizes = {"hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    assert transformers_decoder(config="opt", changes={**sizes, "word_embed_proj_dim": 32}).head is None
+    assert (
+        transformers_decoder(config="opt", changes={**sizes, "word_embed_proj_dim": 32}).head
+        is None
+    )
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_oss", "gemma3", *tiny.LATER])
@@ -167,8 +185,12 @@ def test_text_is_written_with_a_cache_as_without(tmp_path: Path) -> None:
     torch.testing.assert_close(pieces[-1], ours(ids)[:, -1:])
 
 
-@pytest.mark.parametrize(("residual", "kept"), [("weights", torch.float32), ("compute", torch.bfloat16)])
-def test_the_sum_of_all_branches_is_kept_in_the_type_that_was_asked_for(residual: str, kept: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("residual", "kept"), [("weights", torch.float32), ("compute", torch.bfloat16)]
+)
+def test_the_sum_of_all_branches_is_kept_in_the_type_that_was_asked_for(
+    residual: str, kept: torch.dtype
+) -> None:
     ours = transformers_decoder(config="llama", changes=tiny.LLAMA_LIKE, residual=residual)
     ours.materialise(CPU)
     between = []
@@ -213,7 +235,9 @@ def test_adapters_have_the_gradients_that_peft_gives_them_in_transformers_model(
         ("gpt2", {"n_embd": 32, "n_head": 2}, ["wte"], "transformer.wte and lm_head"),
     ],
 )
-def test_adapters_on_a_matrix_that_two_layers_share_are_refused(kind, sizes, targets, said, tmp_path) -> None:
+def test_adapters_on_a_matrix_that_two_layers_share_are_refused(
+    kind, sizes, targets, said, tmp_path
+) -> None:
     pytest.importorskip("peft")
     content = {**tiny.LLAMA_LIKE, "tie_word_embeddings": True, **sizes}
     config = save_config(tmp_path, model_type=kind, **content)
@@ -221,12 +245,16 @@ def test_adapters_on_a_matrix_that_two_layers_share_are_refused(kind, sizes, tar
         transformers_decoder(config=config, lora={**LORA, "target_modules": targets})
 
 
-def test_adapters_on_embeddings_begin_as_the_model_and_are_merged_where_the_head_is_apart(tmp_path: Path) -> None:
+def test_adapters_on_embeddings_begin_as_the_model_and_are_merged_where_the_head_is_apart(
+    tmp_path: Path,
+) -> None:
     peft = pytest.importorskip("peft")
     base, run = tmp_path / "base", tmp_path / "run"
     eager, ids = tiny.build("llama", "eager"), tiny.tokens(1, 9)
     eager.save_pretrained(base)
-    ours = transformers_decoder(str(base), lora={**LORA, "target_modules": ["embed_tokens", "lm_head"]})
+    ours = transformers_decoder(
+        str(base), lora={**LORA, "target_modules": ["embed_tokens", "lm_head"]}
+    )
     ours.materialise(CPU)
     torch.testing.assert_close(ours(ids), eager(ids).logits, rtol=0, atol=1e-5)
     trained = draw_adapters(ours)(ids)
@@ -237,9 +265,26 @@ def test_adapters_on_embeddings_begin_as_the_model_and_are_merged_where_the_head
         torch.testing.assert_close(back(ids).logits, trained, rtol=0, atol=1e-4)
 
 
-EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-LATENT = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_key_value_heads": 4}
-LATENT |= {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
+EXPERTS = {
+    "num_local_experts": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+}
+LATENT = {
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "num_key_value_heads": 4,
+}
+LATENT |= {
+    "q_lora_rank": 8,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 8,
+}
 
 
 def experts(kind: str) -> transformers.PretrainedConfig:
@@ -248,7 +293,9 @@ def experts(kind: str) -> transformers.PretrainedConfig:
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "olmoe", "deepseek_v3"])
-def test_adapters_of_experts_are_pefts_and_are_written_merged_and_apart(kind: str, tmp_path: Path, monkeypatch) -> None:
+def test_adapters_of_experts_are_pefts_and_are_written_merged_and_apart(
+    kind: str, tmp_path: Path, monkeypatch
+) -> None:
     """peft puts one adapter around another where several matrices of a module are adapted."""
     peft = pytest.importorskip("peft")
     monkeypatch.undo()
@@ -256,13 +303,16 @@ def test_adapters_of_experts_are_pefts_and_are_written_merged_and_apart(kind: st
     transformers.AutoModelForCausalLM.from_config(experts(kind)).save_pretrained(base)
 
     def read(folder: Path) -> transformers.PreTrainedModel:
-        return transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            folder, attn_implementation="eager"
+        )
 
     theirs = read(base)
     theirs.add_adapter(peft.LoraConfig(task_type="CAUSAL_LM", **LORA))
     ours = transformers_decoder(str(base), lora=LORA)
     ours.materialise(CPU)
-    torch.testing.assert_close(ours(ids), read(base)(ids).logits, rtol=0, atol=1e-5)  # an adapter begins with 0
+    # An adapter begins with 0.
+    torch.testing.assert_close(ours(ids), read(base)(ids).logits, rtol=0, atol=1e-5)
     adapters = {name: one.shape for name, one in theirs.named_parameters() if ".lora_" in name}
     assert {name: one.shape for name, one in ours.state_dict().items()} == adapters
     assert sum(".experts." in name for name in adapters) == (4 if kind == "deepseek_v3" else 8)
@@ -274,16 +324,21 @@ def test_adapters_of_experts_are_pefts_and_are_written_merged_and_apart(kind: st
     torch.testing.assert_close(gradients(ours), gradients(theirs), rtol=0, atol=1e-5)
     torch.testing.assert_close(ours.eval()(ids), expected.logits, rtol=0, atol=1e-5)
     ours.save(run)
-    torch.testing.assert_close(ours(ids), expected.logits, rtol=0, atol=1e-5)  # and goes on as before
+    # And goes on as before.
+    torch.testing.assert_close(ours(ids), expected.logits, rtol=0, atol=1e-5)
     for back in (read(run), peft.PeftModel.from_pretrained(read(base), run / "adapter")):
         torch.testing.assert_close(back(ids).logits, expected.logits, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["phimoe", "llama4_text"])
-def test_routers_that_return_several_tensors_get_no_adapter(kind: str, tmp_path: Path, monkeypatch) -> None:
+def test_routers_that_return_several_tensors_get_no_adapter(
+    kind: str, tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.undo()
     base, run, ids = tmp_path / "base", tmp_path / "run", tiny.tokens(1, 13)
-    config = transformers.AutoConfig.for_model(kind, **{**tiny.LLAMA_LIKE, "num_local_experts": 4, "head_dim": 8})
+    config = transformers.AutoConfig.for_model(
+        kind, **{**tiny.LLAMA_LIKE, "num_local_experts": 4, "head_dim": 8}
+    )
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(base)
     ours = transformers_decoder(str(base), lora=LORA)
     ours.materialise(CPU)
@@ -301,30 +356,45 @@ def test_routers_that_return_several_tensors_get_no_adapter(kind: str, tmp_path:
 def test_a_target_that_no_layer_has_is_refused_with_the_near_name(targets: list[str]) -> None:
     pytest.importorskip("peft")
     with pytest.raises(UserError, match=r"model.adapter_targets 'v_prj'. Did you mean 'v_proj'"):
-        transformers_decoder(config="llama", changes=tiny.LLAMA_LIKE, lora={**LORA, "target_modules": targets})
+        transformers_decoder(
+            config="llama", changes=tiny.LLAMA_LIKE, lora={**LORA, "target_modules": targets}
+        )
 
 
 def test_a_peft_that_transformers_does_not_accept_is_named_with_the_remedy(monkeypatch) -> None:
-    """As transformers 5.24 does not accept peft 0.21: this is said of the packages, whatever the targets are."""
+    """As transformers 5.24 does not accept peft 0.21: this is said of the packages,
+    whatever the targets are."""
     peft = pytest.importorskip("peft")
     monkeypatch.setattr(transformers.integrations.peft, "MIN_PEFT_VERSION", "99.0")
-    both = rf"model.adapter=lora: transformers {transformers.__version__} does not accept peft {peft.__version__}"
+    both = (
+        r"model.adapter=lora: "
+        rf"transformers {transformers.__version__} does not accept peft {peft.__version__}"
+    )
     for target in ("q_proj", "v_prj"):
         with pytest.raises(UserError, match=rf"{both} .*99.0.* pip install 'flashtrain\[hub\]'"):
-            transformers_decoder(config="llama", changes=tiny.LLAMA_LIKE, lora={**LORA, "target_modules": [target]})
+            transformers_decoder(
+                config="llama", changes=tiny.LLAMA_LIKE, lora={**LORA, "target_modules": [target]}
+            )
 
 
 def test_targets_may_name_experts_as_peft_does(tmp_path: Path) -> None:
     pytest.importorskip("peft")
     experts("mixtral").save_pretrained(tmp_path)
-    ours = transformers_decoder(config=str(tmp_path), lora={**LORA, "target_modules": ["q_proj", "w1", "w2", "w3"]})
-    assert sum(".experts" in name for name, _ in ours.adapters) == 4  # transformers has w1 and w3 as one
+    ours = transformers_decoder(
+        config=str(tmp_path), lora={**LORA, "target_modules": ["q_proj", "w1", "w2", "w3"]}
+    )
+    # transformers has w1 and w3 as one.
+    assert sum(".experts" in name for name, _ in ours.adapters) == 4
 
 
-def test_adapters_of_a_configuration_are_written_without_a_look_at_the_hub(tmp_path: Path, monkeypatch) -> None:
+def test_adapters_of_a_configuration_are_written_without_a_look_at_the_hub(
+    tmp_path: Path, monkeypatch
+) -> None:
     peft = pytest.importorskip("peft")
     looked = []
-    monkeypatch.setattr(peft.utils.save_and_load, "check_file_exists_on_hf_hub", lambda *asked: looked.append(asked))
+    monkeypatch.setattr(
+        peft.utils.save_and_load, "check_file_exists_on_hf_hub", lambda *asked: looked.append(asked)
+    )
     ours = transformers_decoder(config="llama", changes=tiny.LLAMA_LIKE, lora=LORA)
     ours.materialise(CPU)
     ours.save_adapters(tmp_path)
@@ -336,7 +406,8 @@ def test_matrices_in_4_bits_are_trained_beside_and_merged_as_they_were(tmp_path:
     pytest.importorskip("torchao")
     sizes = {**tiny.LLAMA_LIKE, "hidden_size": 128, "intermediate_size": 128}
     ours = transformers_decoder(config="llama", changes=sizes, lora=LORA, quantize="nf4")
-    assert ours.shape.quantized == 2 * (2 * 128 * 128 + 3 * 128 * 128)  # k and v are of too few numbers
+    # k and v are of too few numbers.
+    assert ours.shape.quantized == 2 * (2 * 128 * 128 + 3 * 128 * 128)
     ours.materialise(CPU)
     weight = ours.blocks[0].mlp.up_proj.base_layer.weight
     assert type(weight).__name__ == "NF4Tensor"
@@ -366,7 +437,9 @@ class Counted(TorchDispatchMode):
     calls = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.calls += func in FORWARDS or ("scaled_dot_product" in func.name() and "backward" not in func.name())
+        self.calls += func in FORWARDS or (
+            "scaled_dot_product" in func.name() and "backward" not in func.name()
+        )
         return func(*args, **(kwargs or {}))
 
 
@@ -381,9 +454,13 @@ def test_selective_checkpointing_does_not_compute_attention_again(savings: str, 
 
 
 @pytest.mark.slow  # compiles
-@pytest.mark.parametrize("savings", [MemorySavings(), MemorySavings("selective"), MemorySavings("full")])
+@pytest.mark.parametrize(
+    "savings", [MemorySavings(), MemorySavings("selective"), MemorySavings("full")]
+)
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
-def test_layers_that_are_compiled_give_the_same(kind: str, savings: MemorySavings, monkeypatch) -> None:
+def test_layers_that_are_compiled_give_the_same(
+    kind: str, savings: MemorySavings, monkeypatch
+) -> None:
     monkeypatch.undo()  # what stands in for torch's functions, and compiled code passes by
     found = []
     ids, positions = tiny.tokens(1, sum(DOCUMENTS)), tiny.positions(DOCUMENTS)
@@ -421,14 +498,18 @@ def test_all_layers_share_what_is_compiled_and_make_no_mask_of_a_row_of_one_docu
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma3"])
-def test_compiled_layers_generate_as_before_and_compile_nothing_for_it(kind: str, monkeypatch) -> None:
+def test_compiled_layers_generate_as_before_and_compile_nothing_for_it(
+    kind: str, monkeypatch
+) -> None:
     monkeypatch.undo()
     ours, _ = pair(kind)
     ours.eval().save_memory(MemorySavings("full", ffn_chunk=8))
     ids, graphs = tiny.tokens(1, 9), []
 
     def generated() -> torch.Tensor:
-        return ours.module.generate(input_ids=ids[:, :5], max_new_tokens=5, do_sample=False, pad_token_id=0)
+        return ours.module.generate(
+            input_ids=ids[:, :5], max_new_tokens=5, do_sample=False, pad_token_id=0
+        )
 
     wanted = generated()
     torch._dynamo.reset()
@@ -441,7 +522,9 @@ def test_compiled_layers_generate_as_before_and_compile_nothing_for_it(kind: str
 
 
 def flops(kind: str, context: int, **changes) -> float:
-    return transformers_decoder(config=kind, changes={**tiny.LLAMA_LIKE, **changes}).flops_per_token(context)
+    return transformers_decoder(
+        config=kind, changes={**tiny.LLAMA_LIKE, **changes}
+    ).flops_per_token(context)
 
 
 def test_flops_count_windows_active_experts_and_no_table_that_is_looked_up() -> None:
@@ -461,7 +544,11 @@ def test_layers_of_a_state_say_what_they_are() -> None:
     with torch.device("meta"):
         model = HuggingFaceDecoder(transformers.AutoModelForCausalLM.from_config(config))
     state, attention = (layer.mixer for layer in model.shape.layers)
-    assert (state.kind, state.crosses_devices, attention.crosses_devices) == ("conv", None, "attention")
+    assert (state.kind, state.crosses_devices, attention.crosses_devices) == (
+        "conv",
+        None,
+        "attention",
+    )
     assert state.flops(64) == 0  # but for its weights
 
 
@@ -478,14 +565,26 @@ def save_config(folder: Path, **content) -> str:
             {"model_type": "mamba", "num_hidden_layers": 1, "hidden_size": 8},
             "mixes tokens by linear_attention in 1 of 1 layers",
         ),
-        ({"model_type": "lama"}, "unknown kind of decoder in model.config 'lama'. Did you mean 'llama'"),
+        (
+            {"model_type": "lama"},
+            "unknown kind of decoder in model.config 'lama'. Did you mean 'llama'",
+        ),
         ({"model_type": "mine", "auto_map": {}}, "unknown kind of decoder in model.config 'mine'"),
         ({}, "unknown kind of decoder in model.config 'None'"),
         ({"model_type": "llama", "quantization_config": {"bits": 4}}, "quantized weights"),
         # transformers' masks then hide every token.
-        ({"model_type": "mistral", "sliding_window": 0}, "has sliding_window=0: expected at least 1 .*null"),
-        ({"model_type": "gemma3_text", "sliding_window": -1}, "has sliding_window=-1: expected at least 1"),
-        ({"model_type": "llama4_text", "attention_chunk_size": 0}, "has attention_chunk_size=0: expected at least 1"),
+        (
+            {"model_type": "mistral", "sliding_window": 0},
+            "has sliding_window=0: expected at least 1 .*null",
+        ),
+        (
+            {"model_type": "gemma3_text", "sliding_window": -1},
+            "has sliding_window=-1: expected at least 1",
+        ),
+        (
+            {"model_type": "llama4_text", "attention_chunk_size": 0},
+            "has attention_chunk_size=0: expected at least 1",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_trained_is_refused(content, said, tmp_path: Path) -> None:
@@ -493,7 +592,9 @@ def test_a_model_that_cannot_be_trained_is_refused(content, said, tmp_path: Path
         transformers_decoder(config=save_config(tmp_path, **content))
 
 
-def test_a_folder_without_safetensors_and_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+def test_a_folder_without_safetensors_and_weights_of_another_model_are_refused(
+    tmp_path: Path,
+) -> None:
     model = tiny.build("llama", "eager")
     model.config.save_pretrained(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"a pickle")
@@ -501,7 +602,9 @@ def test_a_folder_without_safetensors_and_weights_of_another_model_are_refused(t
         transformers_decoder(str(tmp_path))
     tiny.build("llama", "eager", intermediate_size=40).save_pretrained(tmp_path)
     model.config.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"of another model: 'model\.layers\.0\.mlp.*has another shape"):
+    with pytest.raises(
+        UserError, match=r"of another model: 'model\.layers\.0\.mlp.*has another shape"
+    ):
         transformers_decoder(str(tmp_path)).materialise(CPU)
     tiny.build("llama", "eager", num_hidden_layers=1).save_pretrained(tmp_path)
     model.config.save_pretrained(tmp_path)
@@ -518,18 +621,27 @@ def untied(tmp_path: Path) -> str:
     return str(tmp_path / "untied")
 
 
-def test_an_output_head_that_is_tied_to_another_embedding_is_refused_or_trained_untied(untied) -> None:
-    """An export of it would be two models: transformers 5 reads the head, others the embedding in its place."""
-    with pytest.raises(UserError, match=r"'lm_head\.weight' and 'model\.embed_tokens\.weight' .* differ.*: false"):
+def test_an_output_head_that_is_tied_to_another_embedding_is_refused_or_trained_untied(
+    untied,
+) -> None:
+    """An export of it would be two models: transformers 5 reads the head, others the
+    embedding in its place."""
+    with pytest.raises(
+        UserError, match=r"'lm_head\.weight' and 'model\.embed_tokens\.weight' .* differ.*: false"
+    ):
         transformers_decoder(untied).materialise(CPU)
     ours = transformers_decoder(untied, changes={"tie_word_embeddings": False})
     ours.materialise(CPU)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(untied, attn_implementation="eager")
     ids = tiny.tokens(1, 24)
-    torch.testing.assert_close(ours(ids).double(), theirs(ids).logits, rtol=0, atol=1e-4, check_dtype=False)
+    torch.testing.assert_close(
+        ours(ids).double(), theirs(ids).logits, rtol=0, atol=1e-4, check_dtype=False
+    )
 
 
-def test_a_checkpoint_of_an_older_run_keeps_the_head_that_it_trained_beside_the_embedding(untied) -> None:
+def test_a_checkpoint_of_an_older_run_keeps_the_head_that_it_trained_beside_the_embedding(
+    untied,
+) -> None:
     state = transformers_decoder(untied, changes={"tie_word_embeddings": False})
     state.materialise(CPU)
     older = transformers_decoder(untied)
@@ -539,7 +651,9 @@ def test_a_checkpoint_of_an_older_run_keeps_the_head_that_it_trained_beside_the_
 
 
 @pytest.mark.parametrize("name", ["no/such/folder", "someone/some-model"])
-def test_a_name_that_is_no_folder_is_refused_where_the_hub_does_not_answer(name, monkeypatch, tmp_path) -> None:
+def test_a_name_that_is_no_folder_is_refused_where_the_hub_does_not_answer(
+    name, monkeypatch, tmp_path
+) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UserError, match=rf"model\.path={name}: no such folder"):
         transformers_decoder(name)
@@ -547,24 +661,41 @@ def test_a_name_that_is_no_folder_is_refused_where_the_hub_does_not_answer(name,
 
 def test_positions_that_are_too_few_are_refused_and_rotary_ones_stretched(caplog) -> None:
     with pytest.raises(UserError, match="longer than the 64 learned positions"):
-        transformers_decoder(config="gpt2", changes={"n_positions": 64, "n_embd": 32, "n_head": 2}, context=128)
-    longer = transformers_decoder(config="llama", changes=tiny.LLAMA_LIKE, context=128, rope_factor=2.0)
+        transformers_decoder(
+            config="gpt2", changes={"n_positions": 64, "n_embd": 32, "n_head": 2}, context=128
+        )
+    longer = transformers_decoder(
+        config="llama", changes=tiny.LLAMA_LIKE, context=128, rope_factor=2.0
+    )
     assert longer.config.max_position_embeddings == 128
     assert longer.config.rope_parameters["rope_theta"] > 10000
 
 
-BALANCED = ["mixtral", "qwen3_moe", "qwen2_moe", "olmoe", "gpt_oss", "minimax_m2", "granitemoe", "jetmoe"]
+BALANCED = [
+    "mixtral",
+    "qwen3_moe",
+    "qwen2_moe",
+    "olmoe",
+    "gpt_oss",
+    "minimax_m2",
+    "granitemoe",
+    "jetmoe",
+]
 
 
 @pytest.mark.parametrize("kind", BALANCED)
-def test_the_balancing_loss_of_routers_is_transformers_own_with_every_saving(kind: str, tmp_path, monkeypatch) -> None:
+def test_the_balancing_loss_of_routers_is_transformers_own_with_every_saving(
+    kind: str, tmp_path, monkeypatch
+) -> None:
     monkeypatch.undo()
     coefficient = {"aux_loss_coef" if kind == "jetmoe" else "router_aux_loss_coef": 10.0}
     content = {**tiny.LLAMA_LIKE, **EXPERTS, "num_local_experts": 4, "head_dim": 8, **coefficient}
     content |= {"kv_channels": 8, "rope_parameters": OWN, "decoder_sparse_step": 1}
     config = transformers.AutoConfig.for_model(kind, **content, output_router_logits=True)
     torch.manual_seed(0)
-    eager = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").train()
+    eager = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager"
+    ).train()
     eager.save_pretrained(tmp_path)
     ours = transformers_decoder(str(tmp_path))
     ours.materialise(CPU)
@@ -596,7 +727,12 @@ GEMMA = {"sliding_attention": {"rope_type": "default", "rope_theta": 7e3}, "full
     [
         ("llama", {"rope_theta": 1e5}, {"rope_parameters": SCALED}, {**OWN, **SCALED}),
         ("llama", {"rope_parameters": OWN}, {"rope_parameters": SCALED}, {**OWN, **SCALED}),
-        ("llama", {"rope_theta": 1e5, "rope_scaling": SCALED}, {"rope_parameters": {"rope_type": "default"}}, OWN),
+        (
+            "llama",
+            {"rope_theta": 1e5, "rope_scaling": SCALED},
+            {"rope_parameters": {"rope_type": "default"}},
+            OWN,
+        ),
         (
             "llama",
             {"rope_parameters": OWN},
@@ -611,10 +747,14 @@ GEMMA = {"sliding_attention": {"rope_type": "default", "rope_theta": 7e3}, "full
         ),
     ],
 )
-def test_rotary_entries_given_in_part_leave_the_models_own(kind, content, changes, whole, tmp_path: Path) -> None:
+def test_rotary_entries_given_in_part_leave_the_models_own(
+    kind, content, changes, whole, tmp_path: Path
+) -> None:
     sizes = {**tiny.LLAMA_LIKE, "head_dim": 8}
     given = json.loads(json.dumps(changes))  # transformers writes into what it is given
-    ours = transformers_decoder(config=save_config(tmp_path, model_type=kind, **sizes, **content), changes=given)
+    ours = transformers_decoder(
+        config=save_config(tmp_path, model_type=kind, **sizes, **content), changes=given
+    )
     rest = {name: value for name, value in changes.items() if not name.startswith("rope")}
     wanted = transformers.AutoConfig.for_model(kind, **{**sizes, **rest}, rope_parameters=whole)
     module = transformers.AutoModelForCausalLM.from_config(wanted)
@@ -628,14 +768,22 @@ def test_rotary_entries_given_in_part_leave_the_models_own(kind, content, change
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"attention_droput": 0.1}, "model.options 'attention_droput'. Did you mean 'attention_dropout'"),
-        ({"rope_parameters": {"rope_typ": "yarn"}}, "model.options 'rope_typ'. Did you mean 'rope_type'"),
+        (
+            {"attention_droput": 0.1},
+            "model.options 'attention_droput'. Did you mean 'attention_dropout'",
+        ),
+        (
+            {"rope_parameters": {"rope_typ": "yarn"}},
+            "model.options 'rope_typ'. Did you mean 'rope_type'",
+        ),
         ({"rope_parameters": {"full_attention": {}}}, "model.options 'full_attention'"),
         ({"rope_theta": 1e5}, "model.options 'rope_theta'"),
         ({"model_type": "qwen3"}, "model.options 'model_type'"),
     ],
 )
-def test_a_change_of_what_the_configuration_has_not_is_refused(changes, said, tmp_path: Path) -> None:
+def test_a_change_of_what_the_configuration_has_not_is_refused(
+    changes, said, tmp_path: Path
+) -> None:
     given = save_config(tmp_path, model_type="llama", **tiny.LLAMA_LIKE, of_its_own=1)
     transformers_decoder(config=given, changes={"attention_dropout": 0.1, "of_its_own": 2})
     with pytest.raises(UserError, match=said):
@@ -643,12 +791,26 @@ def test_a_change_of_what_the_configuration_has_not_is_refused(changes, said, tm
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "glm4_moe"])
-def test_an_entry_that_the_model_reads_by_getattr_is_changed_as_in_its_config_json(kind, tmp_path: Path) -> None:
-    experts = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1} if kind == "glm4_moe" else {"num_experts": 4}
-    content = {**tiny.LLAMA_LIKE, **experts, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 12}
+def test_an_entry_that_the_model_reads_by_getattr_is_changed_as_in_its_config_json(
+    kind, tmp_path: Path
+) -> None:
+    experts = (
+        {"n_routed_experts": 4, "n_group": 1, "topk_group": 1}
+        if kind == "glm4_moe"
+        else {"num_experts": 4}
+    )
+    content = {
+        **tiny.LLAMA_LIKE,
+        **experts,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "head_dim": 12,
+    }
     written = transformers_decoder(config=save_config(tmp_path, model_type=kind, **content))
     ours = transformers_decoder(config=kind, changes=content)
-    shapes = [{name: one.shape for name, one in model.named_parameters()} for model in (ours, written)]
+    shapes = [
+        {name: one.shape for name, one in model.named_parameters()} for model in (ours, written)
+    ]
     assert shapes[0] == shapes[1]
     assert ours.module.model.layers[0].self_attn.q_proj.out_features == 4 * 12
     with pytest.raises(UserError, match=r"'head_dimm'. Did you mean 'head_dim'"):
@@ -656,20 +818,31 @@ def test_an_entry_that_the_model_reads_by_getattr_is_changed_as_in_its_config_js
 
 
 @pytest.mark.parametrize("older", [False, True])
-def test_packed_documents_of_robertas_family_are_read_as_alone_and_in_older_runs_from_position_0(older) -> None:
+def test_packed_documents_of_robertas_family_are_read_as_alone_and_in_older_runs_from_position_0(
+    older,
+) -> None:
     changes = {**tiny.LLAMA_LIKE, "pad_token_id": 1, "bos_token_id": 0, "is_decoder": True}
     del changes["num_key_value_heads"]
-    ours = transformers_decoder(config="roberta", changes=changes, context=62, older_positions=older)
+    ours = transformers_decoder(
+        config="roberta", changes=changes, context=62, older_positions=older
+    )
     ours.materialise(CPU)
     ours.double().eval()
     assert ours.shape.context == (64 if older else 62)
     ids = tiny.tokens(1, sum(DOCUMENTS))
     labels = labels_of(ids)
     config = copy.deepcopy(ours.config)  # transformers writes the implementation into it
-    eager = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").double().eval()
+    eager = (
+        transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        .double()
+        .eval()
+    )
     eager.load_state_dict(ours.module.state_dict())
     if older:
-        read = [eager(one, position_ids=tiny.positions([one.shape[1]])).logits for one in ids.split(DOCUMENTS, 1)]
+        read = [
+            eager(one, position_ids=tiny.positions([one.shape[1]])).logits
+            for one in ids.split(DOCUMENTS, 1)
+        ]
         logits = torch.cat(read, 1)
         expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
     else:
@@ -681,10 +854,14 @@ def test_packed_documents_of_robertas_family_are_read_as_alone_and_in_older_runs
 
 
 def test_older_and_other_names_of_entries_are_changed(tmp_path: Path) -> None:
-    small = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2}  # GPT-2 calls them n_embd, ...
+    # GPT-2 calls them n_embd, ...
+    small = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2}
     assert transformers_decoder(config="gpt2", changes=small).config.n_embd == 32
     few = {**tiny.LLAMA_LIKE, "sliding_window_pattern": 2}  # a field no more
-    assert transformers_decoder(config="gemma3_text", changes=few).config.layer_types[1] == "full_attention"
+    assert (
+        transformers_decoder(config="gemma3_text", changes=few).config.layer_types[1]
+        == "full_attention"
+    )
 
 
 def test_a_mask_that_positions_cannot_express_is_refused() -> None:
@@ -696,33 +873,48 @@ def test_a_mask_that_positions_cannot_express_is_refused() -> None:
             ours.loss(ids, labels_of(ids), positions=positions, mask=mask)
 
 
-@pytest.mark.parametrize(("kind", "by_autograd"), [("llama", False), ("gemma3", True), ("gpt2", True)])
+@pytest.mark.parametrize(
+    ("kind", "by_autograd"), [("llama", False), ("gemma3", True), ("gpt2", True)]
+)
 def test_the_estimate_knows_whose_chunks_our_operator_computes(kind, by_autograd):
-    model = transformers.AutoModelForCausalLM.from_config(tiny.DECODERS[kind](), attn_implementation="sdpa")
+    model = transformers.AutoModelForCausalLM.from_config(
+        tiny.DECODERS[kind](), attn_implementation="sdpa"
+    )
     assert shape_of(model).layers[0].feed_forward.by_autograd is by_autograd
 
 
 @pytest.mark.parametrize(("kind", "alone"), [("llama", True), ("qwen3", False)])
 def test_of_queries_the_backward_keeps_what_positions_turned_and_what_a_norm_read(kind, alone):
-    """What the estimate of memory counts: autograd keeps a projection's output only where a norm needs it."""
-    model = transformers.AutoModelForCausalLM.from_config(tiny.DECODERS[kind](), attn_implementation="sdpa")
+    """What the estimate of memory counts: autograd keeps a projection's output only
+    where a norm needs it."""
+    model = transformers.AutoModelForCausalLM.from_config(
+        tiny.DECODERS[kind](), attn_implementation="sdpa"
+    )
     assert shape_of(model).layers[0].mixer.rotated_alone is alone
     made, kept = [], []
     attention = model.model.layers[0].self_attn
     attention.q_proj.register_forward_hook(lambda module, given, output: made.append(output))
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: (kept.append(x.data_ptr()), x)[1], lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: (kept.append(x.data_ptr()), x)[1], lambda x: x
+    ):
         model(torch.arange(12)[None], use_cache=False)
     assert (made[0].data_ptr() not in kept) is alone
 
 
-@pytest.mark.parametrize("savings", [MemorySavings(), MemorySavings("selective", ffn_chunk=8, loss_chunk=8)], ids=str)
-def test_a_decoder_without_weights_has_a_loss_and_gradients_of_the_weights_shapes(savings: MemorySavings) -> None:
+@pytest.mark.parametrize(
+    "savings", [MemorySavings(), MemorySavings("selective", ffn_chunk=8, loss_chunk=8)], ids=str
+)
+def test_a_decoder_without_weights_has_a_loss_and_gradients_of_the_weights_shapes(
+    savings: MemorySavings,
+) -> None:
     ours = transformers_decoder(config="llama", changes=tiny.LLAMA_LIKE)
     ours.save_memory(savings)
     with torch.device("meta"):
         row = torch.zeros(1, 20, dtype=torch.int64)
         at = torch.arange(20)[None]
-        loss = ours.loss(row, row, positions=at, mask=masks.document(torch.zeros_like(row), causal=True))
+        loss = ours.loss(
+            row, row, positions=at, mask=masks.document(torch.zeros_like(row), causal=True)
+        )
     loss.backward()
     assert loss.is_meta
     assert all(one.grad is not None and one.grad.shape == one.shape for one in ours.parameters())

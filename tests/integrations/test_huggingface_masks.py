@@ -1,4 +1,5 @@
-"""Our mask function for transformers: the same pairs as transformers' own, without the matrix where that can be."""
+"""Our mask function for transformers: the same pairs as transformers' own, without the
+matrix where that can be."""
 
 from __future__ import annotations
 
@@ -11,14 +12,17 @@ from flashtrain.integrations.huggingface_masks import AttentionMask, attention_m
 
 B, SQ = 3, 13
 PACKED = torch.tensor([[0] * 5 + [1] + [2] * 7, [0] * 13, [0] * 12 + [1]])
-POSITIONS = torch.stack([torch.cat([torch.arange(int((row == n).sum())) for n in row.unique()]) for row in PACKED])
+POSITIONS = torch.stack(
+    [torch.cat([torch.arange(int((row == n).sum())) for n in row.unique()]) for row in PACKED]
+)
 LEFT_PADDING = torch.tensor([0, 4, 9])
 
 
 def packed(function):
     if hasattr(theirs, "packed_sequence_compatibility_function"):
         return theirs.packed_sequence_compatibility_function(function, POSITIONS, PACKED)
-    return theirs.and_masks(theirs.packed_sequence_mask_function(PACKED), function)  # as before transformers 5.2x
+    # As before transformers 5.2x.
+    return theirs.and_masks(theirs.packed_sequence_mask_function(PACKED), function)
 
 
 FUNCTIONS = {
@@ -29,7 +33,9 @@ FUNCTIONS = {
     "chunks": theirs.chunked_causal_mask_function(5, LEFT_PADDING),
     "packed causal": packed(theirs.causal_mask_function),
     "packed window": packed(theirs.sliding_window_causal_mask_function(4)),
-    "packed chunks": packed(theirs.chunked_causal_mask_function(3, torch.zeros(B, dtype=torch.long))),
+    "packed chunks": packed(
+        theirs.chunked_causal_mask_function(3, torch.zeros(B, dtype=torch.long))
+    ),
 }
 PADDINGS = {
     "none": None,
@@ -59,7 +65,11 @@ def dense(found: AttentionMask | None, causal: bool, q_length=SQ, kv_length=SQ):
     query = torch.arange(q_length)[:, None] + kv_length - q_length
     key = torch.arange(kv_length)[None]
     if found is None:
-        visible = (key <= query) | (q_length == 1) if causal else torch.ones(q_length, kv_length, dtype=torch.bool)
+        visible = (
+            (key <= query) | (q_length == 1)
+            if causal
+            else torch.ones(q_length, kv_length, dtype=torch.bool)
+        )
         return visible.expand(B, -1, -1)
     assert found.bias is None
     if found.mask is not None:
@@ -73,7 +83,15 @@ def dense(found: AttentionMask | None, causal: bool, q_length=SQ, kv_length=SQ):
 
 def expected(function, padding=None, q_length=SQ, kv_length=SQ, q_offset=0, kv_offset=0):
     mask = theirs.sdpa_mask(
-        B, q_length, kv_length, q_offset, kv_offset, function, padding, allow_is_causal_skip=False, device="cpu"
+        B,
+        q_length,
+        kv_length,
+        q_offset,
+        kv_offset,
+        function,
+        padding,
+        allow_is_causal_skip=False,
+        device="cpu",
     )
     return mask[:, 0]
 
@@ -81,7 +99,12 @@ def expected(function, padding=None, q_length=SQ, kv_length=SQ, q_offset=0, kv_o
 # transformers packs without padding only.
 @pytest.mark.parametrize(
     ("name", "padding"),
-    [(name, side) for name in FUNCTIONS for side in PADDINGS if "packed" not in name or side == "none"],
+    [
+        (name, side)
+        for name in FUNCTIONS
+        for side in PADDINGS
+        if "packed" not in name or side == "none"
+    ],
 )
 def test_the_pairs_are_those_of_transformers(name, padding):
     function, given = FUNCTIONS[name], PADDINGS[padding]
@@ -104,13 +127,22 @@ def test_the_pairs_are_those_of_transformers(name, padding):
         (5, 20, torch.tensor([0])[0], 0),
     ],
 )
-def test_caches_are_counted_in_where_the_queries_stand(name, padding, q_length, kv_length, q_offset, kv_offset):
+def test_caches_are_counted_in_where_the_queries_stand(
+    name, padding, q_length, kv_length, q_offset, kv_offset
+):
     function, given = FUNCTIONS[name], PADDINGS[padding]
-    sizes = {"q_length": q_length, "kv_length": kv_length, "q_offset": q_offset, "kv_offset": kv_offset}
+    sizes = {
+        "q_length": q_length,
+        "kv_length": kv_length,
+        "q_offset": q_offset,
+        "kv_offset": kv_offset,
+    }
     causal = name != "both ways"
     for allowed in (True, False):
         found = ours(function, given, **sizes, allow_is_causal_skip=allowed)
-        assert torch.equal(dense(found, causal, q_length, kv_length), expected(function, given, **sizes))
+        assert torch.equal(
+            dense(found, causal, q_length, kv_length), expected(function, given, **sizes)
+        )
 
 
 def test_plain_masks_need_no_tensor():
@@ -119,7 +151,9 @@ def test_plain_masks_need_no_tensor():
     assert ours(FUNCTIONS["window"]) == AttentionMask(B, SQ, SQ, causal=True, window_size=(3, 0))
     assert ours(FUNCTIONS["window both ways"]) == AttentionMask(B, SQ, SQ, window_size=(4, 4))
     assert ours(theirs.sliding_window_causal_mask_function(SQ)) is None
-    both = ours(FUNCTIONS["both ways"], allow_is_causal_skip=False, allow_is_bidirectional_skip=True)
+    both = ours(
+        FUNCTIONS["both ways"], allow_is_causal_skip=False, allow_is_bidirectional_skip=True
+    )
     assert both == AttentionMask(B, SQ, SQ)
 
 
@@ -143,6 +177,11 @@ def test_a_mask_made_before_comes_back_as_it_is():
 def test_the_lowest_number_of_a_dtype_hides():
     lowest = torch.finfo(torch.bfloat16).min
     mask = torch.tensor([[[[0.0, -1.5, lowest, float("-inf")]]]], dtype=torch.bfloat16)
-    assert dense_bias(mask, torch.float32).flatten().tolist() == [0.0, -1.5, float("-inf"), float("-inf")]
+    assert dense_bias(mask, torch.float32).flatten().tolist() == [
+        0.0,
+        -1.5,
+        float("-inf"),
+        float("-inf"),
+    ]
     visible = torch.tensor([[[[True, False]]]])
     assert dense_bias(visible, torch.float32).flatten().tolist() == [0.0, float("-inf")]

@@ -1,4 +1,5 @@
-"""Packed documents of transformers' hybrids do not see each other: each equals the same class on it alone."""
+"""Packed documents of transformers' hybrids do not see each other: each equals the
+same class on it alone."""
 
 from __future__ import annotations
 
@@ -15,15 +16,24 @@ from flashtrain.integrations import huggingface_model
 from flashtrain.models.activation_checkpointing import MemorySavings
 
 TOKENS = torch.randint(3, 64, (2, sum(LENGTHS)), generator=torch.Generator().manual_seed(3))
-POSITIONS = torch.stack((torch.cat([torch.arange(length) for length in LENGTHS]), torch.arange(sum(LENGTHS))))
-WEIGHTS = torch.randn(2, sum(LENGTHS), 64, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+POSITIONS = torch.stack(
+    (torch.cat([torch.arange(length) for length in LENGTHS]), torch.arange(sum(LENGTHS)))
+)
+WEIGHTS = torch.randn(
+    2, sum(LENGTHS), 64, generator=torch.Generator().manual_seed(5), dtype=torch.float64
+)
 
 
 def of_each_alone(model):
     """Logits and gradients of transformers' own class; the second row is one document."""
     logits = torch.stack(
         [
-            torch.cat([model(input_ids=one[None], use_cache=False).logits[0] for one in row.split(lengths)])
+            torch.cat(
+                [
+                    model(input_ids=one[None], use_cache=False).logits[0]
+                    for one in row.split(lengths)
+                ]
+            )
             for row, lengths in zip(TOKENS, (LENGTHS, [sum(LENGTHS)]), strict=True)
         ]
     )
@@ -46,7 +56,9 @@ def worst(found, expected) -> float:
 
 def stock(kind: str, dtype: torch.dtype):
     """transformers' class with attention of its own."""
-    return hybrid(kind, dtype, attention="sdpa" if kind not in ("mamba2", "falcon_mamba") else "eager")
+    return hybrid(
+        kind, dtype, attention="sdpa" if kind not in ("mamba2", "falcon_mamba") else "eager"
+    )
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -59,11 +71,15 @@ def test_packed_documents_equal_each_alone_in_logits_loss_and_all_gradients(kind
         loss = model.loss(TOKENS, TOKENS, positions=POSITIONS)
     assert error(logits, expected) < 1e-10
     assert worst(gradients(model.module), of_alone) < 1e-10
-    torch.testing.assert_close(loss, F.cross_entropy(expected.flatten(0, 1), TOKENS.flatten()).to(loss))
+    torch.testing.assert_close(
+        loss, F.cross_entropy(expected.flatten(0, 1), TOKENS.flatten()).to(loss)
+    )
 
 
 @pytest.mark.parametrize("checkpointing", ["selective", "full"])
-@pytest.mark.parametrize("kind", ["qwen3_next", "kimi_linear", "granitemoehybrid", "jamba", "lfm2", "minimax"])
+@pytest.mark.parametrize(
+    "kind", ["qwen3_next", "kimi_linear", "granitemoehybrid", "jamba", "lfm2", "minimax"]
+)
 def test_rows_are_current_when_layers_are_computed_again(kind, checkpointing):
     model = decoder(kind, torch.float32)
     model.save_memory(MemorySavings(checkpointing))
@@ -88,11 +104,15 @@ def test_training_keeps_no_cache():
         layer.register_forward_pre_hook(lambda _, args, named: seen.append(named), with_kwargs=True)
     model.loss(TOKENS, TOKENS, positions=POSITIONS)
     assert len(seen) == 2
-    assert all(named.get("past_key_values") is None and not named.get("use_cache") for named in seen)
+    assert all(
+        named.get("past_key_values") is None and not named.get("use_cache") for named in seen
+    )
 
 
 def of_own_configuration(kind: str, **options):
-    return huggingface_model.transformers_decoder(config=kind, changes=hybrid_models.CONFIGS[kind], **options)
+    return huggingface_model.transformers_decoder(
+        config=kind, changes=hybrid_models.CONFIGS[kind], **options
+    )
 
 
 def test_a_saved_configuration_is_read_as_it_was_written_with_its_infinite_steps(tmp_path):
@@ -102,23 +122,30 @@ def test_a_saved_configuration_is_read_as_it_was_written_with_its_infinite_steps
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_an_adapter_of_out_proj_learns_though_mamba_ssm_s_fused_call_reads_its_weight(packed, monkeypatch):
+def test_an_adapter_of_out_proj_learns_though_mamba_ssm_s_fused_call_reads_its_weight(
+    packed, monkeypatch
+):
     module = sys.modules[type(hybrid("bamba")).__module__]
 
     def fused(states, *_, outproj_weight, **__):  # mamba_ssm's signature as far as it matters
         return F.linear(states[..., : outproj_weight.shape[1]], outproj_weight)
 
     monkeypatch.setattr(module, "mamba2_split_conv1d_scan_combined", fused)
-    model = of_own_configuration("bamba", lora={"r": 2, "target_modules": ["out_proj"], "init_lora_weights": False})
+    model = of_own_configuration(
+        "bamba", lora={"r": 2, "target_modules": ["out_proj"], "init_lora_weights": False}
+    )
     model.materialise(torch.device("cpu"))
     model.train().loss(TOKENS, TOKENS, positions=POSITIONS if packed else None).backward()
     assert all(one.grad.norm() > 0 for name, one in model.named_parameters() if "lora_B" in name)
 
 
 @pytest.mark.parametrize(
-    ("kind", "target"), [("qwen3_5_text", "conv1d"), ("lfm2", "conv"), ("jamba", "dt_proj"), ("kimi_linear", "conv1d")]
+    ("kind", "target"),
+    [("qwen3_5_text", "conv1d"), ("lfm2", "conv"), ("jamba", "dt_proj"), ("kimi_linear", "conv1d")],
 )
-def test_an_adapter_of_a_weight_that_a_mixer_reads_is_refused_and_all_linear_passes_it_over(kind, target):
+def test_an_adapter_of_a_weight_that_a_mixer_reads_is_refused_and_all_linear_passes_it_over(
+    kind, target
+):
     with pytest.raises(UserError, match=rf"adapter_targets.*{target}"):
         of_own_configuration(kind, lora={"r": 2, "target_modules": [target]})
     model = of_own_configuration(kind, lora={"r": 2, "target_modules": "all-linear"})
@@ -129,5 +156,13 @@ def test_an_adapter_of_a_weight_that_a_mixer_reads_is_refused_and_all_linear_pas
 def test_frozen_decays_stay_float32_beside_frozen_matrices_in_bfloat16():
     model = of_own_configuration("bamba", lora={"r": 2, "target_modules": ["in_proj"]})
     model.keep_in("bf16-mixed")
-    dtypes = {name.rpartition(".")[2]: one.dtype for name, one in model.named_parameters() if ".mamba." in name}
-    assert (dtypes["A_log"], dtypes["dt_bias"], dtypes["D"]) == (torch.float32, torch.float32, torch.bfloat16)
+    dtypes = {
+        name.rpartition(".")[2]: one.dtype
+        for name, one in model.named_parameters()
+        if ".mamba." in name
+    }
+    assert (dtypes["A_log"], dtypes["dt_bias"], dtypes["D"]) == (
+        torch.float32,
+        torch.float32,
+        torch.bfloat16,
+    )

@@ -1,5 +1,5 @@
-"""Feed-forwards of transformers' layers by pieces of tokens, where our own operator does not serve them: adapters,
-other activations, experts."""
+"""Feed-forwards of transformers' layers by pieces of tokens, where our own operator does not serve
+them: adapters, other activations, experts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ TOKENS = 13
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
 
 
-def adapted(kind: str = "llama", dropout: float = 0.0, dtype: torch.dtype = torch.float64) -> HuggingFaceDecoder:
+def adapted(
+    kind: str = "llama", dropout: float = 0.0, dtype: torch.dtype = torch.float64
+) -> HuggingFaceDecoder:
     pytest.importorskip("peft")
     torch.manual_seed(0)
-    model = transformers_decoder(config=kind, changes=tiny.LLAMA_LIKE, lora={**LORA, "lora_dropout": dropout})
+    model = transformers_decoder(
+        config=kind, changes=tiny.LLAMA_LIKE, lora={**LORA, "lora_dropout": dropout}
+    )
     model.materialise(torch.device("cpu"))
     for name, one in model.named_parameters():
         if ".lora_B" in name:
@@ -26,12 +30,16 @@ def adapted(kind: str = "llama", dropout: float = 0.0, dtype: torch.dtype = torc
     return model.to(dtype).train()
 
 
-def step(model: HuggingFaceDecoder, tokens: int = TOKENS) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def step(
+    model: HuggingFaceDecoder, tokens: int = TOKENS
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     ids = tiny.tokens(1, tokens)
     model.zero_grad()
     loss = model.loss(ids, ids.roll(-1, 1))
     loss.backward()
-    return loss.detach(), {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+    return loss.detach(), {
+        name: one.grad for name, one in model.named_parameters() if one.grad is not None
+    }
 
 
 def assert_same(found, wanted, tolerance: float = 1e-10) -> None:
@@ -39,12 +47,16 @@ def assert_same(found, wanted, tolerance: float = 1e-10) -> None:
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
-def test_each_piece_is_computed_once_forward_and_once_more_for_its_backward(checkpointing: str) -> None:
+def test_each_piece_is_computed_once_forward_and_once_more_for_its_backward(
+    checkpointing: str,
+) -> None:
     model = adapted()
     wanted = step(model)
     model.save_memory(MemorySavings(checkpointing, ffn_chunk=4))
     seen: list[int] = []
-    model.blocks[0].mlp.act_fn.register_forward_hook(lambda module, given, made: seen.append(made.shape[-2]))
+    model.blocks[0].mlp.act_fn.register_forward_hook(
+        lambda module, given, made: seen.append(made.shape[-2])
+    )
     assert_same(step(model), wanted)
     assert seen == [1, 4, 4, 4, 1, 4, 4, 4, 1]  # the first one looks at what the module gives
 
@@ -63,7 +75,9 @@ def dropping(kind: str) -> HuggingFaceDecoder:
 @pytest.mark.parametrize("kind", ["adapters", "starcoder2", "seed_oss"])
 def test_dropout_drops_the_same_in_the_backward(kind: str) -> None:
     model, results = dropping(kind), []
-    changed = {name: one for name, one in model.named_parameters() if one.requires_grad and ".mlp." in name}
+    changed = {
+        name: one for name, one in model.named_parameters() if one.requires_grad and ".mlp." in name
+    }
     for checkpointing, shift in (("none", 0.0), ("full", 0.0), ("full", 1e-5)):
         model.save_memory(MemorySavings(checkpointing, ffn_chunk=4))
         for one in changed.values():
@@ -118,7 +132,9 @@ def test_what_is_compiled_does_not_grow_with_pieces_and_layers(kind: str) -> Non
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_calls_of_several_lengths_have_their_gradients_together(dtype: torch.dtype, checkpointing: str) -> None:
+def test_calls_of_several_lengths_have_their_gradients_together(
+    dtype: torch.dtype, checkpointing: str
+) -> None:
     """In float32 under autocast, which casts weights for each use, with their gradients."""
     model, results = adapted(dtype=dtype), []
     ids = tiny.tokens(1, TOKENS)

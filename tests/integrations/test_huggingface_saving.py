@@ -1,4 +1,5 @@
-"""model.save() of a transformers model: what is written, and that the model itself stays as it was."""
+"""model.save() of a transformers model: what is written, and that the model
+itself stays as it was."""
 
 from __future__ import annotations
 
@@ -20,14 +21,18 @@ EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
 def origin(folder: Path, kind: str = "llama", dtype: torch.dtype = torch.float32) -> Path:
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(kind, **{**tiny.LLAMA_LIKE, **(EXPERTS if kind == "mixtral" else {})})
+    config = transformers.AutoConfig.for_model(
+        kind, **{**tiny.LLAMA_LIKE, **(EXPERTS if kind == "mixtral" else {})}
+    )
     transformers.AutoModelForCausalLM.from_config(config).to(dtype).save_pretrained(folder)
     return folder
 
 
 def adapted(path: Path | None, precision: str) -> HuggingFaceDecoder:
     """A model with adapters that a training in this precision has changed."""
-    given = {"path": str(path)} if path is not None else {"config": "llama", "changes": tiny.LLAMA_LIKE}
+    given = (
+        {"path": str(path)} if path is not None else {"config": "llama", "changes": tiny.LLAMA_LIKE}
+    )
     model = transformers_decoder(**given, lora=LORA)
     model.keep_in(precision)
     model.materialise(CPU)
@@ -40,7 +45,9 @@ def adapted(path: Path | None, precision: str) -> HuggingFaceDecoder:
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "32-true"])
 @pytest.mark.parametrize("kind", ["llama", "mixtral"])
-def test_saving_a_model_with_adapters_changes_no_bit_of_it_and_rounds_nothing(kind, precision, tmp_path: Path) -> None:
+def test_saving_a_model_with_adapters_changes_no_bit_of_it_and_rounds_nothing(
+    kind, precision, tmp_path: Path
+) -> None:
     peft = pytest.importorskip("peft")
     base, run = origin(tmp_path / "base", kind), tmp_path / "run"
     model = adapted(base, precision)
@@ -52,7 +59,8 @@ def test_saving_a_model_with_adapters_changes_no_bit_of_it_and_rounds_nothing(ki
         assert torch.equal(one, before[name][1]), name
     # The origin's weights in float32, and peft's own merge into them.
     theirs = peft.PeftModel.from_pretrained(
-        transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), run / "adapter"
+        transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32),
+        run / "adapter",
     ).merge_and_unload()
     saved = transformers.AutoModelForCausalLM.from_pretrained(run)
     assert saved.dtype == torch.float32
@@ -67,7 +75,9 @@ def test_a_model_trains_on_after_it_was_saved_as_if_it_had_not_been(tmp_path: Pa
         model = adapted(base, "bf16-mixed").train()
         model.save_memory(MemorySavings("selective", ffn_chunk=7))
         model.compile_blocks(backend="eager")
-        optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-2)
+        optimizer = torch.optim.AdamW(
+            [one for one in model.parameters() if one.requires_grad], lr=1e-2
+        )
         losses[saves] = []
         for step in range(3):
             with torch.autocast("cpu", torch.bfloat16):

@@ -1,4 +1,5 @@
-"""Tokenizers in the form that transformers' AutoTokenizer reads: the same ids, and the same text back."""
+"""Tokenizers in the form that transformers' AutoTokenizer reads: the same ids,
+and the same text back."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def tokenizer(request, bpe):
 
 def decoder(vocab_size: int, family: str = "gpt2") -> Decoder:
     torch.manual_seed(0)
-    return Decoder(DecoderConfig.of_size("demo", family, vocab_size=vocab_size, context=32), attention="sdpa")
+    return Decoder(
+        DecoderConfig.of_size("demo", family, vocab_size=vocab_size, context=32), attention="sdpa"
+    )
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
@@ -51,14 +54,17 @@ def test_an_export_has_the_tokenizer_of_its_model(tokenizer, family, tmp_path) -
     assert len(theirs) == model.config.vocab_size
     assert theirs.bos_token_id == theirs.eos_token_id == tokenizer.end_of_text
     assert theirs.model_max_length == 32
-    assert set(theirs("a")) == {"input_ids", "attention_mask"}  # GPT-2 would add an embedding for token_type_ids
+    # GPT-2 would add an embedding for token_type_ids.
+    assert set(theirs("a")) == {"input_ids", "attention_mask"}
     assert load_tokenizer(tmp_path).fingerprint() == tokenizer.fingerprint()
     for text in TEXTS:
         assert theirs(text).input_ids == tokenizer.encode(text)
         assert theirs.decode(tokenizer.encode(text)) == text
 
 
-def test_a_spelt_end_of_text_is_a_special_token_to_transformers_and_text_to_us(tokenizer, tmp_path) -> None:
+def test_a_spelt_end_of_text_is_a_special_token_to_transformers_and_text_to_us(
+    tokenizer, tmp_path
+) -> None:
     save_tokenizer(tokenizer, tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     ends = [*tokenizer.encode("one"), tokenizer.end_of_text, *tokenizer.encode("two")]
@@ -84,13 +90,30 @@ def test_a_bert_export_puts_its_four_tokens_around_a_text(tokenizer, segments, t
     assert theirs(TEXTS[0], add_special_tokens=False).input_ids == one
     both = theirs(TEXTS[0], TEXTS[2])
     assert both.input_ids == [special.classify, *one, special.separate, *two, special.separate]
-    assert both.get("token_type_ids") == ([0] * (len(one) + 2) + [1] * (len(two) + 1) if segments else None)
-    assert load_tokenizer(tmp_path).vocab_size == tokenizer.vocab_size  # the four are past flashtrain's tokenizer
+    assert both.get("token_type_ids") == (
+        [0] * (len(one) + 2) + [1] * (len(two) + 1) if segments else None
+    )
+    # the four are past flashtrain's tokenizer.
+    assert load_tokenizer(tmp_path).vocab_size == tokenizer.vocab_size
 
 
 @pytest.mark.parametrize("lower", [None, True, False])
 def test_wordpiece_is_the_same_for_transformers(lower, tmp_path) -> None:
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "The", "qu", "##ick", "fox", "!", "un", "##i"]
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "the",
+        "The",
+        "qu",
+        "##ick",
+        "fox",
+        "!",
+        "un",
+        "##i",
+    ]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
     if lower is not None:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": lower}))
@@ -104,7 +127,11 @@ def test_wordpiece_is_the_same_for_transformers(lower, tmp_path) -> None:
     assert (len(theirs), theirs.model_max_length) == (config.vocab_size, 32)
     for text in ("The quick fox!", "  the\tfox\nüni [MASK] fox ☃"):
         assert theirs(text, add_special_tokens=False).input_ids == ours.encode(text)
-        assert theirs(text).input_ids == [ours.special.classify, *ours.encode(text), ours.special.separate]
+        assert theirs(text).input_ids == [
+            ours.special.classify,
+            *ours.encode(text),
+            ours.special.separate,
+        ]
         assert theirs.decode(ours.encode(text)) == ours.decode(ours.encode(text))
     assert load_tokenizer(export).encode("The quick fox!") == ours.encode("The quick fox!")
 
@@ -114,5 +141,7 @@ def test_a_tokenizer_of_another_kind_is_reported_as_none(tmp_path) -> None:
         pass
 
     special = SpecialTokens.past(1000)  # of a vocabulary that the tokenizer does not fill
-    assert "no tokenizer that transformers could read" in save_tokenizer(Own(), tmp_path / "export", special=special)
+    assert "no tokenizer that transformers could read" in save_tokenizer(
+        Own(), tmp_path / "export", special=special
+    )
     assert not (tmp_path / "export").exists()

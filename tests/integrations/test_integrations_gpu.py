@@ -1,8 +1,9 @@
-"""The integrations on an NVIDIA GPU: python -m pytest -m gpu tests/integrations/test_integrations_gpu.py
+"""The integrations on an NVIDIA GPU: python -m pytest -m gpu
+tests/integrations/test_integrations_gpu.py
 
-bfloat16 results are compared with eager attention in float32, over several draws of tokens. Logits may on average be at
-most twice as far from it as eager attention in bfloat16 is, gradients at most twice as far as that or torch's SDPA,
-whichever is further.
+bfloat16 results are compared with eager attention in float32, over several draws of tokens. Logits
+may on average be at most twice as far from it as eager attention in bfloat16 is, gradients at most
+twice as far as that or torch's SDPA, whichever is further.
 """
 
 from __future__ import annotations
@@ -12,12 +13,23 @@ from collections import Counter
 import pytest
 import torch
 import torch.nn.functional as F
-from huggingface_models import VOCABULARY, build, logits_and_gradients, padding, positions, tokens, worst
+from huggingface_models import (
+    VOCABULARY,
+    build,
+    logits_and_gradients,
+    padding,
+    positions,
+    tokens,
+    worst,
+)
 from torch import nn
 
 from flashtrain.integrations import register_with_transformers, route_sdpa
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 S = 300
 LONG = {"gpt2": {"n_positions": 512}}
@@ -34,22 +46,33 @@ def on_gpu(kind, implementation, dtype=torch.bfloat16, **changes):
 
 def compare(kind, real=None, draws=3, **inputs):
     shape = (1 if "position_ids" in inputs else 2, S)
-    inputs = {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+    inputs = {
+        name: value.cuda() if isinstance(value, torch.Tensor) else value
+        for name, value in inputs.items()
+    }
     real = None if real is None else real.cuda()
     totals: Counter[str] = Counter()
     for draw in range(draws):
         ids = torch.randint(VOCABULARY, shape, generator=torch.Generator().manual_seed(draw)).cuda()
-        exact, exact_gradients = logits_and_gradients(on_gpu(kind, "eager", torch.float32), ids, real, **inputs)
+        exact, exact_gradients = logits_and_gradients(
+            on_gpu(kind, "eager", torch.float32), ids, real, **inputs
+        )
         for name in (register_with_transformers(), "eager", "sdpa"):
             logits, gradients = logits_and_gradients(on_gpu(kind, name), ids, real, **inputs)
-            totals[f"{name} logits"] += ((logits.float() - exact).abs().mean() / exact.abs().mean()).item() / draws
+            totals[f"{name} logits"] += (
+                (logits.float() - exact).abs().mean() / exact.abs().mean()
+            ).item() / draws
             totals[f"{name} gradients"] += worst(gradients, exact_gradients) / draws
     ours = register_with_transformers()
     assert totals[f"{ours} logits"] <= 2 * totals["eager logits"] + 1e-3
-    # Every attention that keeps its output in bfloat16 for the backward, torch's too, is further off than eager where a
-    # gradient nearly cancels (the keys' of this padded BERT: torch's SDPA 0.24 to 0.61 over eight draws, ours 0.13 to
-    # 0.76, eager 0.03 to 0.07): which is why one draw says little.
-    assert totals[f"{ours} gradients"] <= 2 * max(totals["eager gradients"], totals["sdpa gradients"]) + 1e-2
+    # Every attention that keeps its output in bfloat16 for the backward, torch's too, is
+    # further off than eager where a gradient nearly cancels (the keys' of this padded BERT:
+    # torch's SDPA 0.24 to 0.61 over eight draws, ours 0.13 to 0.76, eager 0.03 to 0.07): which
+    # is why one draw says little.
+    assert (
+        totals[f"{ours} gradients"]
+        <= 2 * max(totals["eager gradients"], totals["sdpa gradients"]) + 1e-2
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -68,11 +91,17 @@ def test_packed_rows(kind):
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_generation_in_float32_equals_eager_token_for_token(kind, cache):
     ids, real = tokens(2, 120).cuda(), padding(120, [120, 50], "left").cuda()
-    arguments = {"attention_mask": real, "max_new_tokens": 20, "do_sample": False, "disable_compile": True}
+    arguments = {
+        "attention_mask": real,
+        "max_new_tokens": 20,
+        "do_sample": False,
+        "disable_compile": True,
+    }
     if cache == "static":
         arguments["cache_implementation"] = "static"
     found, expected = (
-        on_gpu(kind, name, torch.float32).generate(ids, **arguments) for name in (register_with_transformers(), "eager")
+        on_gpu(kind, name, torch.float32).generate(ids, **arguments)
+        for name in (register_with_transformers(), "eager")
     )
     assert found.tolist() == expected.tolist()
 
@@ -80,18 +109,30 @@ def test_generation_in_float32_equals_eager_token_for_token(kind, cache):
 @pytest.mark.longest
 def test_a_compiled_model_is_one_graph_and_trains():
     torch._dynamo.reset()
-    model, ids, real = on_gpu("qwen3", register_with_transformers()), tokens(2, S).cuda(), padding(S, [S, 130], "left")
+    model, ids, real = (
+        on_gpu("qwen3", register_with_transformers()),
+        tokens(2, S).cuda(),
+        padding(S, [S, 130], "left"),
+    )
     real = real.cuda()
     logits, gradients = logits_and_gradients(model, ids, real, attention_mask=real, use_cache=False)
     compiled = torch.compile(model)
-    found, found_gradients = logits_and_gradients(compiled, ids, real, attention_mask=real, use_cache=False)
+    found, found_gradients = logits_and_gradients(
+        compiled, ids, real, attention_mask=real, use_cache=False
+    )
     assert (found - logits).float().abs().mean() < 0.03 * logits.float().abs().mean()
-    unwrapped = {name.removeprefix("_orig_mod."): gradient for name, gradient in found_gradients.items()}
+    unwrapped = {
+        name.removeprefix("_orig_mod."): gradient for name, gradient in found_gradients.items()
+    }
     assert worst(unwrapped, gradients) < 0.2
 
 
 def test_sdpa_calls_of_models_and_modules_are_routed_and_mean_the_same():
-    model, ids, real = on_gpu("llama", "sdpa"), tokens(2, S).cuda(), padding(S, [S, 130], "left").cuda()
+    model, ids, real = (
+        on_gpu("llama", "sdpa"),
+        tokens(2, S).cuda(),
+        padding(S, [S, 130], "left").cuda(),
+    )
     logits, gradients = logits_and_gradients(model, ids, real, attention_mask=real)
     with route_sdpa() as routing:
         found, found_gradients = logits_and_gradients(model, ids, real, attention_mask=real)
@@ -106,7 +147,9 @@ def test_sdpa_calls_of_models_and_modules_are_routed_and_mean_the_same():
 
 
 def test_recomputation_on_autograds_threads_is_routed():
-    q, k, v = (torch.randn(2, 3, S, 64, device="cuda").bfloat16().requires_grad_() for _ in range(3))
+    q, k, v = (
+        torch.randn(2, 3, S, 64, device="cuda").bfloat16().requires_grad_() for _ in range(3)
+    )
     for reentrant in (True, False):
         with route_sdpa() as routing:
             out = torch.utils.checkpoint.checkpoint(

@@ -1,4 +1,5 @@
-"""route_sdpa: which calls of torch's scaled_dot_product_attention run on our kernels, and that they mean the same."""
+"""route_sdpa: which calls of torch's scaled_dot_product_attention run on our kernels, and
+that they mean the same."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ CPU = ("cpu",)
 def tensors(*shape, dtype=torch.float32, count=3):
     shape = shape or (2, 3, 7, 4)
     generator = torch.Generator().manual_seed(0)
-    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for _ in range(count)]
+    return [
+        torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for _ in range(count)
+    ]
 
 
 @pytest.fixture
@@ -89,7 +92,11 @@ def test_left_calls_are_counted_by_reason():
         F.scaled_dot_product_attention(q, k, v)
         with route_sdpa() as inner, inner:
             F.scaled_dot_product_attention(q, k, v)
-    assert routing.left == {"head dimension 300": 2, "an empty tensor": 1, "a torch.func transform": 1}
+    assert routing.left == {
+        "head dimension 300": 2,
+        "an empty tensor": 1,
+        "a torch.func transform": 1,
+    }
     assert routing.routed == 1
     assert str(routing).startswith("routed 1 calls; left 4 to torch: head dimension 300 (2), ")
     assert str(inner) == "routed 0 calls; left 1 to torch: tensors on cpu (1)"
@@ -126,8 +133,11 @@ def test_a_transformers_model_on_sdpa_is_routed(ours):
 
 def test_compiled_code_is_routed_inside_the_context_only(monkeypatch):
     torch._dynamo.reset()
-    monkeypatch.setattr(flashtrain_kernels, "scaled_dot_product_attention", lambda q, k, v: q * 2)  # to be told apart
-    compiled = torch.compile(lambda *x: F.scaled_dot_product_attention(*x) + 1, backend="aot_eager", fullgraph=True)
+    # To be told apart.
+    monkeypatch.setattr(flashtrain_kernels, "scaled_dot_product_attention", lambda q, k, v: q * 2)
+    compiled = torch.compile(
+        lambda *x: F.scaled_dot_product_attention(*x) + 1, backend="aot_eager", fullgraph=True
+    )
     q, k, v = tensors()
     theirs = F.scaled_dot_product_attention(q, k, v) + 1
     for _ in range(2):

@@ -19,11 +19,14 @@ SHARDS, WHOLE = {"max_shard_size": "20KB"}, {}
 
 def llama(seed: int, **changes) -> transformers.PreTrainedModel:
     torch.manual_seed(seed)
-    return transformers.AutoModelForCausalLM.from_config(tiny.KINDS["llama"](rms_norm_eps=1e-5, **changes))
+    return transformers.AutoModelForCausalLM.from_config(
+        tiny.KINDS["llama"](rms_norm_eps=1e-5, **changes)
+    )
 
 
 def saved(seed: int, folder: Path, how: dict[str, str]) -> None:
-    """Save a model, beside what a save in the other form left, as copies of two folders into one do."""
+    """Save a model, beside what a save in the other form left, as copies of
+    two folders into one do."""
     llama(seed).save_pretrained(folder / str(seed), **how)
     for file in (folder / str(seed)).iterdir():
         file.replace(folder / file.name)
@@ -46,14 +49,19 @@ def test_of_shards_and_one_file_transformers_choice_is_read(order: tuple, tmp_pa
     ours = read(tmp_path)
     assert all(torch.equal(one, ours[name]) for name, one in theirs.items())
     _, tensors = load_decoder(tmp_path)
-    assert torch.equal(tensors["token_embedding.weight"][: tiny.VOCABULARY], theirs["model.embed_tokens.weight"])
+    assert torch.equal(
+        tensors["token_embedding.weight"][: tiny.VOCABULARY], theirs["model.embed_tokens.weight"]
+    )
 
 
 def test_an_index_that_names_a_missing_shard_is_refused_with_its_name(tmp_path: Path) -> None:
     saved(0, tmp_path, SHARDS)
     next(tmp_path.glob("model-00002*")).unlink()
     for reader in (read, load_decoder):
-        with pytest.raises(UserError, match=r"no model-00002.*safetensors in .*model\.safetensors\.index\.json names"):
+        with pytest.raises(
+            UserError,
+            match=r"no model-00002.*safetensors in .*model\.safetensors\.index\.json names",
+        ):
             reader(tmp_path)
 
 

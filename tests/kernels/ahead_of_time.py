@@ -1,7 +1,7 @@
 """Compile a launch for a GPU that need not be there, and read from the machine code what it costs.
 
-This makes register spills, shared memory, lost tensor-core instructions and serialised products things that a test on a
-CPU can check.
+This makes register spills, shared memory, lost tensor-core instructions and serialised products
+things that a test on a CPU can check.
 """
 
 import contextlib
@@ -25,7 +25,8 @@ from triton.compiler import ASTSource
 from flashtrain_kernels.backends.portable.launch import Launch
 
 _POINTERS = {
-    torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64",
+    torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32",
+    torch.int64: "*i64",
     torch.uint8: "*u8",
 }  # fmt: skip
 
@@ -42,9 +43,9 @@ _SPILL = r"(?:@!?U?P\w+\s+)?(?:LDL|STL)(?![A-Z0-9_])"
 
 @dataclass(frozen=True)
 class Compiled:
-    """What one compiled kernel uses: registers a thread, shared memory in bytes, instructions that spill registers, how
-    many of them are in its innermost loops with products, and those that Hopper has for products (wgmma) and for
-    loading tiles (TMA)."""
+    """What one compiled kernel uses: registers a thread, shared memory in bytes, instructions that
+    spill registers, how many of them are in its innermost loops with products, and those that
+    Hopper has for products (wgmma) and for loading tiles (TMA)."""
 
     registers: int
     shared: int
@@ -55,18 +56,20 @@ class Compiled:
 
 
 def compile_launch(launch: Launch, capability: int) -> Compiled:
-    """Compile for sm_<capability> (80, 90, 100, ...). The launch may hold tensors on the meta device.
+    """Compile for sm_<capability> (80, 90, 100, ...). The launch may hold
+    tensors on the meta device.
 
-    Raises whatever the compiler raises. A kernel compiled for a wrong target may abort the process: use a child
-    process.
+    Raises whatever the compiler raises. A kernel compiled for a wrong target may abort the
+    process: use a child process.
     """
     return _used_by(_compiled(ASTSource, launch, capability))
 
 
 def compile_gluon_launch(launch: Launch) -> tuple[Compiled, str]:
-    """What a Gluon kernel uses on sm_90, and what ptxas said of it. The launch may hold descriptors of tensors on the
-    meta device."""
-    # Here, because the portable kernels are compiled with releases of Triton whose Gluon is another.
+    """What a Gluon kernel uses on sm_90, and what ptxas said of it. The launch may hold descriptors
+    of tensors on the meta device."""
+    # Here, because the portable kernels are compiled with releases of Triton
+    # whose Gluon is another.
     from triton.experimental.gluon._runtime import GluonASTSource
 
     said = io.StringIO()
@@ -116,16 +119,23 @@ def _compiled(source_type: Any, launch: Launch, capability: int) -> Any:
         if parameter.name in launch.constants:
             signature[parameter.name] = "constexpr"
         else:
-            signature[parameter.name] = typed(launch.args[index], (index,), not parameter.do_not_specialize)
-    source = source_type(fn=launch.kernel, signature=signature, constexprs=dict(launch.constants), attrs=aligned)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(launch.options))
+            signature[parameter.name] = typed(
+                launch.args[index], (index,), not parameter.do_not_specialize
+            )
+    source = source_type(
+        fn=launch.kernel, signature=signature, constexprs=dict(launch.constants), attrs=aligned
+    )
+    return triton.compile(
+        source, target=GPUTarget("cuda", capability, 32), options=dict(launch.options)
+    )
 
 
 def _used_by(compiled: Any) -> Compiled:
     """What a kernel that Triton compiled uses.
 
-    Disassembling takes half a second, however short the kernel: only that of a kernel with memory to spill to is read.
-    Products and loads are counted in the PTX: ptxas can make nothing else of a wgmma or a TMA load than what it says.
+    Disassembling takes half a second, however short the kernel: only that of a kernel with memory
+    to spill to is read. Products and loads are counted in the PTX: ptxas can make nothing else of a
+    wgmma or a TMA load than what it says.
     """
     usage, ptx = _dump(compiled.asm["cubin"], "-res-usage"), compiled.asm["ptx"]
     registers, stack, local = (_number(name, usage) for name in ("REG", "STACK", "LOCAL"))
@@ -143,9 +153,11 @@ def _used_by(compiled: Any) -> Compiled:
 
 
 def _spills(sass: str) -> tuple[int, int]:
-    """How many instructions spill registers, and how many of these are in innermost loops with a warpgroup's products.
+    """How many instructions spill registers, and how many of these are in innermost loops with
+    a warpgroup's products.
 
-    A loop is what leads from the target of a branch back to it. Parts of it may lie anywhere: addresses tell little.
+    A loop is what leads from the target of a branch back to it. Parts of it may lie anywhere:
+    addresses tell little.
     """
     found = re.findall(_INSTRUCTION, sass, re.MULTILINE)
     code = [text for _, text in found]
@@ -199,5 +211,12 @@ def _ask_ptxas(ptx: str) -> str:
         path = Path(folder) / "kernel.ptx"
         path.write_text(ptx)
         # The assembler that Triton takes for the GPU: 3.9 has a newer one for all of them.
-        command = [get_ptxas(90).path, "-v", "--gpu-name=sm_90a", str(path), "-o", str(path.with_suffix(".o"))]
+        command = [
+            get_ptxas(90).path,
+            "-v",
+            "--gpu-name=sm_90a",
+            str(path),
+            "-o",
+            str(path.with_suffix(".o")),
+        ]
         return subprocess.run(command, capture_output=True, text=True, check=True).stderr

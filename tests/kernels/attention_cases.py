@@ -1,5 +1,5 @@
-"""What the kernel tests share: one attention call as a case, with random inputs, and its outputs and gradients beside
-the float64 reference's."""
+"""What the kernel tests share: one attention call as a case, with random inputs, and its outputs
+and gradients beside the float64 reference's."""
 
 import itertools
 import random
@@ -10,14 +10,22 @@ import torch
 from flashtrain_kernels import block_sparse, documents_from_ids, flash_attn_func, masks, reference
 
 BANDS = ("full", "causal", "window", "window causal")
-MASKS = ("document", "causal document", "prefix", "shared question", "global window", "blockwise", "shuffled")
+MASKS = (
+    "document",
+    "causal document",
+    "prefix",
+    "shared question",
+    "global window",
+    "blockwise",
+    "shuffled",
+)
 BLOCKS = ("blocks", "blocks causal")
 BLOCK = 32
 
 
 class Case(NamedTuple):
-    """Shapes and options of one attention call. mask: of BANDS, MASKS (these need as many queries as keys) or BLOCKS,
-    or "part".
+    """Shapes and options of one attention call. mask: of BANDS, MASKS (these need as many queries
+    as keys) or BLOCKS, or "part".
 
     bias: its shape, 1 where it is broadcast and 0 for the whole size, as (0, 0, 0, 0).
     """
@@ -36,10 +44,28 @@ class Case(NamedTuple):
     sinks: bool = False
 
     def __str__(self) -> str:
-        parts = [f"B{self.batch}-Sq{self.seqlen_q}-Sk{self.seqlen_k}-H{self.heads}/{self.kv_heads}-D{self.head_dim}"]
-        parts += [self.mask.replace(" ", "_")] + ["softcap"] * bool(self.softcap) + [self.alibi] * bool(self.alibi)
-        bias = "" if self.bias is None else "bias" + "".join("1" if size else "*" for size in self.bias)
-        return "-".join([*parts, *[bias] * bool(bias), *["dropout"] * bool(self.dropout), *["sinks"] * self.sinks])
+        parts = [
+            f"B{self.batch}-Sq{self.seqlen_q}-Sk{self.seqlen_k}-H{self.heads}/"
+            f"{self.kv_heads}-D{self.head_dim}"
+        ]
+        parts += (
+            [self.mask.replace(" ", "_")]
+            + ["softcap"] * bool(self.softcap)
+            + [self.alibi] * bool(self.alibi)
+        )
+        bias = (
+            ""
+            if self.bias is None
+            else "bias" + "".join("1" if size else "*" for size in self.bias)
+        )
+        return "-".join(
+            [
+                *parts,
+                *[bias] * bool(bias),
+                *["dropout"] * bool(self.dropout),
+                *["sinks"] * self.sinks,
+            ]
+        )
 
     def inputs(self, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> list[torch.Tensor]:
         """q, k, v and, if there are any, the bias and the sinks: leaves that want gradients."""
@@ -62,7 +88,9 @@ class Case(NamedTuple):
         if self.softcap:
             given["softcap"] = self.softcap
         if self.alibi:
-            slopes = torch.tensor([[2.0 ** -(i + j + 1) for i in range(self.heads)] for j in range(self.batch)])
+            slopes = torch.tensor(
+                [[2.0 ** -(i + j + 1) for i in range(self.heads)] for j in range(self.batch)]
+            )
             given["alibi_slopes"] = (slopes if self.alibi == "alibi_rows" else slopes[0]).to(device)
         if self.dropout:
             given["dropout_p"], given["dropout_seed"] = self.dropout, 1234567890123
@@ -75,10 +103,13 @@ class Case(NamedTuple):
             return {"window_size": (self.seqlen_k // 3, 2), "causal": self.mask == "window causal"}
         if self.mask in BLOCKS:
             counts = [-(-n // BLOCK) for n in (self.seqlen_q, self.seqlen_k)]
-            chosen = torch.rand(self.heads, *counts, generator=torch.Generator().manual_seed(5)) < 0.6
+            chosen = (
+                torch.rand(self.heads, *counts, generator=torch.Generator().manual_seed(5)) < 0.6
+            )
             chosen |= torch.eye(*counts, dtype=torch.bool)
             made = block_sparse.block_mask(
-                chosen.to(device), block_size=(BLOCK, BLOCK), seqlen_q=self.seqlen_q, seqlen_k=self.seqlen_k,
+                chosen.to(device), block_size=(BLOCK, BLOCK), seqlen_q=self.seqlen_q,
+                seqlen_k=self.seqlen_k,
                 causal=self.mask == "blocks causal",
             )  # fmt: skip
             return {"mask": made, "causal": self.mask == "blocks causal"}
@@ -88,7 +119,9 @@ class Case(NamedTuple):
         """Documents of unequal lengths, other ones in each row, their halves as segments."""
         length = self.seqlen_q
         token = torch.arange(length)
-        ids = torch.stack([(token + 7 * row) // (length // 3 + 2) for row in range(self.batch)]).to(device)
+        ids = torch.stack([(token + 7 * row) // (length // 3 + 2) for row in range(self.batch)]).to(
+            device
+        )
         documents = documents_from_ids(ids)
         segments = (ids * length + (token.to(device) - documents.start) // (length // 9 + 1)).int()
         if self.mask == "prefix":
@@ -106,15 +139,21 @@ class Case(NamedTuple):
         return whole
 
     def _part(self, device: str) -> masks.Mask:
-        """Some queries and some keys of a sequence: of each row other keys, in one of them in any order. Of the first
-        192 queries every seventh sees nothing, and neither does one from the 64th on."""
+        """Some queries and some keys of a sequence: of each row other keys, in one of
+        them in any order. Of the first 192 queries every seventh sees nothing, and
+        neither does one from the 64th on."""
         length = 2 * max(self.seqlen_q, self.seqlen_k)
         token = torch.arange(length)
         ids = torch.stack([(token + 7 * row) // (length // 3 + 2) for row in range(self.batch)])
         whole = masks.global_window(length, 5, (length // 4, 3), documents=documents_from_ids(ids))
         generator = torch.Generator().manual_seed(3)
         queries = torch.randperm(length, generator=generator)[: self.seqlen_q].sort().values
-        keys = torch.stack([torch.randperm(length, generator=generator)[: self.seqlen_k] for _ in range(self.batch)])
+        keys = torch.stack(
+            [
+                torch.randperm(length, generator=generator)[: self.seqlen_k]
+                for _ in range(self.batch)
+            ]
+        )
         keys[1:] = keys[1:].sort(-1).values
         rows = whole.queries[:, :, queries].clone()
         place = torch.arange(self.seqlen_q)
@@ -124,7 +163,9 @@ class Case(NamedTuple):
         return masks.Mask(rows.to(device), keys.int().to(device), self.seqlen_k)
 
 
-def run(attention: Any, inputs: list[torch.Tensor], options: dict[str, Any], through_lse: bool = True) -> dict:
+def run(
+    attention: Any, inputs: list[torch.Tensor], options: dict[str, Any], through_lse: bool = True
+) -> dict:
     """out, lse and every gradient; the loss uses the log-sum-exp too, where it is finite."""
     q, k, v, *others = inputs
     others = {"learnable_sink" if x.dim() == 1 else "bias": x for x in others}
@@ -140,29 +181,41 @@ def run(attention: Any, inputs: list[torch.Tensor], options: dict[str, Any], thr
     return {"out": out.detach(), "lse": lse.detach(), **dict(zip(names, gradients, strict=True))}
 
 
-def expected(case: Case, inputs: list[torch.Tensor], through_lse: bool = True) -> dict[str, torch.Tensor]:
+def expected(
+    case: Case, inputs: list[torch.Tensor], through_lse: bool = True
+) -> dict[str, torch.Tensor]:
     """The reference in float64, from the same (already rounded) inputs."""
     exact = [x.detach().double().requires_grad_() for x in inputs]
     return run(reference.attention, exact, case.options(inputs[0].device.type), through_lse)
 
 
-def ours(case: Case, inputs: list[torch.Tensor], through_lse: bool = True) -> dict[str, torch.Tensor]:
+def ours(
+    case: Case, inputs: list[torch.Tensor], through_lse: bool = True
+) -> dict[str, torch.Tensor]:
     return run(flash_attn_func, inputs, case.options(inputs[0].device.type), through_lse)
 
 
-def assert_close(actual: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], tolerance: float) -> None:
+def assert_close(
+    actual: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], tolerance: float
+) -> None:
     for name, value in wanted.items():
         torch.testing.assert_close(
-            actual[name].to(value.dtype), value, atol=tolerance, rtol=tolerance, msg=lambda text, n=name: f"{n}: {text}"
+            actual[name].to(value.dtype),
+            value,
+            atol=tolerance,
+            rtol=tolerance,
+            msg=lambda text, n=name: f"{n}: {text}",
         )
 
 
 def pairwise(factors: dict[str, list]) -> list[dict[str, Any]]:
-    """Few combinations in which every value of every factor meets every value of every other one (greedy)."""
+    """Few combinations in which every value of every factor meets every value of
+    every other one (greedy)."""
     draw = random.Random(0)
     names = list(factors)
     missing = {
-        ((a, x), (b, y)) for a, b in itertools.combinations(names, 2) for x in factors[a] for y in factors[b]
+        ((a, x), (b, y)) for a,
+        b in itertools.combinations(names, 2) for x in factors[a] for y in factors[b]
     }  # fmt: skip
 
     def pairs(row: dict[str, Any]) -> set:
@@ -171,19 +224,25 @@ def pairwise(factors: dict[str, list]) -> list[dict[str, Any]]:
     rows = []
     while missing:
         (a, x), (b, y) = min(missing, key=str)
-        candidates = [{**{name: draw.choice(factors[name]) for name in names}, a: x, b: y} for _ in range(60)]
+        candidates = [
+            {**{name: draw.choice(factors[name]) for name in names}, a: x, b: y} for _ in range(60)
+        ]
         rows.append(max(candidates, key=lambda row: len(pairs(row) & missing)))
         missing -= pairs(rows[-1])
     return rows
 
 
-def case_of(factors: dict[str, Any], documents: int, *lengths: int, heads: tuple[int, int], head_dim: int) -> Case:
-    """A case of what pairwise chose. documents: the length where a mask needs as many queries as keys."""
+def case_of(
+    factors: dict[str, Any], documents: int, *lengths: int, heads: tuple[int, int], head_dim: int
+) -> Case:
+    """A case of what pairwise chose. documents: the length where a mask needs
+    as many queries as keys."""
     mask, alibi = factors.get("mask", "causal"), factors.get("alibi", "")
     if mask in MASKS and alibi == "alibi_rows":  # slopes of each sequence: of each document, there
         alibi = "alibi"
     seqlen_q, seqlen_k = (documents, documents) if mask in MASKS else lengths
     return Case(
-        2, seqlen_q, seqlen_k, *factors.get("heads", heads), factors.get("head_dim", head_dim), mask,
+        2, seqlen_q, seqlen_k, *factors.get("heads", heads), factors.get("head_dim", head_dim),
+        mask,
         factors.get("softcap", 0.0), alibi, factors.get("bias"), factors.get("dropout", 0.0),
     )  # fmt: skip

@@ -1,4 +1,5 @@
-"""Runs Python in a process of its own: Triton decides once a process whether to interpret, and a compile may abort."""
+"""Runs Python in a process of its own: Triton decides once a process whether to interpret,
+and a compile may abort."""
 
 import json
 import os
@@ -11,7 +12,9 @@ HERE = Path(__file__).parent
 
 
 def child(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(HERE), str(HERE.parents[1] / "kernels"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(
+        [str(HERE), str(HERE.parents[1] / "kernels"), os.environ.get("PYTHONPATH", "")]
+    )
     return subprocess.run(
         [sys.executable, *command],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment},
@@ -22,9 +25,12 @@ def child(*command: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 
 def assert_passes_in_the_interpreter(files: str, part: str) -> None:
-    """Run files of this folder, all at once or a part (pytest's -k) of them, by pytest with TRITON_INTERPRET=1."""
+    """Run files of this folder, all at once or a part (pytest's -k) of them, by pytest
+    with TRITON_INTERPRET=1."""
     command = ("-m", "pytest", "-p", "no:cacheprovider", "-n", "0", "-x", "-k", part)
-    result = child(*command, *(str(HERE / f"{name}.py") for name in files.split()), TRITON_INTERPRET="1")
+    result = child(
+        *command, *(str(HERE / f"{name}.py") for name in files.split()), TRITON_INTERPRET="1"
+    )
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
 
 

@@ -1,4 +1,5 @@
-"""Runs every test on a GPU twice: on the Hopper kernels wherever they can serve a call, and on the portable ones."""
+"""Runs every test on a GPU twice: on the Hopper kernels wherever they can serve a call,
+and on the portable ones."""
 
 import os
 import sys
@@ -24,7 +25,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 # autouse: pytest drops a fixture that is only parametrised and not asked for, and says nothing.
 @pytest.fixture(autouse=True)
 def path(request: pytest.FixtureRequest):
-    """The kernels that calls of a GPU test are forced through. Skipped where there are none of that kind."""
+    """The kernels that calls of a GPU test are forced through. Skipped where there
+    are none of that kind."""
     if not hasattr(request, "param"):
         yield None
         return
@@ -43,7 +45,8 @@ def path(request: pytest.FixtureRequest):
 
 @pytest.fixture
 def through_the_operators():
-    """Calls on a CPU go through our operators, computed by the reference, and not to torch's own attention."""
+    """Calls on a CPU go through our operators, computed by the reference, and not to
+    torch's own attention."""
     import torch
 
     from flashtrain_kernels import dispatch

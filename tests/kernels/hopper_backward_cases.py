@@ -1,4 +1,5 @@
-"""Compile the Hopper backward ahead of time, for sm_90 with no GPU, and print what each variant uses as JSON.
+"""Compile the Hopper backward ahead of time, for sm_90 with no GPU, and print what
+each variant uses as JSON.
 
     python hopper_backward_cases.py [--strict] [names of features]
 
@@ -21,13 +22,17 @@ S = 1024
 SHORT, MANY = LATE_QUERIES // 2, 132  # batch rows that give every program a whole head
 # padded: head dimensions that are computed as 128 or 256
 FEATURES = (
-    "full", "causal", "window", "intervals", "two intervals", "permuted", "blocks", "packed", "packed full",
-    "packed window", "softcap", "softcap two intervals", "softcap packed", "deterministic", "deterministic window",
-    "deterministic packed", "padded", "dropout causal", "dropout window", "dropout packed full", "alibi causal",
+    "full", "causal", "window", "intervals", "two intervals", "permuted", "blocks", "packed",
+    "packed full",
+    "packed window", "softcap", "softcap two intervals", "softcap packed", "deterministic",
+    "deterministic window",
+    "deterministic packed", "padded", "dropout causal", "dropout window", "dropout packed full",
+    "alibi causal",
     "alibi packed full",
 )  # fmt: skip
 GROUPS = {
-    "dropout causal": (4,), "alibi causal": (4,), "full": (1, 4), "causal": (1, 4), "deterministic": (1, 4),
+    "dropout causal": (4,), "alibi causal": (4,), "full": (1, 4), "causal": (1, 4),
+    "deterministic": (1, 4),
     "blocks": (1, 2), "intervals": (1, 2), "packed": (1, 4),
 }  # fmt: skip
 
@@ -37,8 +42,9 @@ def requested(feature: str) -> Options:
 
 
 def variants(feature: str) -> Iterator[tuple[int, int, int, int]]:
-    """Head dimension, group, length and batch of a feature's kernels. There are others at D = 64 for short calls whose
-    heads are enough for all programs, and at D = 128 for calls that are not short."""
+    """Head dimension, group, length and batch of a feature's kernels. There are others at
+    D = 64 for short calls whose heads are enough for all programs, and at D = 128 for
+    calls that are not short."""
     if feature == "padded":
         yield 72, 1, S, B
         yield 96, 4, S, B
@@ -67,10 +73,13 @@ def rows(features: list[str]) -> Iterator[dict[str, Any]]:
             kv = empty(batch, length, H // group, head_dim, dtype=torch.bfloat16)
             lse = empty(batch, H, length, dtype=torch.float32)
             call = Call(q, kv, kv, requested(feature))
-            _, launch, *of_queries, _ = backward_launches(call, Gradients(q, None, q, lse, q, kv, kv, None))
+            _, launch, *of_queries, _ = backward_launches(
+                call, Gradients(q, None, q, lse, q, kv, kv, None)
+            )
             choices = launch.constants["C"]
             row = {
-                "feature": feature, "head_dim": head_dim, "group": group, "split": choices.split, "length": length,
+                "feature": feature, "head_dim": head_dim, "group": group, "split": choices.split,
+                "length": length,
                 "whole": choices.whole, "late": choices.late,
             }  # fmt: skip
             yield row | used(*compile_gluon_launch(launch))
@@ -78,36 +87,45 @@ def rows(features: list[str]) -> Iterator[dict[str, Any]]:
                 yield row | {"feature": f"{feature}, dQ", **used(*compile_gluon_launch(launch))}
 
 
-# Spilling instructions that are let pass, the more of Triton 3.6's and 3.7's; of packed sequences, where an item begins
-# and ends.
+# Spilling instructions that are let pass, the more of Triton 3.6's and 3.7's; of packed sequences,
+# where an item begins and ends.
 SPILLS = {
     ("two intervals", 128): 48, ("permuted", 128): 48, ("softcap", 64): 2, ("softcap", 128): 18,
     ("softcap two intervals", 64): 6, ("softcap two intervals", 128): 32, ("softcap packed", 64): 4,
     ("softcap packed", 128): 4, ("dropout causal", 64): 30, ("dropout causal", 128): 33,
     ("dropout window", 128): 34, ("dropout packed full", 64): 20, ("dropout packed full", 128): 6,
-    ("alibi causal", 64): 2, ("deterministic packed", 128): 2, ("causal, dQ", 256): 8, ("window, dQ", 256): 6,
+    ("alibi causal", 64): 2, ("deterministic packed", 128): 2, ("causal, dQ", 256): 8,
+    ("window, dQ", 256): 6,
     ("softcap, dQ", 256): 10, ("padded, dQ", 200): 8,
 }  # fmt: skip
 # And those of other releases: with 3.9 at D = 64 where an item begins and ends, too.
 SPILLS |= {
     (3, 8): {("blocks", 128): 37, ("causal", 256): 2, ("intervals", 128): 6},
     (3, 9): {
-        ("full", 64): 8, ("causal", 64): 6, ("blocks", 64): 14, ("packed full", 64): 8, ("causal", 128): 13,
-        ("intervals", 128): 40, ("full, dQ", 256): 54, ("causal, dQ", 256): 60, ("window, dQ", 256): 46,
+        ("full", 64): 8, ("causal", 64): 6, ("blocks", 64): 14, ("packed full", 64): 8,
+        ("causal", 128): 13,
+        ("intervals", 128): 40, ("full, dQ", 256): 54, ("causal, dQ", 256): 60,
+        ("window, dQ", 256): 46,
         ("softcap, dQ", 256): 88, ("padded, dQ", 200): 62,
     },
 }.get(release(), {})  # fmt: skip
-# Of them in a loop over queries: two intervals a query need many registers, and so do draws; 3.8 takes more than
-# others.
+# Of them in a loop over queries: two intervals a query need many registers, and so do draws; 3.8
+# takes more than others.
 IN_LOOPS = {("two intervals", 128): 14, ("permuted", 128): 14, ("softcap two intervals", 128): 14}
 IN_LOOPS |= {
-    ("dropout causal", 64): 2, ("dropout causal", 128): 3, ("dropout window", 128): 7, ("dropout packed full", 128): 2,
+    ("dropout causal", 64): 2, ("dropout causal", 128): 3, ("dropout window", 128): 7,
+    ("dropout packed full", 128): 2,
     ("softcap", 128): 2, ("softcap packed", 128): 1, ("softcap, dQ", 256): 1,
 }  # fmt: skip
 if release() == (3, 8):
     IN_LOOPS |= {("blocks", 128): 15, ("causal", 256): 1}
 if release() == (3, 9):
-    IN_LOOPS |= {("causal", 128): 2, ("intervals", 128): 9, ("full, dQ", 256): 20, ("causal, dQ", 256): 21}
+    IN_LOOPS |= {
+        ("causal", 128): 2,
+        ("intervals", 128): 9,
+        ("full, dQ", 256): 20,
+        ("causal, dQ", 256): 21,
+    }
     IN_LOOPS |= {("window, dQ", 256): 20, ("softcap, dQ", 256): 33, ("padded, dQ", 200): 21}
 
 

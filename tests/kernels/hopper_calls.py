@@ -1,4 +1,5 @@
-"""Calls of the Hopper kernels by the name of what they ask for, on tensors without data, and what compiling them shows.
+"""Calls of the Hopper kernels by the name of what they ask for, on tensors without data, and
+what compiling them shows.
 
 B batch, H query heads.
 """
@@ -24,7 +25,9 @@ WINDOWS = {"packed": (-1, 0), "packed full": (-1, -1), "packed window": (256, 0)
 
 def intervals(count: int, length: int, permuted: bool = False) -> Mask:
     table = empty(B, 8, 16, dtype=torch.int32)
-    plan = Plan(table, table, table, (*forward_tiles.PLANNED, *forward_tiles.PLANNED, *backward.PLANNED))
+    plan = Plan(
+        table, table, table, (*forward_tiles.PLANNED, *forward_tiles.PLANNED, *backward.PLANNED)
+    )
     keys = empty(B, length, dtype=torch.int32) if permuted else None
     return Mask(empty(3 + 2 * count, B, length, dtype=torch.int32), keys, length, plan)
 
@@ -35,8 +38,8 @@ def blocks(length: int) -> BlockMask:
 
 
 def options(feature: str, length: int, sequences: int) -> Options:
-    """What a call of this feature asks for; a band or a mask may follow what changes scores, else they are causal.
-    sequences: of a packed row."""
+    """What a call of this feature asks for; a band or a mask may follow what changes scores, else
+    they are causal. sequences: of a packed row."""
     first, _, rest = feature.partition(" ")
     rich: dict[str, dict[str, Any]] = {
         "softcap": {"softcap": 30.0},
@@ -62,12 +65,14 @@ def used(compiled: Compiled, said: str) -> dict[str, Any]:
     """What a row tells of a compiled kernel. said: by ptxas."""
     return {
         "registers": compiled.registers, "shared": compiled.shared, "spills": compiled.spills,
-        "in_loops": compiled.in_loops, "wgmma": compiled.wgmma, "tma": compiled.tma, "serialised": serialised(said),
+        "in_loops": compiled.in_loops, "wgmma": compiled.wgmma, "tma": compiled.tma,
+        "serialised": serialised(said),
     }  # fmt: skip
 
 
 def faults(row: dict[str, Any], spills: int, in_loops: int) -> list[str]:
-    """What is wrong with a row, which is nothing, it is hoped. spills, in_loops: instructions that are let pass."""
+    """What is wrong with a row, which is nothing, it is hoped. spills, in_loops:
+    instructions that are let pass."""
     wrong = {
         "registers spilled": row["spills"] > spills,
         "registers spilled in a loop": row["in_loops"] > in_loops,

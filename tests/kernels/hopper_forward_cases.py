@@ -1,4 +1,5 @@
-"""Compile the Gluon forward for sm_90, for GPUs that need not be there, and print what each kernel uses as JSON.
+"""Compile the Gluon forward for sm_90, for GPUs that need not be there, and print what
+each kernel uses as JSON.
 
 Run as a program: python hopper_forward_cases.py [--strict] [names of features]
 
@@ -20,36 +21,53 @@ from flashtrain_kernels.environment import release
 # Feature, D, S, group: every tile of forward_tiles.py at least once.
 CASES = [
     ("full", 64, 512, 1), ("full", 64, 4096, 1), ("causal", 64, 512, 1), ("causal", 64, 4096, 1),
-    ("causal", 64, 32768, 1), ("window", 64, 4096, 1), ("intervals", 64, 4096, 2), ("two intervals", 64, 4096, 1),
+    ("causal", 64, 32768, 1), ("window", 64, 4096, 1), ("intervals", 64, 4096, 2),
+    ("two intervals", 64, 4096, 1),
     ("blocks", 64, 4096, 1), ("full", 128, 512, 1), ("full", 128, 4096, 1), ("causal", 128, 512, 4),
-    ("causal", 128, 4096, 4), ("causal", 128, 32768, 1), ("window", 128, 4096, 1), ("intervals", 128, 4096, 1),
-    ("two intervals", 128, 4096, 1), ("permuted", 128, 4096, 1), ("blocks", 128, 4096, 1), ("causal", 72, 512, 1),
-    ("full", 256, 4096, 1), ("causal", 256, 4096, 1), ("window", 256, 4096, 1), ("packed", 64, 2048, 1),
-    ("packed", 64, 32768, 4), ("packed", 128, 2048, 4), ("packed", 128, 32768, 1), ("packed full", 64, 32768, 1),
-    ("packed full", 128, 32768, 1), ("packed window", 64, 32768, 1), ("packed window", 128, 32768, 4),
-    ("softcap", 64, 512, 1), ("softcap", 64, 4096, 1), ("softcap", 128, 4096, 4), ("softcap", 128, 32768, 1),
+    ("causal", 128, 4096, 4), ("causal", 128, 32768, 1), ("window", 128, 4096, 1),
+    ("intervals", 128, 4096, 1),
+    ("two intervals", 128, 4096, 1), ("permuted", 128, 4096, 1), ("blocks", 128, 4096, 1),
+    ("causal", 72, 512, 1),
+    ("full", 256, 4096, 1), ("causal", 256, 4096, 1), ("window", 256, 4096, 1),
+    ("packed", 64, 2048, 1),
+    ("packed", 64, 32768, 4), ("packed", 128, 2048, 4), ("packed", 128, 32768, 1),
+    ("packed full", 64, 32768, 1),
+    ("packed full", 128, 32768, 1), ("packed window", 64, 32768, 1),
+    ("packed window", 128, 32768, 4),
+    ("softcap", 64, 512, 1), ("softcap", 64, 4096, 1), ("softcap", 128, 4096, 4),
+    ("softcap", 128, 32768, 1),
     ("softcap", 256, 4096, 1),
-    ("softcap full", 128, 4096, 1), ("softcap intervals", 128, 4096, 1), ("softcap packed", 128, 32768, 1),
-    ("dropout causal", 64, 512, 1), ("dropout causal", 128, 4096, 4), ("dropout causal", 128, 32768, 1),
-    ("dropout packed full", 64, 32768, 1), ("dropout packed", 128, 2048, 4), ("alibi causal", 64, 512, 1),
-    ("alibi causal", 128, 4096, 4), ("alibi packed full", 64, 32768, 1), ("alibi packed", 128, 32768, 1),
+    ("softcap full", 128, 4096, 1), ("softcap intervals", 128, 4096, 1),
+    ("softcap packed", 128, 32768, 1),
+    ("dropout causal", 64, 512, 1), ("dropout causal", 128, 4096, 4),
+    ("dropout causal", 128, 32768, 1),
+    ("dropout packed full", 64, 32768, 1), ("dropout packed", 128, 2048, 4),
+    ("alibi causal", 64, 512, 1),
+    ("alibi causal", 128, 4096, 4), ("alibi packed full", 64, 32768, 1),
+    ("alibi packed", 128, 32768, 1),
 ]  # fmt: skip
-# Spilling instructions that are let pass: outside the loop over keys, in setting up a tile and in the pass after a NaN.
+# Spilling instructions that are let pass: outside the loop over keys, in setting up a tile and in
+# the pass after a NaN.
 SPILLS = {
-    ("causal", 72): 8, ("causal", 256): 60, ("window", 256): 105, ("packed", 64): 13, ("packed", 128): 20,
+    ("causal", 72): 8, ("causal", 256): 60, ("window", 256): 105, ("packed", 64): 13,
+    ("packed", 128): 20,
     ("packed full", 64): 9,
-    ("packed window", 64): 9, ("softcap", 64): 44, ("softcap", 256): 66, ("softcap packed", 128): 31,
+    ("packed window", 64): 9, ("softcap", 64): 44, ("softcap", 256): 66,
+    ("softcap packed", 128): 31,
     ("dropout causal", 128): 71, ("alibi causal", 64): 17, ("alibi packed full", 64): 16,
     ("alibi packed", 128): 31,
 }  # fmt: skip
 # And those of releases that keep more of the arguments in memory meanwhile.
 SPILLS |= {
     (3, 8): {
-        ("causal", 64): 3, ("blocks", 64): 8, ("causal", 128): 11, ("window", 128): 11, ("blocks", 128): 16,
-        ("causal", 256): 94, ("packed", 128): 13, ("packed full", 128): 77, ("packed window", 128): 13,
+        ("causal", 64): 3, ("blocks", 64): 8, ("causal", 128): 11, ("window", 128): 11,
+        ("blocks", 128): 16,
+        ("causal", 256): 94, ("packed", 128): 13, ("packed full", 128): 77,
+        ("packed window", 128): 13,
     },
     (3, 9): {
-        ("causal", 256): 67, ("window", 256): 110, ("packed full", 64): 63, ("packed full", 128): 95,
+        ("causal", 256): 67, ("window", 256): 110, ("packed full", 64): 63,
+        ("packed full", 128): 95,
         ("packed window", 128): 38,
     },
 }.get(release(), {})  # fmt: skip
@@ -68,7 +86,8 @@ def rows(features: list[str]) -> Iterator[dict[str, Any]]:
         tile = forward_tiles.forward_tile(q, kv, given)
         launch = forward_launch(Call(q, kv, kv, given), q, empty(B, H, length, dtype=torch.float32))
         yield {
-            "feature": feature, "head_dim": head_dim, "length": length, "group": group, "tile": list(tile),
+            "feature": feature, "head_dim": head_dim, "length": length, "group": group,
+            "tile": list(tile),
             **used(*compile_gluon_launch(launch)),
         }  # fmt: skip
 

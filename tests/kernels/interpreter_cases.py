@@ -1,14 +1,26 @@
-"""The Triton kernels on a CPU, in Triton's interpreter, against the float64 reference: outputs and every gradient.
+"""The Triton kernels on a CPU, in Triton's interpreter, against the float64 reference:
+outputs and every gradient.
 
-Triton decides when it is imported whether to interpret, and then for the whole process. So these tests are no part of
-the ordinary collection: test_portable.py runs this file in a process of its own. By hand:
+Triton decides when it is imported whether to interpret, and then for the whole process. So
+these tests are no part of the ordinary collection: test_portable.py runs this file in a
+process of its own. By hand:
 
     TRITON_INTERPRET=1 python -m pytest tests/kernels/interpreter_cases.py
 """
 
 import pytest
 import torch
-from attention_cases import BANDS, BLOCKS, MASKS, Case, assert_close, case_of, expected, ours, pairwise
+from attention_cases import (
+    BANDS,
+    BLOCKS,
+    MASKS,
+    Case,
+    assert_close,
+    case_of,
+    expected,
+    ours,
+    pairwise,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plain_formula import cumulative, each_alone
@@ -33,16 +45,21 @@ def unwritten_memory_is_nan(monkeypatch):
     monkeypatch.setattr(torch, "empty", poisoned)
 
 
-# --- shapes ----------------------------------------------------------------------------------------------------------
+# --- shapes ---------------------------------------------------------------------------------------
 SHAPES = [
-    Case(1, 1, 1, 1, 1, 16), Case(1, 1, 65, 2, 1, 16, "causal"), Case(2, 63, 63, 2, 2, 16, "causal"),
-    Case(1, 63, 127, 3, 1, 16, "causal"), Case(1, 127, 63, 1, 1, 16, "causal"), Case(1, 127, 63, 1, 1, 16, "window"),
-    Case(1, 65, 1, 2, 2, 16, "causal"), Case(1, 65, 65, 1, 1, 80, "causal"), Case(1, 17, 33, 1, 1, 1),
+    Case(1, 1, 1, 1, 1, 16), Case(1, 1, 65, 2, 1, 16, "causal"),
+    Case(2, 63, 63, 2, 2, 16, "causal"),
+    Case(1, 63, 127, 3, 1, 16, "causal"), Case(1, 127, 63, 1, 1, 16, "causal"),
+    Case(1, 127, 63, 1, 1, 16, "window"),
+    Case(1, 65, 1, 2, 2, 16, "causal"), Case(1, 65, 65, 1, 1, 80, "causal"),
+    Case(1, 17, 33, 1, 1, 1),
     Case(1, 33, 33, 1, 1, 200, "causal"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("tile", "together"), [(SMALL, True), (WIDE, False)], ids=["32x16", "16x32"])
+@pytest.mark.parametrize(
+    ("tile", "together"), [(SMALL, True), (WIDE, False)], ids=["32x16", "16x32"]
+)
 @pytest.mark.parametrize("case", SHAPES, ids=str)
 def test_any_shape(case, tile, together):
     inputs = case.inputs(torch.float32)
@@ -85,7 +102,7 @@ def test_bfloat16_is_refused_because_the_interpreter_multiplies_it_wrongly():
         fk.flash_attn_func(x, x, x)
 
 
-# --- features, each alone and every two of them together -------------------------------------------------------------
+# --- features, each alone and every two of them together ------------------------------------------
 FACTORS = {
     "mask": [*BANDS, *MASKS, *BLOCKS],
     "softcap": [0.0, 3.0],
@@ -97,7 +114,13 @@ FACTORS = {
     "tile": [SMALL, WIDE],
 }
 ALONE = [{"mask": mask} for mask in (*MASKS, *BLOCKS, "window", "window causal")]
-ALONE += [{"softcap": 3.0}, {"alibi": "alibi"}, {"alibi": "alibi_rows"}, {"dropout": 0.3}, {"bias": (1, 1, 1, 1)}]
+ALONE += [
+    {"softcap": 3.0},
+    {"alibi": "alibi"},
+    {"alibi": "alibi_rows"},
+    {"dropout": 0.3},
+    {"bias": (1, 1, 1, 1)},
+]
 ALONE += [{"bias": bias} for bias in FACTORS["bias"] if bias is not None]
 TOGETHER = pairwise(FACTORS)
 
@@ -122,34 +145,57 @@ def test_every_two_values_together_with_the_backward_in_one_launch(factors):
         assert_close(ours(case, inputs), expected(case, inputs), 5e-5)
 
 
-# --- varlen ----------------------------------------------------------------------------------------------------------
+# --- varlen ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
-@pytest.mark.parametrize(("causal", "window"), [(True, (-1, -1)), (False, (-1, -1)), (False, (5, 2))])
+@pytest.mark.parametrize(
+    ("causal", "window"), [(True, (-1, -1)), (False, (-1, -1)), (False, (5, 2))]
+)
 def test_packed_sequences_equal_the_same_sequences_one_by_one(causal, window, dropout):
     cu_q, cu_k = cumulative([7, 0, 30, 1, 12]), cumulative([9, 4, 30, 17, 5])
-    inputs = [torch.randn(int(cu[-1]), n, 16, requires_grad=True) for cu, n in ((cu_q, 4), (cu_k, 2), (cu_k, 2))]
-    slopes, options = torch.rand(5, 4), {"dropout_p": dropout, "causal": causal, "window_size": window}
+    inputs = [
+        torch.randn(int(cu[-1]), n, 16, requires_grad=True)
+        for cu, n in ((cu_q, 4), (cu_k, 2), (cu_k, 2))
+    ]
+    slopes, options = (
+        torch.rand(5, 4),
+        {"dropout_p": dropout, "causal": causal, "window_size": window},
+    )
     with dispatch.force("portable", SMALL):
         out, lse, _ = fk.flash_attn_varlen_func(
-            *inputs, cu_q, cu_k, 30, 30, alibi_slopes=slopes, dropout_seed=99, return_attn_probs=True, **options
+            *inputs,
+            cu_q,
+            cu_k,
+            30,
+            30,
+            alibi_slopes=slopes,
+            dropout_seed=99,
+            return_attn_probs=True,
+            **options,
         )
     weight = torch.randn_like(out)
     got = torch.autograd.grad((out * weight).sum(), inputs)
-    wanted, wanted_lse = each_alone(fk.reference.attention, *inputs, cu_q, cu_k, slopes, 99, **options)
+    wanted, wanted_lse = each_alone(
+        fk.reference.attention, *inputs, cu_q, cu_k, slopes, 99, **options
+    )
     gradients = torch.autograd.grad((wanted * weight).sum(), inputs)
-    torch.testing.assert_close((out, lse, *got), (wanted, wanted_lse, *gradients), atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(
+        (out, lse, *got), (wanted, wanted_lse, *gradients), atol=2e-5, rtol=2e-5
+    )
 
 
-# --- dropout draws the same whatever computes it ---------------------------------------------------------------------
+# --- dropout draws the same whatever computes it --------------------------------------------------
 def test_dropout_is_the_same_for_a_part_of_the_queries_keys_heads_and_batch():
     case = Case(3, 40, 40, 4, 4, 16, "causal", dropout=0.5)
     q, k, v = (x.detach() for x in case.inputs(torch.float32))
     seed = torch.tensor([5, 0, 0])
     with dispatch.force("portable", SMALL):
         whole = fk.flash_attn_func(q, k, v, 0.5, causal=True, dropout_seed=seed)
-        rows = fk.flash_attn_func(q[2:], k[2:], v[2:], 0.5, causal=True, dropout_seed=torch.tensor([5, 2, 0]))
+        rows = fk.flash_attn_func(
+            q[2:], k[2:], v[2:], 0.5, causal=True, dropout_seed=torch.tensor([5, 2, 0])
+        )
         heads = fk.flash_attn_func(
-            q[:, :, 3:], k[:, :, 3:], v[:, :, 3:], 0.5, causal=True, dropout_seed=torch.tensor([5, 0, 3])
+            q[:, :, 3:], k[:, :, 3:], v[:, :, 3:], 0.5, causal=True,
+            dropout_seed=torch.tensor([5, 0, 3])
         )  # fmt: skip
         late = fk.flash_attn_func(q[:, 30:], k, v, 0.5, causal=True, dropout_seed=seed)
         partials = []
@@ -157,7 +203,15 @@ def test_dropout_is_the_same_for_a_part_of_the_queries_keys_heads_and_batch():
             index = torch.arange(40)
             mask = fk.masks.causal(40).select(index, index[half])
             partials.append(
-                fk.flash_attn_func(q[:1], k[:1, half], v[:1, half], 0.5, mask=mask, dropout_seed=seed, return_lse=True)
+                fk.flash_attn_func(
+                    q[:1],
+                    k[:1, half],
+                    v[:1, half],
+                    0.5,
+                    mask=mask,
+                    dropout_seed=seed,
+                    return_lse=True,
+                )
             )
     torch.testing.assert_close(rows[0], whole[2])
     torch.testing.assert_close(heads[:, :, 0], whole[:, :, 3])
@@ -165,7 +219,7 @@ def test_dropout_is_the_same_for_a_part_of_the_queries_keys_heads_and_batch():
     torch.testing.assert_close(fk.merge_attention(partials)[0][0], whole[0])
 
 
-# --- rows that see nothing, and numbers that are not finite ----------------------------------------------------------
+# --- rows that see nothing, and numbers that are not finite ---------------------------------------
 def test_a_bias_of_minus_infinity_hides_whole_rows_without_nan():
     case = Case(1, 20, 20, 1, 1, 16, bias=(1, 1, 0, 0))
     inputs = case.inputs(torch.float32)
@@ -196,7 +250,9 @@ def test_empty_queries_or_keys(seqlen_k):
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf], ids=["nan", "inf"])
-@pytest.mark.parametrize("mask", ["causal", "window causal", "blocks causal", "shuffled", "global window"])
+@pytest.mark.parametrize(
+    "mask", ["causal", "window causal", "blocks causal", "shuffled", "global window"]
+)
 def test_masked_keys_never_contribute_and_visible_ones_do_even_where_they_are_not_finite(mask, bad):
     case = Case(1, 40, 40, 1, 1, 16, mask)
     clean = case.inputs(torch.float32)
@@ -219,7 +275,7 @@ def test_masked_keys_never_contribute_and_visible_ones_do_even_where_they_are_no
     torch.testing.assert_close(got[0][:, ~sees], want[0][:, ~sees])
 
 
-# --- sinks -----------------------------------------------------------------------------------------------------------
+# --- sinks ----------------------------------------------------------------------------------------
 SINKS = [
     Case(2, 37, 45, 4, 2, 16, "causal", sinks=True), Case(1, 40, 8, 3, 1, 16, "causal", sinks=True),
     Case(2, 45, 45, 2, 1, 24, "window", softcap=3.0, sinks=True),
@@ -235,12 +291,17 @@ def test_every_feature_with_sinks(case):
         assert_close(ours(case, inputs), expected(case, inputs), 5e-5)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1, 1, 1, 8), (2, 130, 67, 4, 2, 72), (1, 3, 200, 5, 5, 1)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 1, 1, 8), (2, 130, 67, 4, 2, 72), (1, 3, 200, 5, 5, 1)], ids=str
+)
 @pytest.mark.parametrize("through", ["both", "out", "lse"])
-def test_the_sinks_kernels_at_any_shape_again_and_again_and_through_one_output_alone(shape, through):
+def test_the_sinks_kernels_at_any_shape_again_and_again_and_through_one_output_alone(
+    shape, through
+):
     case = Case(*shape, "causal", sinks=True)
     inputs = case.inputs(torch.float32)
-    if case.seqlen_q <= case.seqlen_k:  # of rows that see nothing the reference has no gradient then
+    # Of rows that see nothing the reference has no gradient then.
+    if case.seqlen_q <= case.seqlen_k:
         with torch.no_grad():
             inputs[3][0] = -torch.inf
     weight = torch.randn(case.batch, case.seqlen_q, case.heads, case.head_dim, dtype=torch.float64)
@@ -253,18 +314,24 @@ def test_the_sinks_kernels_at_any_shape_again_and_again_and_through_one_output_a
         loss = parts["out"] + parts["lse"] if through == "both" else parts[through]
         return torch.autograd.grad(loss, tensors, allow_unused=True)
 
-    wanted = gradients(fk.reference.attention, [x.detach().double().requires_grad_() for x in inputs])
+    wanted = gradients(
+        fk.reference.attention, [x.detach().double().requires_grad_() for x in inputs]
+    )
     for _ in range(4):  # as it comes, recorded, replayed
         for got, exact in zip(gradients(fk.flash_attn_func, inputs), wanted, strict=True):
             got, exact = (torch.zeros(()) if x is None else x for x in (got, exact))
-            torch.testing.assert_close(*torch.broadcast_tensors(got.double(), exact.double()), atol=5e-5, rtol=5e-5)
+            torch.testing.assert_close(
+                *torch.broadcast_tensors(got.double(), exact.double()), atol=5e-5, rtol=5e-5
+            )
 
 
 def test_one_sink_of_all_heads_is_an_expanded_number_and_one_of_minus_infinity_is_none():
     inputs = Case(2, 33, 40, 4, 2, 16, "causal").inputs(torch.float32)
     one = torch.tensor(0.7).expand(4)
     same = fk.flash_attn_func(*inputs, causal=True, learnable_sink=one)
-    assert torch.equal(same, fk.flash_attn_func(*inputs, causal=True, learnable_sink=one.contiguous()))
+    assert torch.equal(
+        same, fk.flash_attn_func(*inputs, causal=True, learnable_sink=one.contiguous())
+    )
     none = fk.flash_attn_func(*inputs, causal=True, learnable_sink=torch.full((4,), -torch.inf))
     assert torch.equal(none, fk.flash_attn_func(*inputs, causal=True))
 
@@ -280,12 +347,16 @@ def test_a_call_with_sinks_has_first_derivatives_in_a_graph_and_no_second():
         torch.autograd.grad(kept[3].sum(), inputs)
 
 
-# --- memory layout ---------------------------------------------------------------------------------------------------
+# --- memory layout --------------------------------------------------------------------------------
 def test_any_strides():
     case = Case(2, 33, 33, 2, 2, 16, "causal")
     inputs = case.inputs(torch.float32)
-    heads_first = [x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in inputs]
-    last_not_contiguous = inputs[2].detach().transpose(2, 3).contiguous().transpose(2, 3).requires_grad_()
+    heads_first = [
+        x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in inputs
+    ]
+    last_not_contiguous = (
+        inputs[2].detach().transpose(2, 3).contiguous().transpose(2, 3).requires_grad_()
+    )
     with dispatch.force("portable", SMALL):
         wanted = ours(case, inputs)
         assert_close(ours(case, heads_first), wanted, 1e-6)

@@ -1,5 +1,6 @@
-"""The Triton kernels around the Hopper backward in Triton's interpreter: all gradients computed again, as after a NaN,
-against the float64 reference. test_portable.py runs this file in a process of its own.
+"""The Triton kernels around the Hopper backward in Triton's interpreter: all gradients
+computed again, as after a NaN, against the float64 reference. test_portable.py runs this file
+in a process of its own.
 """
 
 import pytest
@@ -28,7 +29,15 @@ def test_what_is_computed_again_has_the_softcap_and_any_head_dimension(head_dim,
     k, v = (torch.randn(1, length, kv_heads, head_dim, dtype=torch.float16) for _ in range(2))
     dout, dlse = torch.randn_like(q), torch.randn(1, 2, length)
     out, lse = reference.forward_from(q.float(), k.float(), v.float(), options)
-    exact = (dout.double(), dlse.double(), q.double(), k.double(), v.double(), out.double(), lse.double())
+    exact = (
+        dout.double(),
+        dlse.double(),
+        q.double(),
+        k.double(),
+        v.double(),
+        out.double(),
+        lse.double(),
+    )
     wanted = reference.backward_from(*exact, options, False)
     gradients = tuple(torch.full_like(x, torch.nan) for x in (q, k, v))
     given = Gradients(dout, dlse, out.half(), lse, *gradients, None)
@@ -56,7 +65,8 @@ def test_parts_of_dk_and_dv_are_summed_up(head_dim):
     )
     prepare.run()
     true = torch.randn(heads, length // 64, 2, 64, head_dim)  # part, 64 keys, dK or dV
-    # As the fused kernel's registers hold them: bits 5-4, 2-0 and 3 of a key among bits of its dimensions.
+    # As the fused kernel's registers hold them: bits 5-4, 2-0 and 3 of a key among
+    # bits of its dimensions.
     held = true.unflatten(4, (head_dim // 8, 4, 2)).unflatten(3, (4, 2, 8))
     finish.args[3].copy_(held.permute(0, 1, 2, 3, 6, 5, 7, 4, 8).flatten())
     finish.run()

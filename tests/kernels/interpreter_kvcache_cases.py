@@ -1,4 +1,5 @@
-"""flash_attn_with_kvcache by its kernels, in Triton's interpreter, in a process of its own (test_portable.py)."""
+"""flash_attn_with_kvcache by its kernels, in Triton's interpreter, in a process of its
+own (test_portable.py)."""
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ def test_the_kernels_equal_the_formula_and_write_the_cache(case):
 
 
 def test_float16_is_near_the_formula():
-    case = Case(seqlen_q=2, new=2, capacity=200, head_dim=64, rotary=32, causal=True, page=16, splits=2)
+    case = Case(
+        seqlen_q=2, new=2, capacity=200, head_dim=64, rotary=32, causal=True, page=16, splits=2
+    )
     assert_equals_the_formula(case, torch.float16, 4e-3)
 
 

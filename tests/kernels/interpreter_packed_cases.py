@@ -1,5 +1,6 @@
-"""The small kernels around the Hopper backward, on packed sequences in Triton's interpreter: what they make ready, and
-all gradients computed again as if a NaN had come out everywhere. Run by test_portable.py in its own process.
+"""The small kernels around the Hopper backward, on packed sequences in Triton's interpreter: what
+they make ready, and all gradients computed again as if a NaN had come out everywhere. Run by
+test_portable.py in its own process.
 
 T tokens of a side, N sequences, H query heads, K key/value heads, D head dimension.
 """
@@ -29,7 +30,12 @@ CASES = [
 def test_gradients_computed_again_are_the_references(pairs, tails, window, head_dim, heads):
     ends = [torch.tensor([0, *[pair[side] for pair in pairs]]).cumsum(0).int() for side in (0, 1)]
     totals, number = [int(ends[side][-1]) + tails[side] for side in (0, 1)], len(pairs)
-    shapes = [(1, totals[0], heads[0]), (1, totals[1], heads[1]), (1, totals[1], heads[1]), (1, totals[0], heads[0])]
+    shapes = [
+        (1, totals[0], heads[0]),
+        (1, totals[1], heads[1]),
+        (1, totals[1], heads[1]),
+        (1, totals[0], heads[0]),
+    ]
     q, k, v, dout = (torch.randn(*shape, head_dim, dtype=torch.float16) for shape in shapes)
     options = Options(head_dim**-0.5).by_boundaries(Sequences(*ends, *totals, window))
     exact = [x.double().requires_grad_() for x in (q, k, v)]
@@ -39,10 +45,15 @@ def test_gradients_computed_again_are_the_references(pairs, tails, window, head_
     out, lse = out.detach().half(), lse.detach().float().contiguous()
     query_tiles, key_tiles = slots(totals[0], number, 64), slots(totals[1], number, 128)
     places, halves = heads[0] * query_tiles, 2 * key_tiles * heads[1]
-    rows, work = torch.full((places * 128,), torch.nan), torch.full((places * 64 * head_dim,), torch.nan)
-    counters = torch.full((2 * halves + 2,), 7, dtype=torch.int32)  # flags, a ticket and counters, and one beyond
+    rows, work = (
+        torch.full((places * 128,), torch.nan),
+        torch.full((places * 64 * head_dim,), torch.nan),
+    )
+    # Flags, a ticket and counters, and one beyond.
+    counters = torch.full((2 * halves + 2,), 7, dtype=torch.int32)
     prepare_kernel[(places,)](
-        out, dout, lse, lse, rows, work, counters, strides_of(out), strides_of(dout), heads[0], totals[0], query_tiles,
+        out, dout, lse, lse, rows, work, counters, strides_of(out), strides_of(dout), heads[0],
+        totals[0], query_tiles,
         halves, ends[0], number, HAS_DLSE=False, RECOMPUTE=True, WHOLE=False, PACKED=True,
         COUNTERS=True, D=head_dim, HEAD_DIM=head_dim,
     )  # fmt: skip
@@ -54,8 +65,10 @@ def test_gradients_computed_again_are_the_references(pairs, tails, window, head_
     flags, scale_log2 = torch.ones(halves, dtype=torch.int32), options.scale * math.log2(math.e)
     tables = (ends[1], 0, 0, 0, ends[0]) * 2
     finish_kernel[(places + halves,)](
-        work, rows, flags, None, q, k, v, dout, *gradients, *map(strides_of, (q, k, v, dout, *gradients)),
-        options.scale, scale_log2, places, heads[0], *totals, options.left or 0, options.right or 0, query_tiles,
+        work, rows, flags, None, q, k, v, dout, *gradients,
+        *map(strides_of, (q, k, v, dout, *gradients)),
+        options.scale, scale_log2, places, heads[0], *totals, options.left or 0, options.right or 0,
+        query_tiles,
         key_tiles, lse, number, 0, lse, 0, *tables, RECOMPUTE=True, WHOLE=False, PACKED=True,
         GROUP=heads[0] // heads[1], SPLIT=1, F=features_of(options), D=head_dim, HEAD_DIM=head_dim,
     )  # fmt: skip
@@ -72,7 +85,8 @@ def ranks_kernel(cu_ptr, found_ptr, sequences, tokens, TILE: tl.constexpr):
 
 
 RANKED = [
-    ([130, 1, 64, 0, 301, 193, 128, 7], 5, 64), ([517], 0, 128), ([0, 0], 300, 128), ([0], 1, 64), ([128], 0, 128),
+    ([130, 1, 64, 0, 301, 193, 128, 7], 5, 64), ([517], 0, 128), ([0, 0], 300, 128), ([0], 1, 64),
+    ([128], 0, 128),
     ([1301, 0, 704], 9, 192), ([0] * 130 + [500, 130], 70, 128),
 ]  # fmt: skip
 
@@ -91,10 +105,14 @@ def test_every_tile_has_one_rank_and_the_furthest_in_come_first(lengths, tail, t
     assert [tuple(place) for place in found.tolist()] == tiles
 
 
-@pytest.mark.parametrize("ends", [[0, 2000, 400], [7, 100, 400], [0, -5, 400], [0, 300, 200], [0, 400, 0, 400]])
+@pytest.mark.parametrize(
+    "ends", [[0, 2000, 400], [7, 100, 400], [0, -5, 400], [0, 300, 200], [0, 400, 0, 400]]
+)
 def test_ranks_of_boundaries_that_cannot_be_are_within_the_row(ends):
     count = slots(400, len(ends) - 1, 64)
     found = torch.full((count, 2), -1, dtype=torch.int32)
-    ranks_kernel[(count,)](torch.tensor(ends, dtype=torch.int32), found, len(ends) - 1, 400, TILE=64)
+    ranks_kernel[(count,)](
+        torch.tensor(ends, dtype=torch.int32), found, len(ends) - 1, 400, TILE=64
+    )
     assert found.ge(0).all()
     assert found[:, 0].le(len(ends) - 1).all()

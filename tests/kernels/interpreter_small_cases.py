@@ -1,6 +1,6 @@
-"""The small kernels in Triton's interpreter, run by test_portable.py in a process of its own: they build the plans and
-fill the masks that PyTorch's implementations do, number for number, give torch's cross-entropy, and merge parts of an
-attention. By hand:
+"""The small kernels in Triton's interpreter, run by test_portable.py in a process of its own: they
+build the plans and fill the masks that PyTorch's implementations do, number for number, give
+torch's cross-entropy, and merge parts of an attention. By hand:
 
     TRITON_INTERPRET=1 python -m pytest tests/kernels/interpreter_small_cases.py
 """
@@ -21,8 +21,8 @@ from flashtrain_kernels.masks.plan import build_plan_reference
 
 @pytest.fixture(autouse=True)
 def small_chunks_and_poisoned_memory(monkeypatch):
-    """Chunks so small that rows have many; memory filled with a number no table and no mask holds, so that what is not
-    written shows."""
+    """Chunks so small that rows have many; memory filled with a number no table and no mask holds,
+    so that what is not written shows."""
     monkeypatch.setattr(mask_rows, "TOKENS", 16)
     monkeypatch.setattr(mask_rows, "NOTES", 2)
     for where, name in ((torch, "empty"), (torch.Tensor, "new_empty")):
@@ -62,7 +62,9 @@ def test_runs_are_counted_across_chunks_of_tiles(order, monkeypatch):
     check_plan(built(mask, (32, 16, 64, 16, 16, 32)), mask, (32, 16, 64, 16, 16, 32))
 
 
-@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (1, 100), (100, 1), (65, 33), (33, 65), (0, 5), (5, 0)])
+@pytest.mark.parametrize(
+    ("seqlen_q", "seqlen_k"), [(1, 1), (1, 100), (100, 1), (65, 33), (33, 65), (0, 5), (5, 0)]
+)
 def test_unequal_lengths(seqlen_q, seqlen_k):
     blocks = (32, 16, 16, 32, 16, 16)
     for mask in (masks.causal(seqlen_q, seqlen_k), masks.full(seqlen_q, seqlen_k)):
@@ -79,7 +81,9 @@ def test_more_runs_than_places_leave_nothing_out():
     # Every second tile of keys is of the second document: a query's tiles are a run each.
     order = torch.arange(320).view(2, 10, 16).transpose(0, 1).reshape(-1)
     for causal in (False, True):
-        mask = masks.document(torch.arange(320)[None] // 160, causal=causal).select(torch.arange(320), order)
+        mask = masks.document(torch.arange(320)[None] // 160, causal=causal).select(
+            torch.arange(320), order
+        )
         check_plan(built(mask, (16,) * 6), mask, (16,) * 6)
 
 
@@ -116,27 +120,40 @@ def test_rows_of_packed_sequences(bounds, window):
     check("packed_rows", torch.tensor(bounds), torch.tensor(of_keys), 45, 61, *window)
 
 
-@pytest.mark.parametrize(("tokens", "rows", "vocab_size", "chunk"), [(7, 50, 47, 3), (3, 9000, 8999, None)])
+@pytest.mark.parametrize(
+    ("tokens", "rows", "vocab_size", "chunk"), [(7, 50, 47, 3), (3, 9000, 8999, None)]
+)
 def test_the_kernel_is_torchs_cross_entropy(tokens, rows, vocab_size, chunk):
-    hidden, weight = torch.randn(tokens, 16, requires_grad=True), torch.randn(rows, 16, requires_grad=True)
+    hidden, weight = (
+        torch.randn(tokens, 16, requires_grad=True),
+        torch.randn(rows, 16, requires_grad=True),
+    )
     labels = torch.randint(vocab_size, (tokens,))
     labels[0] = -100
     ours = linear_cross_entropy(hidden, weight, labels, vocab_size=vocab_size, chunk=chunk)
     theirs = F.cross_entropy(F.linear(hidden, weight[:vocab_size]), labels)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     wanted = torch.autograd.grad(theirs, (hidden, weight))
-    torch.testing.assert_close(torch.autograd.grad(ours, (hidden, weight)), wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        torch.autograd.grad(ours, (hidden, weight)), wanted, rtol=1e-4, atol=1e-5
+    )
     upstream = torch.randn(1).expand(tokens)  # as that of a sum
-    each = linear_cross_entropy(hidden, weight, labels, vocab_size=vocab_size, chunk=chunk, reduction="none")
+    each = linear_cross_entropy(
+        hidden, weight, labels, vocab_size=vocab_size, chunk=chunk, reduction="none"
+    )
     theirs = F.cross_entropy(F.linear(hidden, weight[:vocab_size]), labels, reduction="none")
     torch.testing.assert_close(each, theirs, rtol=1e-5, atol=1e-5)
     wanted = torch.autograd.grad(theirs, (hidden, weight), upstream)
-    torch.testing.assert_close(torch.autograd.grad(each, (hidden, weight), upstream), wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        torch.autograd.grad(each, (hidden, weight), upstream), wanted, rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("head_dim", [16, 24])
-def test_merging_in_place_is_merging_in_float64_and_leaves_rows_alone_that_see_nothing(head_dim, dtype):
+def test_merging_in_place_is_merging_in_float64_and_leaves_rows_alone_that_see_nothing(
+    head_dim, dtype
+):
     out, part = (torch.randn(2, 45, 3, head_dim, dtype=dtype) for _ in range(2))
     lse, part_lse = (3 * torch.randn(2, 3, 45, dtype=dtype) for _ in range(2))
     lse[:, :, ::5], part_lse[:, :, ::3] = -torch.inf, -torch.inf  # some rows see nothing of both
@@ -146,7 +163,9 @@ def test_merging_in_place_is_merging_in_float64_and_leaves_rows_alone_that_see_n
     wanted, total = merge_attention(
         [(x[:, rows].double(), y[:, :, rows].double()) for x, y in ((out, lse), (part, part_lse))]
     )
-    merge_attention_into(out[:, rows], lse[:, :, rows], part[:, rows], part_lse[:, :, rows].contiguous())
+    merge_attention_into(
+        out[:, rows], lse[:, :, rows], part[:, rows], part_lse[:, :, rows].contiguous()
+    )
     torch.testing.assert_close(out[:, rows].double(), wanted, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(lse[:, :, rows].double(), total, rtol=1e-5, atol=1e-6)
     unseen = torch.arange(45) % 3 == 0

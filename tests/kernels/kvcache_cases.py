@@ -1,5 +1,5 @@
-"""What the tests of flash_attn_with_kvcache share: a call with random tensors, and what it must give, computed sequence
-by sequence in float64 from flash-attn's words."""
+"""What the tests of flash_attn_with_kvcache share: a call with random tensors, and what it must
+give, computed sequence by sequence in float64 from flash-attn's words."""
 
 from typing import Any, NamedTuple
 
@@ -10,8 +10,8 @@ import flashtrain_kernels as fk
 
 
 class Case(NamedTuple):
-    """batch sequences of seqlen_q queries and `new` keys (0: none) over caches of `capacity` rows, in pages of `page`
-    rows (0: no pages). rotary: R. window: flash-attn's."""
+    """batch sequences of seqlen_q queries and `new` keys (0: none) over caches of `capacity` rows,
+    in pages of `page` rows (0: no pages). rotary: R. window: flash-attn's."""
 
     seqlen_q: int = 1
     new: int = 1
@@ -32,7 +32,11 @@ class Case(NamedTuple):
     batch: int = 3
 
     def __str__(self) -> str:
-        changed = [f"{name}{value}" for name, value in self._asdict().items() if value != self._field_defaults[name]]
+        changed = [
+            f"{name}{value}"
+            for name, value in self._asdict().items()
+            if value != self._field_defaults[name]
+        ]
         return "-".join(changed).replace(" ", "") or "plain"
 
     def arguments(self, dtype: torch.dtype, seed: int = 0) -> dict[str, Any]:
@@ -54,12 +58,19 @@ class Case(NamedTuple):
             caches = 2 * self.batch if self.batch_index else self.batch
             shape = (caches, self.capacity, *rows)
             if self.batch_index:
-                given["cache_batch_idx"] = torch.randperm(caches, generator=generator)[: self.batch].int()
+                given["cache_batch_idx"] = torch.randperm(caches, generator=generator)[
+                    : self.batch
+                ].int()
         given["k_cache"], given["v_cache"] = draw(*shape), draw(*shape)
         if self.new:
-            given["k"], given["v"] = draw(self.batch, self.new, *rows), draw(self.batch, self.new, *rows)
+            given["k"], given["v"] = (
+                draw(self.batch, self.new, *rows),
+                draw(self.batch, self.new, *rows),
+            )
         if self.rotary:
-            angle = torch.rand(self.capacity + self.page, self.rotary // 2, generator=generator) * 6.3
+            angle = (
+                torch.rand(self.capacity + self.page, self.rotary // 2, generator=generator) * 6.3
+            )
             given["rotary_cos"], given["rotary_sin"] = angle.cos().to(dtype), angle.sin().to(dtype)
             given["rotary_interleaved"] = self.interleaved
         # The last sequence is full, the first empty, unless its padding takes all of it.
@@ -72,7 +83,8 @@ class Case(NamedTuple):
         if self.alibi:
             given["alibi_slopes"] = torch.rand(self.batch, self.heads, generator=generator)
         return given | {
-            "causal": self.causal, "window_size": self.window, "softcap": self.softcap, "num_splits": self.splits,
+            "causal": self.causal, "window_size": self.window, "softcap": self.softcap,
+            "num_splits": self.splits,
             "return_softmax_lse": True,
         }  # fmt: skip
 
@@ -118,10 +130,15 @@ def expected(case: Case, arguments: dict[str, Any]) -> dict[str, torch.Tensor]:
         pad = int(exact["cache_leftpad"][b]) if case.leftpad else 0
         rows = place[pad : filled + case.new]
         empty = k_cache.new_empty(0, *k_cache.shape[2:])
-        keys, values = (torch.stack([cache[at] for at in rows]) if rows else empty for cache in (k_cache, v_cache))
+        keys, values = (
+            torch.stack([cache[at] for at in rows]) if rows else empty
+            for cache in (k_cache, v_cache)
+        )
         seen = window_pairs(case.seqlen_q, len(rows), *case.window, case.causal)
         slopes = exact["alibi_slopes"][b] if case.alibi else None
-        out, lse = plain_attention(q[None], keys[None], values[None], seen=seen, softcap=case.softcap, slopes=slopes)
+        out, lse = plain_attention(
+            q[None], keys[None], values[None], seen=seen, softcap=case.softcap, slopes=slopes
+        )
         outs.append(out)
         lses.append(lse)
     return {"out": torch.cat(outs), "lse": torch.cat(lses), "k_cache": k_cache, "v_cache": v_cache}
@@ -138,13 +155,19 @@ def assert_equals_the_formula(case: Case, dtype: torch.dtype, tolerance: float) 
 
 
 ALONE = [
-    Case(), Case(new=0), Case(kv_heads=4), Case(softcap=2.0), Case(rotary=8), Case(page=16), Case(batch_index=True),
-    Case(head_dim=5), Case(head_dim=40, page=8), Case(seqlen_q=3, new=3, causal=True), Case(page=7, seqlen_q=2, new=9),
-    Case(seqlen_q=3, new=2, causal=True), Case(seqlen_q=5, new=3, window=(4, 1)), Case(rotary=6, seqlen_q=3, new=2),
-    Case(seqlen_q=2, new=2, window=(6, -1)), Case(heads=6, kv_heads=1, seqlen_q=7, new=7, causal=True),
+    Case(), Case(new=0), Case(kv_heads=4), Case(softcap=2.0), Case(rotary=8), Case(page=16),
+    Case(batch_index=True),
+    Case(head_dim=5), Case(head_dim=40, page=8), Case(seqlen_q=3, new=3, causal=True),
+    Case(page=7, seqlen_q=2, new=9),
+    Case(seqlen_q=3, new=2, causal=True), Case(seqlen_q=5, new=3, window=(4, 1)),
+    Case(rotary=6, seqlen_q=3, new=2),
+    Case(seqlen_q=2, new=2, window=(6, -1)),
+    Case(heads=6, kv_heads=1, seqlen_q=7, new=7, causal=True),
     Case(rotary=16, interleaved=False, seqlen_q=3, new=3, causal=True),
     Case(rotary=10, interleaved=False, window=(9, 0), seqlen_q=2, new=2, leftpad=True),
-    Case(alibi=True, seqlen_q=3, new=3, causal=True), Case(leftpad=True, seqlen_q=2, new=2, causal=True),
+    Case(alibi=True, seqlen_q=3, new=3, causal=True),
+    Case(leftpad=True, seqlen_q=2, new=2, causal=True),
     Case(capacity=300, splits=3), Case(capacity=300, splits=7, window=(100, 0), page=32),
-    Case(capacity=300, splits=2, seqlen_q=40, new=40, causal=True, alibi=True, softcap=3.0, page=16, rotary=8),
+    Case(capacity=300, splits=2, seqlen_q=40, new=40, causal=True, alibi=True, softcap=3.0, page=16,
+        rotary=8),
 ]  # fmt: skip

@@ -1,4 +1,5 @@
-"""Replayed passes in Triton's interpreter: the same bits as the first time, whatever changes in between.
+"""Replayed passes in Triton's interpreter: the same bits as the first time,
+whatever changes in between.
 
 test_portable.py runs this file in a process of its own. By hand:
 
@@ -60,7 +61,8 @@ FEATURES = [
     Case(1, 20, 33, 2, 1, 16, "causal"), Case(2, 20, 20, 2, 2, 16, "window"),
     Case(1, 33, 33, 2, 1, 16, "causal document"), Case(1, 33, 33, 1, 1, 16, "shuffled"),
     Case(1, 40, 50, 2, 2, 16, "blocks causal"),
-    Case(2, 20, 20, 2, 1, 16, "causal", 2.0, "alibi_rows", (1, 0, 1, 0), 0.3), Case(1, 20, 20, 2, 2, 16, sinks=True),
+    Case(2, 20, 20, 2, 1, 16, "causal", 2.0, "alibi_rows", (1, 0, 1, 0), 0.3),
+    Case(1, 20, 20, 2, 2, 16, sinks=True),
 ]  # fmt: skip
 
 
@@ -84,10 +86,15 @@ def test_dropout_is_replayed_and_draws_anew_each_time(seed, replays):
         results.append((out, *torch.autograd.grad(out.square().sum(), (q, k, v))))
     assert len(replays) >= 4  # forward and backward, from the third on at the latest
     for other in results[1:]:
-        assert all(torch.equal(*pair) for pair in zip(results[0], other, strict=True)) == (seed is not None)
+        assert all(torch.equal(*pair) for pair in zip(results[0], other, strict=True)) == (
+            seed is not None
+        )
     if seed is not None:
         torch.testing.assert_close(
-            results[-1][0], fk.reference.attention(x, x, x, dropout_p=0.5, dropout_seed=seed), atol=2e-5, rtol=2e-5
+            results[-1][0],
+            fk.reference.attention(x, x, x, dropout_p=0.5, dropout_seed=seed),
+            atol=2e-5,
+            rtol=2e-5,
         )
 
 
@@ -106,7 +113,10 @@ def test_dropout_by_torchs_signature_draws_anew_each_time_and_as_torchs_generato
 
 def test_two_arguments_may_be_one_tensor_and_may_cease_to_be(replays):
     x, y, z = (torch.randn(1, 20, 1, 16) for _ in range(3))
-    wanted = {name: fk.reference.attention(*parts) for name, parts in {"xxx": (x, x, x), "xyz": (x, y, z)}.items()}
+    wanted = {
+        name: fk.reference.attention(*parts)
+        for name, parts in {"xxx": (x, x, x), "xyz": (x, y, z)}.items()
+    }
     for first, second in (("xxx", "xyz"), ("xyz", "xxx")):
         eager._KNOWN.clear()
         replays.clear()
@@ -184,7 +194,8 @@ def test_heads_first_is_the_same_call_and_is_replayed(options, replays):
 def test_heads_first_a_mistake_names_the_argument():
     x, y = torch.randn(1, 2, 20, 16), torch.randn(1, 2, 19, 16)
     for error, named, given, options in (
-        (ValueError, "k and v|v", (x, x, y), {}), (ValueError, "dropout_p", (x, x, x), {"dropout_p": 1.5}),
+        (ValueError, "k and v|v", (x, x, y), {}),
+        (ValueError, "dropout_p", (x, x, x), {"dropout_p": 1.5}),
         (ValueError, "k", (x, x[0, 0], x), {}), (TypeError, "q", (None, x, x), {}),
     ):  # fmt: skip
         with pytest.raises(error, match=f"^({named}) must"):
@@ -205,7 +216,10 @@ def test_other_shapes_strides_options_and_dtypes_are_other_passes(replays):
     ]
     for _ in range(4):
         for tensors, options in variants:
-            got, wanted = fk.flash_attn_func(*tensors, **options), fk.reference.attention(*tensors, **options)
+            got, wanted = (
+                fk.flash_attn_func(*tensors, **options),
+                fk.reference.attention(*tensors, **options),
+            )
             torch.testing.assert_close(got, wanted.to(got.dtype), atol=2e-3, rtol=2e-3)
     assert len(replays) == 2 * len(variants)
 
@@ -275,7 +289,9 @@ def test_vmap_and_grad_of_a_call_that_is_known():
     got = torch.vmap(torch.func.grad(loss))(x)
     for sample in range(2):
         leaf = x[sample].clone().requires_grad_()
-        torch.testing.assert_close(got[sample], torch.autograd.grad(loss(leaf), leaf)[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            got[sample], torch.autograd.grad(loss(leaf), leaf)[0], atol=1e-5, rtol=1e-5
+        )
 
 
 def test_a_subclass_of_tensor_sees_the_operator():
@@ -316,7 +332,9 @@ def turned_copy(x):
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-@pytest.mark.parametrize("pack", [turned_copy, lambda x: x.double(), lambda x: x], ids=["strides", "dtype", "none"])
+@pytest.mark.parametrize(
+    "pack", [turned_copy, lambda x: x.double(), lambda x: x], ids=["strides", "dtype", "none"]
+)
 @pytest.mark.parametrize("which", ["all", "one"])
 def test_hooks_may_replace_the_saved_tensors_of_a_call_that_is_known(which, pack, replays):
     def unpack(x):
@@ -375,7 +393,10 @@ def test_torchs_signature_is_replayed_with_its_own_layout(causal, replays):
         inputs = [torch.randn(2, heads, 20, 16, requires_grad=True) for heads in (4, 2, 2)]
         dout = torch.randn(2, 4, 20, 16)
         results = []
-        for attention in (fk.scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention):
+        for attention in (
+            fk.scaled_dot_product_attention,
+            torch.nn.functional.scaled_dot_product_attention,
+        ):
             out = attention(*inputs, is_causal=causal, enable_gqa=True)
             results.append((out, *torch.autograd.grad(out, inputs, dout)))
         for one, other in zip(*results, strict=True):
@@ -421,14 +442,21 @@ def test_few_signatures_are_remembered(monkeypatch):
 def test_a_call_with_a_planned_mask_is_checked_once(kind, replays, monkeypatch):
     case, checks = Case(1, 33, 33, 2, 1, 16, kind), []
     options_of = attend.options_of
-    monkeypatch.setattr(attend, "options_of", lambda *args: (checks.append(1), options_of(*args))[1])
+    monkeypatch.setattr(
+        attend, "options_of", lambda *args: (checks.append(1), options_of(*args))[1]
+    )
     mask = case._intervals("cpu").planned(16, torch.float32)
     for _ in range(4):
         q, k, v = (torch.randn(1, 33, heads, 16, requires_grad=True) for heads in (2, 1, 1))
-        got, wanted = fk.flash_attn_func(q, k, v, mask=mask), fk.reference.attention(q, k, v, mask=mask)
+        got, wanted = (
+            fk.flash_attn_func(q, k, v, mask=mask),
+            fk.reference.attention(q, k, v, mask=mask),
+        )
         torch.testing.assert_close(got, wanted, atol=2e-5, rtol=2e-5)
         dout = torch.randn_like(got)
-        for ours_, exact in zip(*(torch.autograd.grad(out, (q, k, v), dout) for out in (got, wanted)), strict=True):
+        for ours_, exact in zip(
+            *(torch.autograd.grad(out, (q, k, v), dout) for out in (got, wanted)), strict=True
+        ):
             torch.testing.assert_close(ours_, exact, atol=2e-5, rtol=2e-5)
     assert len(checks) == 1
     assert len(replays) == 4

@@ -1,5 +1,6 @@
-"""What reaches CUDA's driver in a launch, without a GPU: Triton's launcher and ours, built against a libcuda that only
-notes what it is asked. However the kernels are launched, it is asked what Triton's own launch asks.
+"""What reaches CUDA's driver in a launch, without a GPU: Triton's launcher and ours, built against
+a libcuda that only notes what it is asked. However the kernels are launched, it is asked what
+Triton's own launch asks.
 
 Run as a program (it needs a C compiler and Python's headers): python launcher_cases.py [--strict]
 """
@@ -113,7 +114,9 @@ BYTES = {"b8": 1, "u8": 1, "u16": 2, "u32": 4, "f32": 4, "u64": 8, "b32": 4, "b6
 def parameters(ptx: str) -> list[int]:
     """The bytes of each parameter of a kernel."""
     entry = ptx[ptx.index(".entry") :]
-    found = re.findall(r"\.param (?:\.align \d+ )?\.(\w+)[^\n\[,)]*(?:\[(\d+)\])?", entry[: entry.index("{")])
+    found = re.findall(
+        r"\.param (?:\.align \d+ )?\.(\w+)[^\n\[,)]*(?:\[(\d+)\])?", entry[: entry.index("{")]
+    )
     return [BYTES[kind] * int(count or 1) for kind, count in found]
 
 
@@ -128,7 +131,8 @@ class Cuda:
         return ctypes.c_int.in_dll(self.library, name)
 
     def seen(self, function: Any, *kernels: Any) -> list[bytes]:
-        """What launches of these compiled kernels ask for. kernels: none where the launch returns it."""
+        """What launches of these compiled kernels ask for. kernels: none where
+        the launch returns it."""
         sizes = (ctypes.c_int * 128 * 5).in_dll(self.library, "sizes")
         counts = (ctypes.c_int * 5).in_dll(self.library, "counts")
         launched = self.number("launches")
@@ -187,7 +191,8 @@ def own(one: Any) -> Any:
 
 
 def cases(cuda: Cuda, head_dim: int, softcap: float) -> dict[str, dict[str, Any]]:
-    """Of each kernel, whether it is launched as Triton would: at its first and second calls, elsewhere, repeated."""
+    """Of each kernel, whether it is launched as Triton would: at its first and second
+    calls, elsewhere, repeated."""
     tensors, made = launches(head_dim, softcap)
     others, elsewhere = launches(head_dim, softcap)
     rows = {}
@@ -205,10 +210,15 @@ def cases(cuda: Cuda, head_dim: int, softcap: float) -> dict[str, dict[str, Any]
             for each in (tensors, others)
         ]
         ways = {"known": got == wanted, "repeated": repeats == wanted}
-        rows[name] = {"bytes": len(wanted[0][0]), "faults": [way for way, same in ways.items() if not same]}
+        rows[name] = {
+            "bytes": len(wanted[0][0]),
+            "faults": [way for way, same in ways.items() if not same],
+        }
         kernels.append(kernel)
         all_wanted.append([each for (each,) in wanted])
-    rows["all"] = {"faults": faults_together(cuda, list(made.values()), kernels, all_wanted, (tensors, others))}
+    rows["all"] = {
+        "faults": faults_together(cuda, list(made.values()), kernels, all_wanted, (tensors, others))
+    }
     return rows
 
 
@@ -232,7 +242,9 @@ def faults_together(
     references = sys.getrefcount(both[0][3])
     made: list[Any] = []
     what = tuple([(number,) for number in range(len(both[0]) - 3)])
-    if cuda.seen(lambda: made.extend(allocating(what, 2)), *kernels) != [each[0] for each in wanted]:
+    if cuda.seen(lambda: made.extend(allocating(what, 2)), *kernels) != [
+        each[0] for each in wanted
+    ]:
         faults.append("other launches where it allocates")
     if len(made) != 2 or made[0] is not both[0][3] or made[1] is not both[0][4]:
         faults.append("other results than what was allocated")

@@ -1,7 +1,9 @@
-"""Every mask twice: as flashtrain_kernels.masks makes it, and as a rule about one pair of tokens, written out by hand.
+"""Every mask twice: as flashtrain_kernels.masks makes it, and as a rule about one pair of
+tokens, written out by hand.
 
-A batch is given as rows of documents, each document as the lengths of its segments: [[[3, 2], [4]], [[9]]] has two rows
-of nine tokens; the first row's documents have five and four tokens, its first document the segments of three and two.
+A batch is given as rows of documents, each document as the lengths of its segments: [[[3, 2], [4]],
+[[9]]] has two rows of nine tokens; the first row's documents have five and four tokens, its first
+document the segments of three and two.
 """
 
 from collections.abc import Callable
@@ -16,8 +18,9 @@ Batch = list[list[list[int]]]
 
 
 class Token(NamedTuple):
-    """What the rules ask about a token: its index in the row, its document's first and past-last index, the number and
-    first index of its segment in the document, the length of the document's first segment, and is its segment the last.
+    """What the rules ask about a token: its index in the row, its document's first and past-last
+    index, the number and first index of its segment in the document, the length of the document's
+    first segment, and is its segment the last.
     """
 
     index: int
@@ -39,7 +42,9 @@ class MaskCase(NamedTuple):
     def dense(self) -> torch.Tensor:
         """(Bm, S, S) bool by the rule."""
         rows = [tokens(row) for row in self.batch[: self.mask.queries.shape[1]]]
-        return torch.tensor([[[self.sees(query, key) for key in row] for query in row] for row in rows])
+        return torch.tensor(
+            [[[self.sees(query, key) for key in row] for query in row] for row in rows]
+        )
 
 
 def tokens(row: list[list[int]]) -> list[Token]:
@@ -50,12 +55,16 @@ def tokens(row: list[list[int]]) -> list[Token]:
             first = len(found)
             last = number == len(document) - 1
             for index in range(first, first + length):
-                found.append(Token(index, start, start + sum(document), number, first, document[0], last))
+                found.append(
+                    Token(index, start, start + sum(document), number, first, document[0], last)
+                )
     return found
 
 
 def document_ids(batch: Batch) -> torch.Tensor:
-    return torch.tensor([[n for n, document in enumerate(row) for _ in range(sum(document))] for row in batch])
+    return torch.tensor(
+        [[n for n, document in enumerate(row) for _ in range(sum(document))] for row in batch]
+    )
 
 
 def segment_ids(batch: Batch) -> torch.Tensor:
@@ -69,7 +78,11 @@ def undivided(batch: Batch) -> Batch:
 
 
 def within_documents(
-    batch: Batch, left: int = 5, right: int = 3, global_tokens: int = 4, documents: masks.Documents | None = None
+    batch: Batch,
+    left: int = 5,
+    right: int = 3,
+    global_tokens: int = 4,
+    documents: masks.Documents | None = None,
 ) -> dict[str, MaskCase]:
     """The masks that know documents, on a batch. documents: instead of its own."""
     ids, segments = documents or document_ids(batch), segment_ids(batch)
@@ -98,7 +111,8 @@ def within_documents(
             masks.sliding_window(seqlen, (left, right), documents=ids), window
         ),
         "causal sliding window document": (
-            masks.sliding_window(seqlen, (left, 0), documents=ids), lambda q, k: window(q, k) and causal(q, k)
+            masks.sliding_window(seqlen, (left, 0), documents=ids), lambda q,
+            k: window(q, k) and causal(q, k)
         ),
         "shared question document": (
             masks.shared_question(segments, documents=ids),
@@ -117,7 +131,8 @@ def within_documents(
             lambda q, k: causal(q, k) and (q.last or q.segment == k.segment),
         ),
         "prefix-LM document": (
-            masks.prefix_lm(prefix, documents=ids), lambda q, k: same(q, k) and (k.segment == 0 or causal(q, k))
+            masks.prefix_lm(prefix, documents=ids), lambda q,
+            k: same(q, k) and (k.segment == 0 or causal(q, k))
         ),
         "block-causal document": (
             masks.block_causal(7, ids), lambda q, k: same(q, k) and block(k) <= block(q)
@@ -126,8 +141,11 @@ def within_documents(
     return {name: MaskCase(mask, sees, batch) for name, (mask, sees) in made.items()}
 
 
-def the_twelve(batch: Batch, left: int = 5, right: int = 3, global_tokens: int = 4) -> dict[str, MaskCase]:
-    """The benchmark's twelve masks, on a batch: those without documents take its rows as one document each."""
+def the_twelve(
+    batch: Batch, left: int = 5, right: int = 3, global_tokens: int = 4
+) -> dict[str, MaskCase]:
+    """The benchmark's twelve masks, on a batch: those without documents take its
+    rows as one document each."""
     whole = undivided(batch)
     apart = within_documents(batch, left, right, global_tokens)
     plain = within_documents(whole, left, right, global_tokens)
@@ -138,18 +156,24 @@ def the_twelve(batch: Batch, left: int = 5, right: int = 3, global_tokens: int =
         "causal": (masks.causal(seqlen), plain["causal document"]),
         "full document": (None, apart["full document"]),
         "causal document": (None, apart["causal document"]),
-        "full sliding window": (masks.sliding_window(seqlen, (left, right)), plain["full sliding window document"]),
-        "causal sliding window": (masks.sliding_window(seqlen, (left, 0)), plain["causal sliding window document"]),
+        "full sliding window": (masks.sliding_window(seqlen, (left, right)),
+            plain["full sliding window document"]),
+        "causal sliding window": (masks.sliding_window(seqlen, (left, 0)),
+            plain["causal sliding window document"]),
         "shared question": (masks.shared_question(segments), plain["shared question document"]),
         "global window": (
-            masks.global_window(seqlen, global_tokens, (left, right)), plain["global window document"],
+            masks.global_window(seqlen, global_tokens, (left, right)),
+            plain["global window document"],
         ),
         "causal blockwise": (masks.causal_blockwise(segments), plain["causal blockwise document"]),
         "prefix-LM causal": (masks.prefix_lm(prefix, seqlen=seqlen), plain["prefix-LM document"]),
         "prefix-LM document": (None, apart["prefix-LM document"]),
         "block-causal document": (None, apart["block-causal document"]),
     }  # fmt: skip
-    return {name: case if mask is None else case._replace(mask=mask) for name, (mask, case) in made.items()}
+    return {
+        name: case if mask is None else case._replace(mask=mask)
+        for name, (mask, case) in made.items()
+    }
 
 
 # Names for parametrize, in the order of the functions above.

@@ -1,5 +1,5 @@
-"""Attention as a textbook writes it, in float64, differentiable by autograd: what the interface and the reference are
-compared with. Finite inputs only.
+"""Attention as a textbook writes it, in float64, differentiable by autograd: what the interface and
+the reference are compared with. Finite inputs only.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 """
@@ -9,31 +9,40 @@ import torch
 from flashtrain_kernels import philox
 
 
-def window_pairs(seqlen_q: int, seqlen_k: int, left: int = -1, right: int = -1, causal: bool = False) -> torch.Tensor:
+def window_pairs(
+    seqlen_q: int, seqlen_k: int, left: int = -1, right: int = -1, causal: bool = False
+) -> torch.Tensor:
     """(Sq, Sk) bool, by flash-attn's description of windows; bottom-right aligned."""
     distance = torch.arange(seqlen_k) - torch.arange(seqlen_q)[:, None] - (seqlen_k - seqlen_q)
-    left, right = (seqlen_q + seqlen_k if side < 0 else side for side in (left, right))  # further than any pair
+    # Further than any pair.
+    left, right = (seqlen_q + seqlen_k if side < 0 else side for side in (left, right))
     return (distance >= -left) & (distance <= (0 if causal else right))
 
 
 def sequence_pairs(lengths: list[tuple[int, int]], *window: int | bool) -> torch.Tensor:
-    """window_pairs of sequences one after the other, (queries, keys) of each; nothing of one sees another's."""
+    """window_pairs of sequences one after the other, (queries, keys) of each; nothing
+    of one sees another's."""
     seen = torch.zeros(sum(q for q, _ in lengths), sum(k for _, k in lengths), dtype=torch.bool)
     row = column = 0
     for length_q, length_k in lengths:
-        seen[row : row + length_q, column : column + length_k] = window_pairs(length_q, length_k, *window)
+        seen[row : row + length_q, column : column + length_k] = window_pairs(
+            length_q, length_k, *window
+        )
         row, column = row + length_q, column + length_k
     return seen
 
 
 def plain_attention(
-    q, k, v, *, scale=None, seen=None, softcap=0.0, slopes=None, bias=None, kept=None, p=0.0, sink=None
+    q, k, v, *, scale=None, seen=None, softcap=0.0, slopes=None, bias=None, kept=None, p=0.0,
+    sink=None
 ):  # fmt: skip
-    """(out (B, Sq, H, D), lse (B, H, Sq)). seen, kept: bool, broadcast to (B, H, Sq, Sk); slopes (H,) or (B, H); sink
-    (H,): the score of one more key, whose value is nothing."""
+    """(out (B, Sq, H, D), lse (B, H, Sq)). seen, kept: bool, broadcast to (B, H, Sq, Sk); slopes
+    (H,) or (B, H); sink (H,): the score of one more key, whose value is nothing."""
     seqlen_q, seqlen_k, group = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
     keys, values = k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)
-    scores = torch.einsum("bihd,bjhd->bhij", q, keys) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = torch.einsum("bihd,bjhd->bhij", q, keys) * (
+        q.shape[-1] ** -0.5 if scale is None else scale
+    )
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
     if slopes is not None:
@@ -53,12 +62,16 @@ def plain_attention(
     return torch.einsum("bhij,bjhd->bihd", weights, values), lse
 
 
-def tensors(batch=2, seqlen_q=6, seqlen_k=9, heads=4, kv_heads=2, head_dim=5, dtype=torch.float64, seed=0):
+def tensors(
+    batch=2, seqlen_q=6, seqlen_k=9, heads=4, kv_heads=2, head_dim=5, dtype=torch.float64, seed=0
+):
     """Random q, k and v, the same for every dtype, that want gradients."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape):
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+        return (
+            torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+        )
 
     kv = (batch, seqlen_k, kv_heads, head_dim)
     return draw(batch, seqlen_q, heads, head_dim), draw(*kv), draw(*kv)
@@ -69,7 +82,8 @@ def cumulative(lengths, device="cpu"):
 
 
 def each_alone(attention, q, k, v, cu_q, cu_k, slopes=None, seed=None, **options):
-    """(out, lse) of packed sequences one by one; sequence n draws its dropout as row n of a batch."""
+    """(out, lse) of packed sequences one by one; sequence n draws its dropout
+    as row n of a batch."""
     outs, lses = [], []
     for n, (a, b, c, d) in enumerate(zip(cu_q, cu_q[1:], cu_k, cu_k[1:], strict=False)):
         if slopes is not None:
@@ -85,14 +99,18 @@ def each_alone(attention, q, k, v, cu_q, cu_k, slopes=None, seed=None, **options
 def assert_same(got, wanted, inputs):
     """Equal outputs, and equal gradients of a loss that uses all of them.
 
-    A plain formula has NaN gradients at the rows that see nothing, which are 0; their log-sum-exp is left out.
+    A plain formula has NaN gradients at the rows that see nothing, which are 0; their
+    log-sum-exp is left out.
     """
     losses = []
     for outputs in (got, wanted):
         generator = torch.Generator().manual_seed(3)
         weights = [torch.randn(x.shape, generator=generator, dtype=torch.float64) for x in outputs]
         losses.append(
-            sum(torch.where(x.isfinite(), x * weight, 0.0).sum() for x, weight in zip(outputs, weights, strict=True))
+            sum(
+                torch.where(x.isfinite(), x * weight, 0.0).sum()
+                for x, weight in zip(outputs, weights, strict=True)
+            )
         )
     for one, other in zip(got, wanted, strict=True):
         torch.testing.assert_close(one, other)
@@ -101,7 +119,8 @@ def assert_same(got, wanted, inputs):
 
 
 def assert_one_graph_serves(function, calls):
-    """torch.compile makes one graph of the whole function, which computes what it does for each of these arguments."""
+    """torch.compile makes one graph of the whole function, which computes what it does for
+    each of these arguments."""
     graphs = []
 
     def backend(graph, inputs):

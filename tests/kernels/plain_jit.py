@@ -1,7 +1,9 @@
-"""Kernels' arithmetic as plain Python: a function of Triton or Gluon, with numbers and NumPy arrays in place of tiles.
+"""Kernels' arithmetic as plain Python: a function of Triton or Gluon, with numbers and NumPy
+arrays in place of tiles.
 
-Gluon has no interpreter. What decides where a tile lies and what it visits is integers, though, and the very source of
-it can be run: `plain` gives a jitted function, and all that it calls, a language of a few functions on numbers.
+Gluon has no interpreter. What decides where a tile lies and what it visits is integers, though, and
+the very source of it can be run: `plain` gives a jitted function, and all that it calls, a language
+of a few functions on numbers.
 """
 
 import types
@@ -74,7 +76,8 @@ def _number(x: Any) -> Any:
 
 
 def plain(jitted: Any, **replaced: Any) -> Any:
-    """The jitted function as one of Python. replaced: what stands for names in it and in what it calls."""
+    """The jitted function as one of Python. replaced: what stands for names in
+    it and in what it calls."""
     function = jitted.fn
     names = dict(function.__globals__)
     for name, value in names.items():
@@ -91,7 +94,8 @@ def plain(jitted: Any, **replaced: Any) -> Any:
 
 
 def packed_call(cu_q, cu_k, total_q, total_k, window, heads=1, kv_heads=1, together=1):
-    """A backward_schedule.Call of packed sequences, and what stands for names in the functions that it is given to."""
+    """A backward_schedule.Call of packed sequences, and what stands for names in the
+    functions that it is given to."""
     from flashtrain_kernels.backends.hopper import backward_schedule, sequences
     from flashtrain_kernels.backends.portable.tiles import Bounds
 
@@ -102,7 +106,10 @@ def packed_call(cu_q, cu_k, total_q, total_k, window, heads=1, kv_heads=1, toget
     call = backward_schedule.Call(
         1.0, heads, bounds, tiles, items, kv_heads, together, None, None, *ends, None, None, None
     )
-    noted, found = lambda notes, place: Integer(number), lambda *given: tuple(map(Integer, find(*given)))
+    noted, found = (
+        lambda notes, place: Integer(number),
+        lambda *given: tuple(map(Integer, find(*given))),
+    )
     return call, {"noted": noted, "find": found, "opaque": lambda x: x}
 
 

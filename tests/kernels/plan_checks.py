@@ -5,7 +5,8 @@ from mask_cases import Batch, the_twelve
 
 from flashtrain_kernels.masks import Mask
 
-# Four documents of unequal segments and one of one token; then two documents: odd lengths, nothing a multiple of 16.
+# Four documents of unequal segments and one of one token; then two documents: odd lengths,
+# nothing a multiple of 16.
 BATCH: Batch = [[[30, 25, 22], [1], [40], [11, 9, 19]], [[70, 20, 31], [36]]]
 # (forward, dQ, dK/dV) tiles of queries and keys.
 BLOCKS = [(16, 16, 32, 16, 16, 32), (64, 32, 128, 64, 32, 64), (32, 128, 16, 64, 128, 16)]
@@ -13,11 +14,13 @@ ORDERS = ["natural", "zigzag", "random"]
 
 
 def reordered(mask: Mask, order: str) -> Mask:
-    """The mask with its queries and keys in another order: as context parallelism deals them, or in no order."""
+    """The mask with its queries and keys in another order: as context parallelism
+    deals them, or in no order."""
     if order == "natural":
         return mask
     seqlen = mask.seqlen_k
-    if order == "zigzag":  # each of three ranks has a piece from the front and its mirror image from the back
+    # Each of three ranks has a piece from the front and its mirror image from the back.
+    if order == "zigzag":
         pieces = torch.arange(seqlen).tensor_split(6)
         index = torch.cat([pieces[i] for i in (0, 5, 1, 4, 2, 3)])
     else:
@@ -26,7 +29,9 @@ def reordered(mask: Mask, order: str) -> Mask:
 
 
 def planned_masks(order: str) -> dict[str, Mask]:
-    return {name: reordered(case.mask, order) for name, case in the_twelve(BATCH, 21, 13, 18).items()}
+    return {
+        name: reordered(case.mask, order) for name, case in the_twelve(BATCH, 21, 13, 18).items()
+    }
 
 
 def listed(row: list[int]) -> tuple[list[int], list[int]]:
@@ -36,7 +41,8 @@ def listed(row: list[int]) -> tuple[list[int], list[int]]:
     assert 0 <= c1 <= c2 <= c3 <= pc
     assert 0 <= d1 <= fc
     masked = [
-        p0 + i if i < c1 else p1 + i - c1 if i < c2 else p2 + i - c2 if i < c3 else p3 + i - c3 for i in range(pc)
+        p0 + i if i < c1 else p1 + i - c1 if i < c2 else p2 + i - c2 if i < c3 else p3 + i - c3
+        for i in range(pc)
     ]
     full = [f0 + i if i < d1 else f1 + i - d1 for i in range(fc)]
     return masked, full
@@ -56,7 +62,9 @@ def check_table(table: torch.Tensor, dense: torch.Tensor, own: int, other: int) 
             masked, full = listed(row)
             visited = masked + full
             assert len(set(visited)) == len(visited), "a tile comes twice"
-            assert all(0 <= index < -(-columns // other) for index in visited), "a tile that does not exist"
+            assert all(0 <= index < -(-columns // other) for index in visited), (
+                "a tile that does not exist"
+            )
             mine = dense[number, tile * own : (tile + 1) * own]
             for index in range(-(-columns // other)):
                 block = mine[:, index * other : (index + 1) * other]
@@ -68,8 +76,11 @@ def check_table(table: torch.Tensor, dense: torch.Tensor, own: int, other: int) 
     return needless, masked_needlessly
 
 
-def check_plan(tables: tuple[torch.Tensor, ...], mask: Mask, blocks: tuple[int, ...]) -> tuple[int, int]:
-    """Check the three tables. Returns the needlessly listed and the needlessly masked tiles of all three."""
+def check_plan(
+    tables: tuple[torch.Tensor, ...], mask: Mask, blocks: tuple[int, ...]
+) -> tuple[int, int]:
+    """Check the three tables. Returns the needlessly listed and the needlessly
+    masked tiles of all three."""
     dense = mask.dense()
     counts = [
         check_table(tables[0], dense, blocks[0], blocks[1]),

@@ -1,9 +1,11 @@
-"""Makes Triton's interpreter ten times quicker and changes no result. Imported by conftest.py where it interprets.
+"""Makes Triton's interpreter ten times quicker and changes no result. Imported by
+conftest.py where it interprets.
 
-When a kernel is launched, Triton replaces the functions of its language by interpreted ones, and tries to do so again
-at every call of a function within the kernel, looking through the whole language for what there is to replace. And it
-computes each integer operation twice, once in 64 bits to see whether 32 overflow, but forgets the answer, as the
-interpreter has no debug mode that would read it. And it describes each block anew, whose type and shape are among few.
+When a kernel is launched, Triton replaces the functions of its language by interpreted ones, and
+tries to do so again at every call of a function within the kernel, looking through the whole
+language for what there is to replace. And it computes each integer operation twice, once in 64 bits
+to see whether 32 overflow, but forgets the answer, as the interpreter has no debug mode that would
+read it. And it describes each block anew, whose type and shape are among few.
 """
 
 from dataclasses import replace
@@ -17,13 +19,15 @@ _replace_language = interpreter._patch_lang
 
 
 def _replace_once(fn):
-    """What the launch replaced, it will put back: there is nothing to add to that within the kernel."""
+    """What the launch replaced, it will put back: there is nothing to add to
+    that within the kernel."""
     done = not (tl.core.is_builtin(tl.load) or tl.core.is_builtin(tl.core.load))
     return interpreter._LangPatchScope() if done else _replace_language(fn)
 
 
 class _KnownBlocks:
-    """What Triton finds out of a block's type and shape, kept for the next block that has the same."""
+    """What Triton finds out of a block's type and shape, kept for the next
+    block that has the same."""
 
     def __init__(self) -> None:
         self.describe_type = tl.core.block_type.__init__
@@ -32,7 +36,8 @@ class _KnownBlocks:
         self.shapes: dict[tuple[int, ...], tuple[Any, Any]] = {}
 
     def init_type(self, made: tl.block_type, element_ty: tl.dtype, shape: Any) -> None:
-        # The types of pointers cannot be hashed. What is kept with a number holds the object that has it.
+        # The types of pointers cannot be hashed. What is kept with a number holds
+        # the object that has it.
         key = id(element_ty), tuple([getattr(size, "value", size) for size in shape])
         known = self.types.get(key)
         if known is None:
@@ -64,7 +69,9 @@ def _keep_known() -> None:
             numpy_of[dtype] = find_numpy_dtype(dtype)
         return numpy_of[dtype]
 
-    tl.core.block_type.__init__ = lambda self, element_ty, shape: blocks.init_type(self, element_ty, shape)
+    tl.core.block_type.__init__ = lambda self, element_ty, shape: blocks.init_type(
+        self, element_ty, shape
+    )
     tl.core.tensor.__init__ = lambda self, handle, type: blocks.init_tensor(self, handle, type)
     interpreter._get_np_dtype = numpy_dtype
 

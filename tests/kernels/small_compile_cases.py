@@ -1,7 +1,8 @@
-"""Compile the small kernels (plans, masks, the loss head, merging, a cache of keys) for GPUs that need not be there,
-and print what each uses as JSON.
+"""Compile the small kernels (plans, masks, the loss head, merging, a cache of keys) for GPUs that
+need not be there, and print what each uses as JSON.
 
-Run as a program, because a compile for a wrong target may abort its process: python small_compile_cases.py 80 90
+Run as a program, because a compile for a wrong target may abort its process: python
+small_compile_cases.py 80 90
 """
 
 import json
@@ -32,16 +33,33 @@ INT, FLOAT, HALF = torch.int32, torch.float32, torch.bfloat16
 def plans() -> Iterator[Launch]:
     blocks = [128, 64, 64, 64, 32, 128]
     for rows, with_keys in ((5, False), (7, False), (7, True)):
-        queries, keys = empty(rows, 2, 1000, dtype=INT), empty(2, 1000, dtype=INT) if with_keys else None
-        yield from plan_launches(queries, keys, 1000, tuple(blocks), empty_tables(queries, 1000, blocks))
+        queries, keys = (
+            empty(rows, 2, 1000, dtype=INT),
+            empty(2, 1000, dtype=INT) if with_keys else None,
+        )
+        yield from plan_launches(
+            queries, keys, 1000, tuple(blocks), empty_tables(queries, 1000, blocks)
+        )
 
 
 def masks() -> Iterator[Launch]:
-    row, ids, bounds = empty(2, 5000, dtype=INT), empty(2, 5000, dtype=torch.int64), empty(9, dtype=INT)
+    row, ids, bounds = (
+        empty(2, 5000, dtype=INT),
+        empty(2, 5000, dtype=torch.int64),
+        empty(9, dtype=INT),
+    )
     yield from bounds_of_ids_launches(ids, row, row)
     yield bounds_of_cu_seqlens_launch(bounds, empty(1, 5000, dtype=INT), empty(1, 5000, dtype=INT))
     yield packed_rows_launch(empty(5, 1, 5000, dtype=INT), bounds, bounds, 5000, -1, 0)
-    for kind in ("window", "prefix", "blocks", "shared question", "blockwise", "global", "causal global"):
+    for kind in (
+        "window",
+        "prefix",
+        "blocks",
+        "shared question",
+        "blockwise",
+        "global",
+        "causal global",
+    ):
         out = empty(7 if kind in TWO_INTERVALS else 5, 2, 5000, dtype=INT)
         yield from document_rows_launches(out, kind, row, row, row, row, ids, 9, 9, 9)
 
@@ -50,7 +68,9 @@ def losses() -> Iterator[Launch]:
     labels, losses = empty(100, dtype=torch.int64), empty(100, dtype=FLOAT)
     for dtype in (HALF, FLOAT):
         for upstream in (None, losses):
-            yield softmax_rows_launch(empty(100, 50304, dtype=dtype), labels, losses, 50257, -100, upstream)
+            yield softmax_rows_launch(
+                empty(100, 50304, dtype=dtype), labels, losses, 50257, -100, upstream
+            )
 
 
 def merging() -> Iterator[Launch]:
@@ -61,7 +81,8 @@ def merging() -> Iterator[Launch]:
         yield merge_launch(out, lse[:, :, 500:], part, empty(2, 8, 500, dtype=FLOAT))
 
 
-# Sq queries, H query heads, K key/value heads, D head dimension, page rows (0: none), R, left, right, softcap.
+# Sq queries, H query heads, K key/value heads, D head dimension, page rows (0: none), R,
+# left, right, softcap.
 CACHES = [
     (1, 32, 8, 128, 0, 0, -1, -1, 0.0),
     (1, 32, 8, 128, 16, 128, -1, 0, 0.0),
@@ -78,10 +99,14 @@ def caches() -> Iterator[Launch]:
         q, new = (empty(4, seqlen_q, count, head_dim, dtype=HALF) for count in (heads, kv_heads))
         angles = empty(131_072, rotary // 2, dtype=HALF) if rotary else None
         if rotary:
-            yield append_launch(new, new, cache, cache, lengths, table, bool(page), angles, angles, True)
+            yield append_launch(
+                new, new, cache, cache, lengths, table, bool(page), angles, angles, True
+            )
         yield from attend_launches(
-            q, empty(4, heads, seqlen_q, dtype=FLOAT), q, cache, cache, lengths, None, table, bool(page), seqlen_q,
-            angles, angles, True, 0.1, left, right, softcap, empty(heads, dtype=FLOAT) if softcap else None,
+            q, empty(4, heads, seqlen_q, dtype=FLOAT), q, cache, cache, lengths, None, table,
+            bool(page), seqlen_q,
+            angles, angles, True, 0.1, left, right, softcap,
+            empty(heads, dtype=FLOAT) if softcap else None,
             8 if seqlen_q == 1 else 1,
         )  # fmt: skip
 
@@ -94,5 +119,9 @@ if __name__ == "__main__":
             for launch in launches():
                 compiled = compile_launch(launch, capability)
                 row = {"capability": capability, "kernel": name}
-                row |= {"registers": compiled.registers, "shared": compiled.shared, "spills": compiled.spills}
+                row |= {
+                    "registers": compiled.registers,
+                    "shared": compiled.shared,
+                    "spills": compiled.spills,
+                }
                 print(json.dumps(row), flush=True)

@@ -1,4 +1,5 @@
-"""What programs written for flash-attn and for torch's attention pass: numbers in any form, tensors under autocast."""
+"""What programs written for flash-attn and for torch's attention pass: numbers in any form,
+tensors under autocast."""
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from flashtrain_kernels import dispatch
 
 CU = torch.tensor([0, 3, 7], dtype=torch.int32)
 WINDOWS = [
-    (2, 1), [2, 1], torch.tensor([2, 1]), torch.tensor([2, 1], dtype=torch.int32), np.array([2, 1]).tolist(),
+    (2, 1), [2, 1], torch.tensor([2, 1]), torch.tensor([2, 1], dtype=torch.int32),
+    np.array([2, 1]).tolist(),
     tuple(np.array([2, 1])), (torch.tensor(2), 1),
 ]  # fmt: skip
 
@@ -33,17 +35,23 @@ def test_a_window_is_two_integers_in_any_form(window):
 
 def test_no_bound_may_be_none_as_flash_attn_4_has_it():
     q, k, v = tensors()
-    assert torch.equal(fk.flash_attn_func(q, k, v, window_size=(None, None)), fk.flash_attn_func(q, k, v))
+    assert torch.equal(
+        fk.flash_attn_func(q, k, v, window_size=(None, None)), fk.flash_attn_func(q, k, v)
+    )
     wanted = fk.flash_attn_func(q, k, v, window_size=(3, -1))
     assert torch.equal(fk.flash_attn_func(q, k, v, window_size=(3, None)), wanted)
 
 
-@pytest.mark.parametrize("longest", [4, np.int64(4), torch.tensor(4), torch.tensor([4], dtype=torch.int32)], ids=repr)
+@pytest.mark.parametrize(
+    "longest", [4, np.int64(4), torch.tensor(4), torch.tensor([4], dtype=torch.int32)], ids=repr
+)
 def test_the_longest_length_may_be_a_tensor_as_transformers_has_it(longest):
     q, k, v = packed()
     options = {"dropout_p": 0.3, "dropout_seed": 3, "return_attn_probs": True}
     wanted = fk.flash_attn_varlen_func(q, k, v, CU, CU, 4, 4, **options)
-    for one, other in zip(fk.flash_attn_varlen_func(q, k, v, CU, CU, longest, longest, **options), wanted, strict=True):
+    for one, other in zip(
+        fk.flash_attn_varlen_func(q, k, v, CU, CU, longest, longest, **options), wanted, strict=True
+    ):
         assert torch.equal(one, other)
 
 
@@ -56,14 +64,20 @@ def test_the_longest_length_as_a_tensor_under_torch_compile():
     torch.testing.assert_close(compiled(q, k, v, CU, torch.tensor(4)), attend(q, k, v, CU, 4))
 
 
-# --- autocast: as torch's own attention ------------------------------------------------------------------------------
+# --- autocast: as torch's own attention -----------------------------------------------------------
 # What is given, and what torch computes in under autocast to bfloat16.
-DTYPES = {torch.float32: torch.bfloat16, torch.float16: torch.bfloat16, torch.float64: torch.float64}
+DTYPES = {
+    torch.float32: torch.bfloat16,
+    torch.float16: torch.bfloat16,
+    torch.float64: torch.float64,
+}
 
 
 def called(function, q, k, v):
     """out of one function, (B, S, H, D)."""
-    one = (q, k, v) if k.shape[2] == q.shape[2] else (q, *(x.repeat_interleave(2, 2) for x in (k, v)))
+    one = (
+        (q, k, v) if k.shape[2] == q.shape[2] else (q, *(x.repeat_interleave(2, 2) for x in (k, v)))
+    )
     with torch.autocast("cpu", enabled=False):  # under which torch.stack takes no float16
         kv, qkv = torch.stack((k, v), 2), torch.stack(one, 2)
     length = q.shape[1]
@@ -74,13 +88,25 @@ def called(function, q, k, v):
         "kvpacked": lambda: fk.flash_attn_kvpacked_func(q, kv),
         "qkvpacked": lambda: fk.flash_attn_qkvpacked_func(qkv),
         "varlen": lambda: fk.flash_attn_varlen_func(q[0], k[0], v[0], cu, cu, length, length)[None],
-        "varlen kvpacked": lambda: fk.flash_attn_varlen_kvpacked_func(q[0], kv[0], cu, cu, length, length)[None],
+        "varlen kvpacked": lambda: fk.flash_attn_varlen_kvpacked_func(
+            q[0], kv[0], cu, cu, length, length
+        )[None],
         "varlen qkvpacked": lambda: fk.flash_attn_varlen_qkvpacked_func(qkv[0], cu, length)[None],
-        "sdpa": lambda: fk.scaled_dot_product_attention(*heads_first, enable_gqa=True).transpose(1, 2),
+        "sdpa": lambda: fk.scaled_dot_product_attention(*heads_first, enable_gqa=True).transpose(
+            1, 2
+        ),
     }[function]()
 
 
-FUNCTIONS = ["func", "kvpacked", "qkvpacked", "varlen", "varlen kvpacked", "varlen qkvpacked", "sdpa"]
+FUNCTIONS = [
+    "func",
+    "kvpacked",
+    "qkvpacked",
+    "varlen",
+    "varlen kvpacked",
+    "varlen qkvpacked",
+    "sdpa",
+]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -89,7 +115,9 @@ def test_autocast_computes_in_its_dtype_and_gradients_are_in_the_inputs(function
     inputs = tensors(batch=1, seqlen_q=6, seqlen_k=6, dtype=dtype)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = called(function, *inputs)
-        torchs = scaled_dot_product_attention(*(x.transpose(1, 2) for x in inputs), enable_gqa=True).transpose(1, 2)
+        torchs = scaled_dot_product_attention(
+            *(x.transpose(1, 2) for x in inputs), enable_gqa=True
+        ).transpose(1, 2)
     assert out.dtype == torchs.dtype == DTYPES[dtype]
     torch.testing.assert_close(out, torchs, atol=2e-2, rtol=2e-2)
     gradients = torch.autograd.grad(out.square().sum(), inputs)
@@ -110,8 +138,15 @@ def test_what_is_inside_is_not_cast_again(implementation):
 
     def results():
         out, lse = fk.flash_attn_func(*inputs[:3], bias=inputs[3], softcap=3.0, return_lse=True)
-        plain = fk.flash_attn_func(*inputs[:3], bias=inputs[3], alibi_slopes=torch.rand(4, generator=seeded()))
-        return (out, lse, plain, *torch.autograd.grad((out.sum() + lse.sum() + plain.square().sum()), inputs))
+        plain = fk.flash_attn_func(
+            *inputs[:3], bias=inputs[3], alibi_slopes=torch.rand(4, generator=seeded())
+        )
+        return (
+            out,
+            lse,
+            plain,
+            *torch.autograd.grad((out.sum() + lse.sum() + plain.square().sum()), inputs),
+        )
 
     def seeded():
         return torch.Generator().manual_seed(0)
@@ -137,7 +172,9 @@ def test_autocast_under_torch_compile(function):
     plain, wanted = loss(*inputs)
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out, plain)
-    for one, other in zip(torch.autograd.grad(total, inputs), torch.autograd.grad(wanted, inputs), strict=True):
+    for one, other in zip(
+        torch.autograd.grad(total, inputs), torch.autograd.grad(wanted, inputs), strict=True
+    ):
         torch.testing.assert_close(one, other, atol=2e-2, rtol=2e-2)
 
 
@@ -155,6 +192,8 @@ def test_a_cache_in_autocasts_dtype_takes_float32_queries_and_keys():
     q, k, v = tensors(seqlen_q=2, seqlen_k=2, dtype=torch.float32)
     cache = torch.zeros(2, 5, 2, 5, dtype=torch.bfloat16)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = fk.flash_attn_with_kvcache(q, cache, cache.clone(), k, v, cache_seqlens=0, causal=True)
+        out = fk.flash_attn_with_kvcache(
+            q, cache, cache.clone(), k, v, cache_seqlens=0, causal=True
+        )
     assert out.dtype == torch.bfloat16
     assert torch.equal(cache[:, :2], k.bfloat16())

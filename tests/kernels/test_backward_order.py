@@ -1,4 +1,5 @@
-"""The order of the Hopper backward's work items: a model of a GPU that starts the next item where one has ended."""
+"""The order of the Hopper backward's work items: a model of a GPU that starts the next
+item where one has ended."""
 
 import heapq
 import statistics
@@ -12,7 +13,18 @@ from flashtrain_kernels.options import Options
 
 MULTIPROCESSORS = 132
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 65536)
-HEADS = ((12, 12), (16, 16), (20, 20), (32, 32), (12, 2), (16, 2), (28, 4), (24, 8), (32, 8), (64, 8))
+HEADS = (
+    (12, 12),
+    (16, 16),
+    (20, 20),
+    (32, 32),
+    (12, 2),
+    (16, 2),
+    (28, 4),
+    (24, 8),
+    (32, 8),
+    (64, 8),
+)
 SHAPES = [
     (batch, heads, kv_heads, seqlen)
     for batch, (heads, kv_heads), seqlen in product((1, 2, 4, 16), HEADS, LENGTHS)
@@ -38,7 +50,8 @@ def order(batch, heads, kv_heads, seqlen, head_dim=128):
 
 
 def useful_share(batch, heads, kv_heads, seqlen, split, together):
-    """The share of the multiprocessors' time that is work; an item costs its tiles of queries and 1.5 for its start."""
+    """The share of the multiprocessors' time that is work; an item costs its tiles of queries
+    and 1.5 for its start."""
     key_tiles, free, work = -(-seqlen // 128), [0.0] * MULTIPROCESSORS, 0.0
     for _group in range(batch * kv_heads * split // together):
         for key_tile in range(key_tiles):
@@ -58,7 +71,11 @@ def test_heads_are_sorted_in_groups_that_divide_them_evenly():
 def test_multiprocessors_are_kept_busy():
     shares = {shape: useful_share(*shape, *order(*shape)) for shape in SHAPES}
     # Where the query heads themselves are fewer than multiprocessors can share, no order helps.
-    enough = {shape: x for shape, x in shares.items() if shape[0] * shape[1] * shape[3] // 128 >= 3 * MULTIPROCESSORS}
+    enough = {
+        shape: x
+        for shape, x in shares.items()
+        if shape[0] * shape[1] * shape[3] // 128 >= 3 * MULTIPROCESSORS
+    }
     assert len(shares) > 200
     assert len(enough) > 180
     assert statistics.mean(enough.values()) > 0.98
@@ -66,7 +83,11 @@ def test_multiprocessors_are_kept_busy():
 
 
 def test_query_heads_are_split_where_key_heads_are_few_or_their_groups_large():
-    assert [order(1, 12, 2, 8192)[0], order(1, 28, 4, 4096)[0], order(1, 32, 8, 2048)[0]] == [2, 7, 2]
+    assert [order(1, 12, 2, 8192)[0], order(1, 28, 4, 4096)[0], order(1, 32, 8, 2048)[0]] == [
+        2,
+        7,
+        2,
+    ]
     assert [order(1, 64, 8, 8192)[0], order(4, 64, 8, 1024)[0]] == [2, 2]
     assert [order(1, 32, 8, 8192)[0], order(1, 16, 16, 1024)[0]] == [1, 1]
 

@@ -1,4 +1,5 @@
-"""Block masks: the lists against the pattern and the band, pair by pair; the patterns; what is refused."""
+"""Block masks: the lists against the pattern and the band, pair by pair; the
+patterns; what is refused."""
 
 import pytest
 import torch
@@ -24,7 +25,8 @@ def rule(blocks, size, seqlen_q, seqlen_k, causal, window):
 
 
 def check_lists(rows, listed, seen, size):
-    """seen: (Bm, Hm, own, other tokens). Each row lists, ascending, its partly and then its wholly seen blocks."""
+    """seen: (Bm, Hm, own, other tokens). Each row lists, ascending, its partly and then
+    its wholly seen blocks."""
     own, other = size
     assert rows.dtype == torch.int64
     assert listed.dtype == torch.int32
@@ -36,7 +38,9 @@ def check_lists(rows, listed, seen, size):
             place = end
             mine = head_seen[number * own : (number + 1) * own]
             pieces = [mine[:, j : j + other] for j in range(0, seen.shape[3], other)]
-            whole = [j for j, piece in enumerate(pieces) if piece.shape == (own, other) and piece.all()]
+            whole = [
+                j for j, piece in enumerate(pieces) if piece.shape == (own, other) and piece.all()
+            ]
             partly = [j for j, piece in enumerate(pieces) if piece.any() and j not in whole]
             assert listed[begin:split].tolist() == partly
             assert listed[split:end].tolist() == whole
@@ -53,7 +57,8 @@ def check(mask, seen):
 @settings(max_examples=40)
 @given(
     seqlen_q=st.integers(1, 150), seqlen_k=st.integers(1, 150), causal=st.booleans(),
-    window=st.tuples(st.integers(-1, 60), st.integers(-1, 60)), size=st.sampled_from([(16, 16), (32, 16), (16, 64)]),
+    window=st.tuples(st.integers(-1, 60), st.integers(-1, 60)),
+    size=st.sampled_from([(16, 16), (32, 16), (16, 64)]),
     heads=st.sampled_from([(1,), (3,), (2, 2), (2, 1)]), density=st.sampled_from([0.0, 0.3, 1.0]),
     seed=st.integers(0, 9),
 )  # fmt: skip
@@ -62,7 +67,14 @@ def test_lists_hold_the_blocks_of_the_pattern_inside_the_band(
 ):
     shape = (*heads, -(-seqlen_q // size[0]), -(-seqlen_k // size[1]))
     blocks = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < density
-    mask = block_mask(blocks, block_size=size, seqlen_q=seqlen_q, seqlen_k=seqlen_k, causal=causal, window_size=window)
+    mask = block_mask(
+        blocks,
+        block_size=size,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        causal=causal,
+        window_size=window,
+    )
     check(mask, rule(blocks, size, seqlen_q, seqlen_k, causal, window))
 
 
@@ -70,7 +82,9 @@ def test_a_band_is_kept_as_shifts_of_the_key_against_the_query():
     blocks = torch.ones(1, 2, 4, dtype=torch.bool)
     mask = block_mask(blocks, block_size=16, seqlen_q=32, seqlen_k=64, window_size=(5, -1))
     assert (mask.left, mask.right) == (27, None)
-    mask = block_mask(blocks, block_size=16, seqlen_q=32, seqlen_k=64, causal=True, window_size=(-1, 9))
+    mask = block_mask(
+        blocks, block_size=16, seqlen_q=32, seqlen_k=64, causal=True, window_size=(-1, 9)
+    )
     assert (mask.left, mask.right) == (None, 32)
 
 
@@ -115,10 +129,13 @@ SQUARE = torch.ones(1, 2, 2, dtype=torch.bool)
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"blocks": SQUARE.int()}, TypeError), ({"blocks": [[True]]}, TypeError), ({"blocks": SQUARE[0]}, ValueError),
-        ({"blocks": SQUARE[:0]}, ValueError), ({"blocks": SQUARE[:, :1]}, ValueError), ({"block_size": 24}, ValueError),
+        ({"blocks": SQUARE.int()}, TypeError), ({"blocks": [[True]]}, TypeError),
+        ({"blocks": SQUARE[0]}, ValueError),
+        ({"blocks": SQUARE[:0]}, ValueError), ({"blocks": SQUARE[:, :1]}, ValueError),
+        ({"block_size": 24}, ValueError),
         ({"block_size": (16, 8)}, ValueError), ({"block_size": (16, 16, 16)}, ValueError),
-        ({"seqlen_q": -1}, ValueError), ({"window_size": (3,)}, TypeError), ({"window_size": (-3, 0)}, ValueError),
+        ({"seqlen_q": -1}, ValueError), ({"window_size": (3,)}, TypeError),
+        ({"window_size": (-3, 0)}, ValueError),
         ({"causal": 1}, TypeError),
     ],
 )  # fmt: skip
@@ -129,7 +146,9 @@ def test_a_mistake_is_refused_by_the_arguments_name(changes, error):
         block_mask(arguments.pop("blocks"), **arguments)
 
 
-@pytest.mark.parametrize(("density", "error"), [(1.5, ValueError), (-0.1, ValueError), ("half", TypeError)])
+@pytest.mark.parametrize(
+    ("density", "error"), [(1.5, ValueError), (-0.1, ValueError), ("half", TypeError)]
+)
 def test_a_density_outside_zero_to_one_is_refused(density, error):
     with pytest.raises(error, match="density must be"):
         random(1, 2, 2, density)

@@ -1,4 +1,5 @@
-"""How many files a reader follows from flash_attn_func to a kernel's launch, and how little a repeated call runs."""
+"""How many files a reader follows from flash_attn_func to a kernel's launch, and how
+little a repeated call runs."""
 
 import dataclasses
 import importlib.util
@@ -13,12 +14,15 @@ import flashtrain_kernels as fk
 from flashtrain_kernels import attend, dispatch
 from flashtrain_kernels.backends.hopper import backend as hopper
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
 HOME = Path(fk.__file__).parent
 
 
 def file_of(frame) -> str | None:
-    """Our file that a frame runs a function of; None for others' and for a module or class being made."""
+    """Our file that a frame runs a function of; None for others' and for a
+    module or class being made."""
     path = Path(frame.f_code.co_filename)
     made = not frame.f_code.co_flags & 2  # CO_NEWLOCALS: a function's
     return None if made or HOME not in path.parents else str(path.relative_to(HOME))
@@ -27,14 +31,18 @@ def file_of(frame) -> str | None:
 def is_of_a_value(frame) -> bool:
     """Whether a frame is of a value's own method, as options.rich is."""
     own = frame.f_locals.get("self")
-    return isinstance(own, tuple) or (dataclasses.is_dataclass(own) and own.__dataclass_params__.frozen)
+    return isinstance(own, tuple) or (
+        dataclasses.is_dataclass(own) and own.__dataclass_params__.frozen
+    )
 
 
 def files_passed(call, launch) -> list[str]:
-    """The files of ours that a reader follows through `call` up to the function `launch` (by its code).
+    """The files of ours that a reader follows through `call` up to the function
+    `launch` (by its code).
 
-    They are those on the stack at the launch, and those that one of these asks and that then ask another file in turn;
-    a file that answers by itself is no stop. Functions of torch in between do not count, nor do methods of a value.
+    They are those on the stack at the launch, and those that one of these asks and that then ask
+    another file in turn; a file that answers by itself is no stop. Functions of torch in between do
+    not count, nor do methods of a value.
     """
     stacks: dict[tuple[str, ...], bool] = {}
 
@@ -74,7 +82,9 @@ def test_a_call_passes_eight_files_on_its_way_to_the_launch(backend, monkeypatch
 
     monkeypatch.setattr(dispatch, "implementation_for", lambda device_type: "portable")
     monkeypatch.setattr(dispatch, "runs_kernels", lambda device: True)
-    monkeypatch.setattr(hopper, "unavailable", lambda device: None if backend == "hopper" else "no such GPU")
+    monkeypatch.setattr(
+        hopper, "unavailable", lambda device: None if backend == "hopper" else "no such GPU"
+    )
 
     monkeypatch.setattr(Launch, "start", launched)
     attend.CHECKED.clear()

@@ -36,7 +36,9 @@ def test_force_holds_within_its_context_only():
         assert not dispatch.runs_kernels(torch.device("cuda"))
     assert dispatch.implementation_for("cpu") == "torch"
     with (
-        pytest.raises(ValueError, match="must be one of portable, hopper, torch, reference, not 'fast'"),
+        pytest.raises(
+            ValueError, match="must be one of portable, hopper, torch, reference, not 'fast'"
+        ),
         dispatch.force("fast"),
     ):
         pass
@@ -63,8 +65,12 @@ def test_a_variant_replaces_the_tiles_it_names_and_the_last_of_several_wins(tabl
 
 def test_an_architecture_without_a_row_borrows_one():
     for dtype, head_dim in ((torch.bfloat16, 256), (torch.float32, 64)):
-        assert tile_table.table_row("sm_100", head_dim, dtype) == tile_table.table_row("sm_90", head_dim, dtype)
-    assert tile_table.table_row("sm_80", 64, torch.float32) == tile_table.table_row("small", 64, torch.float32)
+        assert tile_table.table_row("sm_100", head_dim, dtype) == tile_table.table_row(
+            "sm_90", head_dim, dtype
+        )
+    assert tile_table.table_row("sm_80", 64, torch.float32) == tile_table.table_row(
+        "small", 64, torch.float32
+    )
 
 
 def test_a_plans_sizes_stay_and_no_tile_is_larger_than_a_block_of_a_block_mask():
@@ -72,12 +78,16 @@ def test_a_plans_sizes_stay_and_no_tile_is_larger_than_a_block_of_a_block_mask()
     with dispatch.force("portable", Tile(64, 32, 4, 2)):
         assert tile_table.plan_blocks(cpu, 64, torch.float32) == (64, 32) * 3
         x, planned_for = torch.zeros(1, 1024, 1, 64), (16, 32, 64, 128, 32, 16)
-        planned = tile_table.tiles_of(Call(x, x, x, Options(0.125, mask=masks.full(1024).planned_for(planned_for))))
+        planned = tile_table.tiles_of(
+            Call(x, x, x, Options(0.125, mask=masks.full(1024).planned_for(planned_for)))
+        )
         assert (planned.forward, planned.dq) == (Tile(16, 32, 4, 2), Tile(64, 128, 4, 2))
         assert (planned.dkdv, planned.dbias) == (Tile(32, 16, 4, 2), Tile(64, 32, 4, 2))
         blocks = torch.ones(1, 64, 2, dtype=torch.bool)
         mask = fk.block_mask(blocks, block_size=(16, 512), seqlen_q=1024, seqlen_k=1024)
-        assert tile_table.tiles_of(Call(x, x, x, Options(0.125, mask=mask))) == Tiles.all(Tile(16, 32, 4, 2), True)
+        assert tile_table.tiles_of(Call(x, x, x, Options(0.125, mask=mask))) == Tiles.all(
+            Tile(16, 32, 4, 2), True
+        )
 
 
 class NewKernels:
@@ -117,7 +127,9 @@ def test_another_backend_is_asked_in_its_turn_runs_what_it_serves_and_is_explain
     assert line.endswith(" (no backward yet)")
 
 
-def test_the_tuner_prints_rows_of_both_tables_and_tries_only_sizes_that_a_plan_allows(table_as_it_is):
+def test_the_tuner_prints_rows_of_both_tables_and_tries_only_sizes_that_a_plan_allows(
+    table_as_it_is,
+):
     best = {"dq": Tile(64, 64, 4, 2, 168), "forward": Tile(128, 64, 4, 4)}
     row = tuning.row_of_table("sm_90", 64, torch.bfloat16, "plain", best)
     name, tiles = next(iter(eval(f"{{{row}}}", vars(tile_table)).items()))
@@ -140,7 +152,9 @@ def test_the_tuner_has_options_for_every_call(call):
 
 
 def test_gpus_before_sm_80_are_refused_with_what_to_use_instead():
-    with pytest.raises(ValueError, match=r"sm_80.*this one has 7.5: use torch.*scaled_dot_product_attention"):
+    with pytest.raises(
+        ValueError, match=r"sm_80.*this one has 7.5: use torch.*scaled_dot_product_attention"
+    ):
         dispatch._require_sm80((7, 5))
 
 

@@ -1,4 +1,5 @@
-"""What torch's FLOP counter sees: two products of each visible pair forward, five backward, 2 D operations each."""
+"""What torch's FLOP counter sees: two products of each visible pair forward, five
+backward, 2 D operations each."""
 
 import pytest
 import torch
@@ -11,7 +12,13 @@ import flashtrain_kernels as fk
 from flashtrain_kernels import masks, ops
 
 BATCH, SEQLEN_Q, SEQLEN_K, HEADS, KV_HEADS, HEAD_DIM = 2, 7, 10, 4, 2, 8
-BANDS = [{}, {"causal": True}, {"window_size": (3, 1)}, {"window_size": (-1, 2)}, {"window_size": (0, -1)}]
+BANDS = [
+    {},
+    {"causal": True},
+    {"window_size": (3, 1)},
+    {"window_size": (-1, 2)},
+    {"window_size": (0, -1)},
+]
 
 pytestmark = pytest.mark.usefixtures("through_the_operators")
 bounds = st.none() | st.integers(-14, 14)
@@ -37,10 +44,14 @@ def test_visible_pairs_of_a_million_tokens_are_counted_exactly():
 
 
 def counted(run):
-    """The operators' FLOPs by name, as (name without the namespace, FLOPs); nothing else may count."""
+    """The operators' FLOPs by name, as (name without the namespace, FLOPs);
+    nothing else may count."""
     with FlopCounterMode(display=False) as counter:
         run()
-    return {str(op).removeprefix("flashtrain_kernels."): n for op, n in counter.get_flop_counts()["Global"].items()}
+    return {
+        str(op).removeprefix("flashtrain_kernels."): n
+        for op, n in counter.get_flop_counts()["Global"].items()
+    }
 
 
 def draw(*shape):
@@ -52,7 +63,9 @@ def call(packing, seqlen_q, options):
         return fk.flash_attn_qkvpacked_func(draw(BATCH, seqlen_q, 3, HEADS, HEAD_DIM), **options)
     q = draw(BATCH, seqlen_q, HEADS, HEAD_DIM)
     if packing == "kvpacked":
-        return fk.flash_attn_kvpacked_func(q, draw(BATCH, SEQLEN_K, 2, KV_HEADS, HEAD_DIM), **options)
+        return fk.flash_attn_kvpacked_func(
+            q, draw(BATCH, SEQLEN_K, 2, KV_HEADS, HEAD_DIM), **options
+        )
     k, v = (draw(BATCH, SEQLEN_K, KV_HEADS, HEAD_DIM) for _ in range(2))
     return fk.flash_attn_func(q, k, v, **options)
 
@@ -81,4 +94,6 @@ def test_varlen_counts_the_packed_row():
     q = draw(9, HEADS, HEAD_DIM)
     cu_seqlens = torch.tensor([0, 4, 9], dtype=torch.int32)
     product = 2 * HEADS * HEAD_DIM * 9 * 9
-    assert counted(lambda: fk.flash_attn_varlen_func(q, q, q, cu_seqlens, cu_seqlens, 5, 5)) == {"forward": 2 * product}
+    assert counted(lambda: fk.flash_attn_varlen_func(q, q, q, cu_seqlens, cu_seqlens, 5, 5)) == {
+        "forward": 2 * product
+    }

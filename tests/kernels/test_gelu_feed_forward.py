@@ -22,7 +22,11 @@ def inputs(dtype=torch.float64, device="cpu", rows=(2, 5), embed=8, ffn=24):
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_output_and_gradients_are_the_plain_formulas(compiled):
-    ours = torch.compile(gelu_feed_forward, fullgraph=True, backend="aot_eager") if compiled else gelu_feed_forward
+    ours = (
+        torch.compile(gelu_feed_forward, fullgraph=True, backend="aot_eager")
+        if compiled
+        else gelu_feed_forward
+    )
     tensors = inputs()
     got, want = ours(*tensors), plain(*tensors)
     torch.testing.assert_close(got, want)
@@ -44,25 +48,36 @@ def test_the_operators_pass_torchs_checks():
     x, up, up_bias, down, _ = (tensor.detach() for tensor in inputs(rows=(5,)))
     torch.library.opcheck(torch.ops.flashtrain_kernels.linear_gelu.default, (x, up, up_bias))
     inner = torch.randn(5, 24, dtype=torch.float64)
-    torch.library.opcheck(torch.ops.flashtrain_kernels.product_times_gelu_gradient.default, (x, down, inner))
+    torch.library.opcheck(
+        torch.ops.flashtrain_kernels.product_times_gelu_gradient.default, (x, down, inner)
+    )
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("rows", "embed", "ffn"), [((1000,), 768, 3072), ((3, 37), 64, 136), ((1,), 8, 8), ((4096,), 1024, 4096)]
+    ("rows", "embed", "ffn"),
+    [((1000,), 768, 3072), ((3, 37), 64, 136), ((1,), 8, 8), ((4096,), 1024, 4096)],
 )
-def test_on_a_gpu_gelu_is_part_of_the_products_and_no_less_exact(path, monkeypatch, dtype, rows, embed, ffn):
+def test_on_a_gpu_gelu_is_part_of_the_products_and_no_less_exact(
+    path, monkeypatch, dtype, rows, embed, ffn
+):
     used = []
     for name in ("linear_gelu", "product_times_gelu_gradient"):
         original = getattr(cublaslt, name)
-        monkeypatch.setattr(cublaslt, name, lambda *a, original=original, name=name: (used.append(name), original(*a)))
+        monkeypatch.setattr(
+            cublaslt,
+            name,
+            lambda *a, original=original, name=name: (used.append(name), original(*a)),
+        )
 
     def squared_errors(function, tensors, wanted):
         with torch.autocast("cuda", dtype=dtype):
             out = function(*tensors)
         got = [out, *torch.autograd.grad(out.float().square().sum(), tensors)]
-        return torch.stack([((a - b).norm() / b.norm()).square() for a, b in zip(got, wanted, strict=True)])
+        return torch.stack(
+            [((a - b).norm() / b.norm()).square() for a, b in zip(got, wanted, strict=True)]
+        )
 
     # Eight numbers round as they happen to: their errors are compared over many draws.
     draws = 64 if embed == 8 else 1
@@ -83,7 +98,9 @@ def test_on_hopper_gpus_the_products_take_the_algorithms_that_were_fastest(path)
     if torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("measured on Hopper GPUs only")
     x = torch.randn(256, 1024, device="cuda", dtype=torch.bfloat16)
-    gelu_feed_forward(x, *(tensor.detach() for tensor in inputs(x.dtype, "cuda", embed=1024, ffn=4096)[1:]))
+    gelu_feed_forward(
+        x, *(tensor.detach() for tensor in inputs(x.dtype, "cuda", embed=1024, ffn=4096)[1:])
+    )
     # The library's own choice for this backward was a kernel for older GPUs, 1.7 times as slow.
     for transposed, epilogue in ((True, cublaslt._GELU_AUX_BIAS), (False, cublaslt._DGELU)):
         plan = cublaslt._plan(x.device, x.dtype, (4096, 32768, 1024), transposed, epilogue)

@@ -1,4 +1,5 @@
-"""The kernels on an NVIDIA GPU of sm_80 or later: how exact they are, for shapes and head dimensions.
+"""The kernels on an NVIDIA GPU of sm_80 or later: how exact they are, for
+shapes and head dimensions.
 
     python -m pytest -m gpu tests/kernels
 
@@ -18,16 +19,21 @@ pytestmark = NEEDS_GPU
 BF16, FP16 = torch.bfloat16, torch.float16
 
 SHAPES = [
-    Case(2, 128, 128, 4, 4, 64, "causal"), Case(2, 1000, 1000, 4, 2, 64, "causal"), Case(2, 1, 333, 4, 2, 64, "causal"),
-    Case(2, 333, 1, 4, 4, 64, "causal"), Case(1, 257, 1025, 4, 4, 64, "causal"), Case(1, 1025, 257, 4, 4, 64, "causal"),
+    Case(2, 128, 128, 4, 4, 64, "causal"), Case(2, 1000, 1000, 4, 2, 64, "causal"),
+    Case(2, 1, 333, 4, 2, 64, "causal"),
+    Case(2, 333, 1, 4, 4, 64, "causal"), Case(1, 257, 1025, 4, 4, 64, "causal"),
+    Case(1, 1025, 257, 4, 4, 64, "causal"),
     Case(2, 1000, 777, 4, 4, 64), Case(1, 1, 1, 4, 4, 64), Case(1, 1000, 1000, 4, 4, 128),
     Case(1, 1023, 1023, 6, 3, 128, "causal"), Case(1, 1025, 257, 6, 3, 128, "causal"),
     Case(2, 1000, 1000, 4, 2, 256, "causal"), Case(1, 1025, 257, 3, 3, 256, "window"),
-    Case(1, 257, 1025, 2, 1, 256, "causal"), Case(2, 1000, 777, 2, 2, 256), Case(1, 65, 129, 2, 2, 256),
+    Case(1, 257, 1025, 2, 1, 256, "causal"), Case(2, 1000, 777, 2, 2, 256),
+    Case(1, 65, 129, 2, 2, 256),
     Case(1, 1, 65, 2, 1, 256, "causal"),
-    # A head for each of 132 multiprocessors, or a little less: programs of the Hopper backward then have whole heads.
+    # A head for each of 132 multiprocessors, or a little less: programs of the Hopper backward
+    # then have whole heads.
     Case(33, 500, 500, 4, 4, 64, "causal"), Case(33, 130, 333, 4, 4, 64, "causal"),
-    Case(57, 257, 257, 4, 4, 64, "causal"), Case(33, 1000, 100, 4, 4, 64), Case(33, 200, 700, 4, 4, 64),
+    Case(57, 257, 257, 4, 4, 64, "causal"), Case(33, 1000, 100, 4, 4, 64),
+    Case(33, 200, 700, 4, 4, 64),
     Case(33, 1, 129, 4, 4, 64),
 ]  # fmt: skip
 HEAD_DIMENSIONS = [
@@ -46,7 +52,8 @@ def test_the_error_is_at_most_twice_that_of_torchs_attention(case, dtype):
 
 
 FLOAT32 = [
-    Case(2, 300, 411, 4, 2, 64, "causal"), Case(1, 411, 300, 2, 2, 128), Case(1, 200, 200, 2, 1, 80, "window"),
+    Case(2, 300, 411, 4, 2, 64, "causal"), Case(1, 411, 300, 2, 2, 128),
+    Case(1, 200, 200, 2, 1, 80, "window"),
     Case(2, 301, 301, 2, 2, 64, "global window"),
     Case(2, 150, 201, 2, 2, 64, "causal", 3.0, "alibi", (0, 0, 0, 0), 0.3),
 ]  # fmt: skip
@@ -62,9 +69,13 @@ def test_any_strides(path):
     case = SHAPES[1]
     inputs = case.inputs(BF16, DEVICE)
     wanted = ours(case, inputs)
-    heads_first = [x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in inputs]
+    heads_first = [
+        x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in inputs
+    ]
     wide = [torch.cat([x.detach(), x.detach()], -1)[..., :64].requires_grad_() for x in inputs]
-    turned = [x.detach().transpose(2, 3).contiguous().transpose(2, 3).requires_grad_() for x in inputs]
+    turned = [
+        x.detach().transpose(2, 3).contiguous().transpose(2, 3).requires_grad_() for x in inputs
+    ]
     for strided in (heads_first, wide, turned):
         assert not strided[0].is_contiguous()
         got = ours(case, strided)
@@ -81,11 +92,17 @@ def test_an_expanded_output_gradient(path):
         assert_same(got, wanted, added=path == "hopper" and name == "dq")
 
 
-@pytest.mark.parametrize("features", [{}, {"mask": True}, {"dropout_p": 0.2, "dropout_seed": 3}], ids=str)
+@pytest.mark.parametrize(
+    "features", [{}, {"mask": True}, {"dropout_p": 0.2, "dropout_seed": 3}], ids=str
+)
 def test_packed_equals_unpacked_bit_for_bit(features, path):
     qkv = torch.randn(2, 777, 3, 4, 64, device=DEVICE, dtype=BF16, requires_grad=True)
     ids = torch.arange(777, device=DEVICE).expand(2, 777) // 200
-    options = {"mask": fk.masks.document(ids, causal=True)} if "mask" in features else {"causal": True, **features}
+    options = (
+        {"mask": fk.masks.document(ids, causal=True)}
+        if "mask" in features
+        else {"causal": True, **features}
+    )
     weight = torch.randn(2, 777, 4, 64, device=DEVICE, dtype=BF16)
     apart = fk.flash_attn_func(*qkv.unbind(2), **options)
     (wanted,) = torch.autograd.grad((apart * weight).sum(), qkv)

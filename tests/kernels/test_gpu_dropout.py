@@ -1,4 +1,5 @@
-"""Dropout on a GPU: which weights the kernels drop, against the reference's draw, and that nothing else changes it."""
+"""Dropout on a GPU: which weights the kernels drop, against the reference's draw, and that
+nothing else changes it."""
 
 import pytest
 import torch
@@ -16,7 +17,9 @@ SEED = 1234567890123
 
 def kept_by_the_reference(batch, seqlen_q, seqlen_k, heads, p, mask=None, seed=SEED):
     options = Options(0.125, dropout_p=p, seed=seed_tensor(seed, torch.device(DEVICE)), mask=mask)
-    return reference.dropout_mask((batch, seqlen_q, heads, 64), (batch, seqlen_k, heads, 64), options, DEVICE)
+    return reference.dropout_mask(
+        (batch, seqlen_q, heads, 64), (batch, seqlen_k, heads, 64), options, DEVICE
+    )
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
@@ -25,7 +28,9 @@ def test_the_share_that_is_kept_is_one_minus_p(p):
     kept = weights > 0
     spread = (p * (1 - p) / kept.numel()) ** 0.5
     assert abs(kept.double().mean().item() - (1 - p)) < 5 * spread
-    torch.testing.assert_close(weights[kept].double().mean().item(), 1 / 256 / (1 - p), atol=0, rtol=2e-3)
+    torch.testing.assert_close(
+        weights[kept].double().mean().item(), 1 / 256 / (1 - p), atol=0, rtol=2e-3
+    )
 
 
 # The Hopper kernels serve the second: Sk - Sq is a multiple of 16.
@@ -38,13 +43,18 @@ def test_the_kernels_drop_what_the_references_mask_says(seed, keys):
 
 @pytest.mark.parametrize(("keys", "head_dim"), [(389, 64), (380, 64), (380, 128)])
 def test_the_backward_drops_what_the_references_mask_says(keys, head_dim):
-    q, k, v = (torch.zeros(2, size, 3, head_dim, device=DEVICE, dtype=torch.float16) for size in (300, keys, keys))
+    q, k, v = (
+        torch.zeros(2, size, 3, head_dim, device=DEVICE, dtype=torch.float16)
+        for size in (300, keys, keys)
+    )
     out = fk.flash_attn_func(q, k, v.requires_grad_(), 0.4, dropout_seed=SEED)
     seen = []
     for first in range(0, 300, head_dim):  # dV of a query by itself, in a dimension of its own
         dout = torch.zeros_like(out)
         number = min(head_dim, 300 - first)
-        dout[:, first : first + number] = torch.eye(head_dim, device=DEVICE, dtype=dout.dtype)[:number, None]
+        dout[:, first : first + number] = torch.eye(head_dim, device=DEVICE, dtype=dout.dtype)[
+            :number, None
+        ]
         (dv,) = torch.autograd.grad(out, v, dout, retain_graph=True)
         seen.append(dv.permute(0, 2, 3, 1)[:, :, :number] > 0)
     assert torch.equal(torch.cat(seen, 2), kept_by_the_reference(2, 300, keys, 3, 0.4))
@@ -121,7 +131,9 @@ def test_a_cuda_graph_draws_by_the_seed_that_its_tensor_holds_when_it_is_replaye
 @pytest.mark.parametrize("seed", [None, 7])
 def test_a_cuda_graph_without_a_seed_draws_anew_in_each_replay_and_a_number_stays(seed):
     q, k, v = (x.detach() for x in Case(2, 333, 461, 4, 4, 64).inputs(torch.float16, DEVICE))
-    graph, (out,) = captured(lambda: [fk.flash_attn_func(q, k, v, 0.3, causal=True, dropout_seed=seed)])
+    graph, (out,) = captured(
+        lambda: [fk.flash_attn_func(q, k, v, 0.3, causal=True, dropout_seed=seed)]
+    )
     graph.replay()
     first = out.clone()
     graph.replay()

@@ -1,7 +1,9 @@
-"""The limits on a GPU: tensors of more than 2^31 elements, rows of a million tokens, memory that grows with the length
-alone. Checked against float64 on some queries and some keys, which needs no whole score matrix.
+"""The limits on a GPU: tensors of more than 2^31 elements, rows of a million tokens, memory
+that grows with the length alone. Checked against float64 on some queries and some keys, which
+needs no whole score matrix.
 
-S sequence, H heads, D head dimension; all of these have one batch row and one key head a query head.
+S sequence, H heads, D head dimension; all of these have one batch row and one
+key head a query head.
 """
 
 from typing import NamedTuple
@@ -29,7 +31,8 @@ def enough_memory():
 
 
 class Run(NamedTuple):
-    """One call and its gradients, (S, H, D) each; lse (H, S); peak: bytes allocated on top of the inputs."""
+    """One call and its gradients, (S, H, D) each; lse (H, S); peak: bytes
+    allocated on top of the inputs."""
 
     q: Tensor
     k: Tensor
@@ -53,12 +56,17 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *more: Tensor, call) -> Run:
     return Run(*(x.detach() for x in (q, k, v, out, lse, dout)), gradients, peak)
 
 
-def assert_rows_are_exact(run: Run, rows: Tensor, seen: Tensor, bias: Tensor | None = None) -> Tensor:
-    """out, lse and dQ of the queries `rows` (n,) against float64; seen: (n, S) or (H, n, S) bool, bias: (n, S).
+def assert_rows_are_exact(
+    run: Run, rows: Tensor, seen: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """out, lse and dQ of the queries `rows` (n,) against float64; seen: (n, S) or (H, n,
+    S) bool, bias: (n, S).
 
     Returns the gradient of those rows' scores, (H, n, S).
     """
-    q, k, v, dout = (x.double().transpose(0, 1) for x in (run.q[rows], run.k, run.v, run.dout[rows]))
+    q, k, v, dout = (
+        x.double().transpose(0, 1) for x in (run.q[rows], run.k, run.v, run.dout[rows])
+    )
     scale = run.q.shape[-1] ** -0.5
     scores = q @ k.transpose(1, 2) * scale
     scores = (scores if bias is None else scores + bias.double()).masked_fill(~seen, -torch.inf)
@@ -67,15 +75,19 @@ def assert_rows_are_exact(run: Run, rows: Tensor, seen: Tensor, bias: Tensor | N
     dweights = dout @ v.transpose(1, 2)
     dscores = weights * (dweights - (dout * out).sum(-1, keepdim=True))
     assert_near(run.out[rows].transpose(0, 1), out)
-    torch.testing.assert_close(run.lse[:, rows].double(), torch.logsumexp(scores, -1), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        run.lse[:, rows].double(), torch.logsumexp(scores, -1), atol=1e-4, rtol=0
+    )
     assert_near(run.gradients[0][rows].transpose(0, 1), dscores @ k * scale)
     return dscores
 
 
 def assert_keys_are_exact(run: Run, keys: Tensor, seen: Tensor) -> None:
-    """dK and dV of the keys (n,) against float64, from the outputs and log-sum-exps that the queries got; seen: (S, n)
-    or (H, S, n) bool."""
-    q, k, v, out, dout = (x.double().transpose(0, 1) for x in (run.q, run.k[keys], run.v[keys], run.out, run.dout))
+    """dK and dV of the keys (n,) against float64, from the outputs and log-sum-exps that the
+    queries got; seen: (S, n) or (H, S, n) bool."""
+    q, k, v, out, dout = (
+        x.double().transpose(0, 1) for x in (run.q, run.k[keys], run.v[keys], run.out, run.dout)
+    )
     scale = run.q.shape[-1] ** -0.5
     scores = q @ k.transpose(1, 2) * scale
     weights = torch.exp(scores - run.lse.double()[..., None]).masked_fill(~seen, 0.0)
@@ -135,7 +147,8 @@ def test_gradients_of_more_than_two_to_the_31_elements():
     wanted = gradients(q[:, tail], k[:, before], v[:, before], dout[:, tail])
     assert_near(got[0][:, tail], wanted[0].double())
     for one, other in zip(got[1:], wanted[1:], strict=True):
-        assert_near(one[:, -700:], other[:, -700:].double())  # whose queries are all among the last thousand
+        # Whose queries are all among the last thousand.
+        assert_near(one[:, -700:], other[:, -700:].double())
 
 
 def test_a_bias_of_more_than_two_to_the_31_elements_and_its_gradient():
@@ -161,7 +174,9 @@ def test_sequences_packed_into_a_row_of_a_million_tokens_take_memory_in_proporti
         cu = torch.tensor([0, first, length], device=DEVICE, dtype=torch.int32)
 
         def call(q, k, v, cu=cu, length=length):
-            return fk.flash_attn_varlen_func(q, k, v, cu, cu, length, length, causal=True, return_lse=True)
+            return fk.flash_attn_varlen_func(
+                q, k, v, cu, cu, length, length, causal=True, return_lse=True
+            )
 
         run = attend(*(randn(length, 1, 64) for _ in range(3)), call=call)
         index = torch.arange(length, device=DEVICE)
@@ -184,7 +199,9 @@ def test_blocks_of_a_row_of_256k_tokens_take_memory_in_proportion_to_the_blocks(
     assert mask.density() < 0.02
 
     def call(q, k, v):
-        out, lse = fk.flash_attn_func(q[None], k[None], v[None], causal=True, mask=mask, return_lse=True)
+        out, lse = fk.flash_attn_func(
+            q[None], k[None], v[None], causal=True, mask=mask, return_lse=True
+        )
         return out[0], lse[0]
 
     run = attend(*(randn(length, heads, 64) for _ in range(3)), call=call)

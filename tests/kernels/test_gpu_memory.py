@@ -1,5 +1,5 @@
-"""On a GPU: nothing is written outside the outputs and nothing inside them is left out; what is masked contributes
-nothing, whatever it holds, and what is visible does."""
+"""On a GPU: nothing is written outside the outputs and nothing inside them is left out; what is
+masked contributes nothing, whatever it holds, and what is visible does."""
 
 import os
 import shutil
@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from attention_cases import Case, ours
-from gpu_checks import DEVICE, NEEDS_GPU, assert_same, assert_written_within_the_guards, guarded_allocations
+from gpu_checks import (
+    DEVICE,
+    NEEDS_GPU,
+    assert_same,
+    assert_written_within_the_guards,
+    guarded_allocations,
+)
 
 import flashtrain_kernels as fk
 
@@ -19,14 +25,18 @@ BF16 = torch.bfloat16
 HERE = Path(__file__).parent
 
 GUARDED = [
-    Case(2, 333, 461, 4, 2, 64, "causal"), Case(2, 461, 333, 4, 4, 64, "window"), Case(1, 1, 461, 4, 4, 64, "causal"),
+    Case(2, 333, 461, 4, 2, 64, "causal"), Case(2, 461, 333, 4, 4, 64, "window"),
+    Case(1, 1, 461, 4, 4, 64, "causal"),
     Case(1, 301, 259, 3, 3, 40, "causal"), Case(1, 201, 201, 2, 1, 17, "causal"),
-    Case(2, 333, 461, 4, 2, 256, "causal"), Case(1, 461, 333, 2, 2, 256), Case(1, 461, 333, 2, 2, 128),
+    Case(2, 333, 461, 4, 2, 256, "causal"), Case(1, 461, 333, 2, 2, 256),
+    Case(1, 461, 333, 2, 2, 128),
     Case(33, 201, 333, 8, 8, 64),  # two whole heads for each of 132 programs
     Case(2, 397, 397, 4, 4, 64, "causal document"), Case(1, 1023, 1023, 1, 1, 64, "global window"),
     Case(2, 397, 397, 4, 4, 64, "shuffled"), Case(2, 333, 461, 4, 4, 64, "blocks causal"),
-    Case(2, 333, 461, 4, 4, 64, "causal", dropout=0.3), Case(2, 333, 461, 4, 4, 64, "causal", bias=(0, 0, 0, 0)),
-    Case(2, 333, 461, 4, 4, 64, "causal", bias=(1, 0, 1, 0)), Case(2, 333, 461, 4, 4, 64, "causal", bias=(0, 1, 0, 1)),
+    Case(2, 333, 461, 4, 4, 64, "causal", dropout=0.3),
+    Case(2, 333, 461, 4, 4, 64, "causal", bias=(0, 0, 0, 0)),
+    Case(2, 333, 461, 4, 4, 64, "causal", bias=(1, 0, 1, 0)),
+    Case(2, 333, 461, 4, 4, 64, "causal", bias=(0, 1, 0, 1)),
     Case(2, 333, 461, 4, 4, 64, "causal", bias=(1, 1, 1, 1)),
 ]  # fmt: skip
 
@@ -37,7 +47,8 @@ def test_every_output_is_written_wholly_and_nothing_around_it(case, path):
     wanted = ours(case, inputs)
     with guarded_allocations() as made:
         got = ours(case, inputs)
-    assert len(made) >= 6  # out, lse, dq, dk, dv and the workspace at least; plan tables and dbias too
+    # out, lse, dq, dk, dv and the workspace at least; plan tables and dbias too.
+    assert len(made) >= 6
     assert_written_within_the_guards(made)
     for name, value in wanted.items():
         assert_same(got[name], value, added=path == "hopper" and name == "dq")
@@ -46,9 +57,18 @@ def test_every_output_is_written_wholly_and_nothing_around_it(case, path):
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize(
     ("mask", "batch"),
-    [("causal", 1), ("causal", 33), ("window causal", 1), ("blocks causal", 1), ("shuffled", 1), ("global window", 1)],
+    [
+        ("causal", 1),
+        ("causal", 33),
+        ("window causal", 1),
+        ("blocks causal", 1),
+        ("shuffled", 1),
+        ("global window", 1),
+    ],
 )
-def test_masked_keys_never_contribute_and_visible_ones_do_even_where_they_are_not_finite(mask, batch, head_dim):
+def test_masked_keys_never_contribute_and_visible_ones_do_even_where_they_are_not_finite(
+    mask, batch, head_dim
+):
     case = Case(batch, 400, 400, 4, 4, head_dim, mask)
     clean = case.inputs(BF16, DEVICE)
     sees = _rows_that_see(case, clean, 200)
@@ -59,11 +79,15 @@ def test_masked_keys_never_contribute_and_visible_ones_do_even_where_they_are_no
         dirty[2][:, 200, :, 5] = bad
         dirty = [x.requires_grad_() for x in dirty]
         out, wanted = fk.flash_attn_func(*dirty, **options), fk.flash_attn_func(*clean, **options)
-        torch.testing.assert_close(out.transpose(1, 2)[hidden], wanted.transpose(1, 2)[hidden], atol=1e-2, rtol=1e-2)
+        torch.testing.assert_close(
+            out.transpose(1, 2)[hidden], wanted.transpose(1, 2)[hidden], atol=1e-2, rtol=1e-2
+        )
         assert not out.transpose(1, 2)[sees].isfinite().all(-1).any()
         weight = hidden.transpose(1, 2)[..., None].to(BF16)
         got, want = (
-            torch.autograd.grad(torch.where(weight > 0, x, 0.0).float().sum(), inputs)[0].transpose(1, 2)[hidden]
+            torch.autograd.grad(torch.where(weight > 0, x, 0.0).float().sum(), inputs)[0].transpose(
+                1, 2
+            )[hidden]
             for x, inputs in ((out, dirty), (wanted, clean))
         )
         torch.testing.assert_close(got, want, atol=2e-2, rtol=2e-2)
@@ -116,14 +140,23 @@ def test_a_bias_of_minus_infinity_hides_whole_rows_and_all_that_is_in_its_keys()
     assert got["dbias"][..., 200].eq(0).all()
     assert got["dk"][:, 200].eq(0).all()
     for name, value in got.items():
-        assert value[got["lse"].isfinite()].isfinite().all() if name == "lse" else value.isfinite().all(), name
+        assert (
+            value[got["lse"].isfinite()].isfinite().all()
+            if name == "lse"
+            else value.isfinite().all()
+        ), name
 
 
-# It compiles 60 to 80 kernels: minutes where Triton's cache is empty, as it may be since these tests come first.
+# It compiles 60 to 80 kernels: minutes where Triton's cache is empty, as it may be since
+# these tests come first.
 @pytest.mark.longest
-@pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="compute-sanitizer is not on PATH")
+@pytest.mark.skipif(
+    shutil.which("compute-sanitizer") is None, reason="compute-sanitizer is not on PATH"
+)
 def test_compute_sanitizer_finds_no_access_outside_of_memory(path):
-    places = os.pathsep.join([str(HERE), str(HERE.parents[1] / "kernels"), os.environ.get("PYTHONPATH", "")])
+    places = os.pathsep.join(
+        [str(HERE), str(HERE.parents[1] / "kernels"), os.environ.get("PYTHONPATH", "")]
+    )
     result = subprocess.run(
         ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "7", sys.executable,
          str(HERE / "sanitizer_cases.py"), "cuda", path],

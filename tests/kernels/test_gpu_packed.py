@@ -1,12 +1,20 @@
-"""Packed sequences on a GPU, found in cu_seqlens by the kernels or by a mask made of them: outputs and gradients are
-as exact either way, whatever the lengths are, and nothing of a sequence is in another.
+"""Packed sequences on a GPU, found in cu_seqlens by the kernels or by a mask made of them:
+outputs and gradients are as exact either way, whatever the lengths are, and nothing of a
+sequence is in another.
 
 T tokens of a side, H query heads, K key/value heads, D head dimension.
 """
 
 import pytest
 import torch
-from gpu_checks import DEVICE, NEEDS_GPU, assert_written_within_the_guards, captured, error, guarded_allocations
+from gpu_checks import (
+    DEVICE,
+    NEEDS_GPU,
+    assert_written_within_the_guards,
+    captured,
+    error,
+    guarded_allocations,
+)
 
 import flashtrain_kernels as fk
 from flashtrain_kernels import masks, reference
@@ -27,7 +35,10 @@ PACKINGS = {
     "tiny": ([(i % 6, (i * 7) % 5) for i in range(400)], (1, 2)),
     "long": ([(1301, 1301), (704, 904)], (9, 0)),  # of the tiles for long sequences
     # Several tiles for each program.
-    "documents": ([(n, n) for n in (3001, 0, 1, 700, 1999, 130, 0, 5003)] + [(900, 1500), (1400, 800)], (300, 7)),
+    "documents": (
+        [(n, n) for n in (3001, 0, 1, 700, 1999, 130, 0, 5003)] + [(900, 1500), (1400, 800)],
+        (300, 7),
+    ),
 }
 WINDOWS = {
     "full": {},
@@ -40,17 +51,27 @@ WINDOWS = {
 def packed(name, head_dim=64, heads=(4, 2), dtype=BF16):
     """(q, k, v), (cu_q, cu_k), fresh random numbers."""
     pairs, tails = PACKINGS[name]
-    cu = [torch.tensor([0, *[pair[side] for pair in pairs]]).cumsum(0).int().to(DEVICE) for side in (0, 1)]
+    cu = [
+        torch.tensor([0, *[pair[side] for pair in pairs]]).cumsum(0).int().to(DEVICE)
+        for side in (0, 1)
+    ]
     totals = [int(cu[side][-1]) + tails[side] for side in (0, 1)]
     shapes = ((totals[0], heads[0]), (totals[1], heads[1]), (totals[1], heads[1]))
-    tensors = [torch.randn(*shape, head_dim, device=DEVICE, dtype=dtype, requires_grad=True) for shape in shapes]
+    tensors = [
+        torch.randn(*shape, head_dim, device=DEVICE, dtype=dtype, requires_grad=True)
+        for shape in shapes
+    ]
     return tensors, cu
 
 
 def gradients(out, lse, inputs, dout, dlse):
-    loss = (out.to(dlse.dtype) * dout.to(dlse.dtype)).sum() + torch.where(lse.isfinite(), lse * dlse, 0.0).sum()
+    loss = (out.to(dlse.dtype) * dout.to(dlse.dtype)).sum() + torch.where(
+        lse.isfinite(), lse * dlse, 0.0
+    ).sum()
     found = torch.autograd.grad(loss, inputs)
-    return dict(zip(("out", "lse", "dq", "dk", "dv"), (out.detach(), lse.detach(), *found), strict=True))
+    return dict(
+        zip(("out", "lse", "dq", "dk", "dv"), (out.detach(), lse.detach(), *found), strict=True)
+    )
 
 
 def results(inputs, cu, dout, dlse, **options):
@@ -74,17 +95,23 @@ def expected(inputs, cu, dout, dlse, causal=False, window_size=(-1, -1)):
 
 
 CASES = [
-    ("equal", "causal", 64, (4, 4), BF16), ("equal", "causal", 128, (4, 2), BF16), ("equal", "full", 64, (4, 2), FP16),
+    ("equal", "causal", 64, (4, 4), BF16), ("equal", "causal", 128, (4, 2), BF16),
+    ("equal", "full", 64, (4, 2), FP16),
     ("equal", "window", 128, (4, 4), BF16), ("unequal", "causal", 64, (4, 1), BF16),
     ("unequal", "causal", 128, (4, 4), FP16), ("unequal", "full", 128, (4, 2), BF16),
     ("unequal", "both sides", 64, (4, 4), BF16), ("unequal", "both sides", 128, (4, 4), BF16),
-    ("tails", "causal", 64, (4, 4), BF16), ("tails", "full", 128, (4, 4), BF16), ("tails", "window", 64, (4, 4), FP16),
+    ("tails", "causal", 64, (4, 4), BF16), ("tails", "full", 128, (4, 4), BF16),
+    ("tails", "window", 64, (4, 4), FP16),
     ("one", "causal", 128, (4, 4), BF16), ("one", "full", 64, (4, 4), BF16),
-    ("one shorter than its row", "causal", 64, (4, 4), BF16), ("one shorter than its row", "full", 128, (4, 4), BF16),
+    ("one shorter than its row", "causal", 64, (4, 4), BF16),
+    ("one shorter than its row", "full", 128, (4, 4), BF16),
     ("nothing", "causal", 64, (4, 4), BF16), ("nothing", "full", 128, (4, 2), BF16),
-    ("tiny", "causal", 64, (4, 4), BF16), ("tiny", "full", 128, (4, 2), BF16), ("tiny", "window", 128, (4, 4), BF16),
-    ("long", "causal", 64, (4, 2), BF16), ("long", "causal", 128, (4, 4), BF16), ("long", "full", 64, (4, 4), FP16),
-    ("long", "full", 128, (4, 2), FP16), ("long", "window", 64, (4, 4), BF16), ("long", "window", 128, (4, 2), BF16),
+    ("tiny", "causal", 64, (4, 4), BF16), ("tiny", "full", 128, (4, 2), BF16),
+    ("tiny", "window", 128, (4, 4), BF16),
+    ("long", "causal", 64, (4, 2), BF16), ("long", "causal", 128, (4, 4), BF16),
+    ("long", "full", 64, (4, 4), FP16),
+    ("long", "full", 128, (4, 2), FP16), ("long", "window", 64, (4, 4), BF16),
+    ("long", "window", 128, (4, 2), BF16),
     ("long", "both sides", 64, (4, 4), BF16), ("long", "both sides", 128, (4, 4), BF16),
     ("documents", "causal", 64, (2, 2), BF16), ("documents", "causal", 128, (2, 1), BF16),
     ("equal", "causal", 96, (4, 4), BF16), ("equal", "causal", 256, (4, 4), BF16),
@@ -92,11 +119,16 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "window", "head_dim", "heads", "dtype"), CASES, ids=str)
-def test_they_are_as_exact_by_boundaries_as_by_a_mask(name, window, head_dim, heads, dtype, path, monkeypatch):
+def test_they_are_as_exact_by_boundaries_as_by_a_mask(
+    name, window, head_dim, heads, dtype, path, monkeypatch
+):
     if path == "portable":
         pytest.skip("the portable kernels know sequences by masks alone")
     inputs, cu = packed(name, head_dim, heads, dtype)
-    dout, dlse = torch.randn_like(inputs[0]), torch.randn(heads[0], inputs[0].shape[0], device=DEVICE)
+    dout, dlse = (
+        torch.randn_like(inputs[0]),
+        torch.randn(heads[0], inputs[0].shape[0], device=DEVICE),
+    )
     wanted = expected(inputs, cu, dout, dlse, **WINDOWS[window])
     got = results(inputs, cu, dout, dlse, **WINDOWS[window])
     by_masks(monkeypatch)
@@ -139,7 +171,8 @@ def _is_not_seen(name, head_dim, window, bad):
     clean = results(inputs, cu, dout, dlse, **options)
     # Its neighbours' tiles reach into it, or its row's tail into theirs.
     sick = {"unequal": 2, "long": 1, "documents": 4}[name]
-    rows_q, rows_k = ([*range(ends[sick], ends[sick + 1]), *range(ends[-1], total)] for ends, total in (
+    rows_q, rows_k = ([*range(ends[sick], ends[sick + 1]), *range(ends[-1], total)] for ends,
+        total in (
         (cu_q, inputs[0].shape[0]), (cu_k, inputs[1].shape[0])))  # fmt: skip
     with torch.no_grad():
         inputs[0][rows_q[::3]] = bad
@@ -188,7 +221,9 @@ def test_thousands_of_sequences_in_a_long_row(monkeypatch):
     lengths = torch.randint(0, 14, (5000,))
     cu = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]).int().to(DEVICE)
     total = int(cu[-1]) + 3
-    inputs = [torch.randn(total, 2, 64, device=DEVICE, dtype=BF16, requires_grad=True) for _ in range(3)]
+    inputs = [
+        torch.randn(total, 2, 64, device=DEVICE, dtype=BF16, requires_grad=True) for _ in range(3)
+    ]
     dout, dlse = torch.randn_like(inputs[0]), torch.randn(2, total, device=DEVICE)
     got = results(inputs, (cu, cu), dout, dlse, causal=True)
     by_masks(monkeypatch)
@@ -205,7 +240,9 @@ def test_torch_compile_and_a_cuda_graph_take_other_boundaries():
     def step():
         return list(results(inputs, (cu, cu), dout, dlse, causal=True).values())
 
-    compiled = torch.compile(lambda q, k, v, cu: fk.flash_attn_varlen_func(q, k, v, cu, cu, 517, 517, causal=True))
+    compiled = torch.compile(
+        lambda q, k, v, cu: fk.flash_attn_varlen_func(q, k, v, cu, cu, 517, 517, causal=True)
+    )
     graph, outputs = captured(step)
     for ends in ([0, 100, 100, 517], [0, 3, 259, 500], [0, 0, 0, 0]):
         cu.copy_(torch.tensor(ends))
@@ -215,11 +252,15 @@ def test_torch_compile_and_a_cuda_graph_take_other_boundaries():
         assert torch.equal(compiled(*inputs, cu), step()[0])
 
 
-@pytest.mark.parametrize("ends", [[0, 2000, 400], [7, 100, 400], [0, -5, 400], [0, 300, 200]], ids=str)
+@pytest.mark.parametrize(
+    "ends", [[0, 2000, 400], [7, 100, 400], [0, -5, 400], [0, 300, 200]], ids=str
+)
 def test_boundaries_that_cannot_be_write_nowhere_else(ends):
     """Such as torch.compile and CUDA graphs do not look at."""
     cu = torch.tensor(ends, device=DEVICE, dtype=torch.int32)
-    q, k, v = (torch.randn(1, 400, 2, 64, device=DEVICE, dtype=BF16, requires_grad=True) for _ in range(3))
+    q, k, v = (
+        torch.randn(1, 400, 2, 64, device=DEVICE, dtype=BF16, requires_grad=True) for _ in range(3)
+    )
     options = fk.options.Options(0.125).by_boundaries(masks.Sequences(cu, cu, 400, 400, (-1, 0)))
     with guarded_allocations() as made:
         out, _ = attention(fk.ops.FORWARD_IN[BATCH], (q, k, v), options)

@@ -1,5 +1,5 @@
-"""The kernels with the rest of torch on a GPU: torch.compile, no kernel compiled for a new length, nothing that waits
-for the device."""
+"""The kernels with the rest of torch on a GPU: torch.compile, no kernel compiled for a new length,
+nothing that waits for the device."""
 
 import pytest
 import torch
@@ -20,13 +20,23 @@ def of_documents(qkv, ids, seed):
 
 
 def of_packed_sequences(qkv, ids, seed):
-    cu_seqlens = torch.stack([ids[0, 0] * 0, ids.shape[1] // 3 + ids[0, 0] * 0, ids.shape[1] + ids[0, 0] * 0]).int()
+    cu_seqlens = torch.stack(
+        [ids[0, 0] * 0, ids.shape[1] // 3 + ids[0, 0] * 0, ids.shape[1] + ids[0, 0] * 0]
+    ).int()
     q, k, v = qkv[0].unbind(1)
-    return fk.flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, q.shape[0], q.shape[0], causal=True) * 2
+    return (
+        fk.flash_attn_varlen_func(
+            q, k, v, cu_seqlens, cu_seqlens, q.shape[0], q.shape[0], causal=True
+        )
+        * 2
+    )
 
 
 def with_dropout(qkv, ids, seed):
-    return fk.flash_attn_func(*qkv.unbind(2), 0.3, causal=True, window_size=(30, 0), dropout_seed=seed) * 2
+    return (
+        fk.flash_attn_func(*qkv.unbind(2), 0.3, causal=True, window_size=(30, 0), dropout_seed=seed)
+        * 2
+    )
 
 
 @pytest.mark.parametrize("attend", [of_documents, of_packed_sequences, with_dropout])
@@ -52,7 +62,8 @@ def variants() -> dict[str, int]:
     from flashtrain_kernels.backends.portable import backward, dkdv, dq, forward, plan
 
     kernels = {
-        "forward": forward.forward_kernel, "dq": dq.dq_kernel, "dkdv": dkdv.dkdv_kernel, "plan": plan.plan_kernel,
+        "forward": forward.forward_kernel, "dq": dq.dq_kernel, "dkdv": dkdv.dkdv_kernel,
+        "plan": plan.plan_kernel,
         "summary": plan.summary_kernel, "rows": dq.rows_kernel, "both": backward.both_kernel,
     }  # fmt: skip
     if hopper.unavailable(torch.device(DEVICE)) is None:
@@ -60,15 +71,20 @@ def variants() -> dict[str, int]:
         from flashtrain_kernels.backends.hopper import forward as hopper_forward
 
         kernels |= {
-            "hopper forward": hopper_forward.forward_kernel, "hopper backward": backward_kernel.backward_kernel,
-            "hopper prepare": backward_rows.prepare_kernel, "hopper finish": backward_rows.finish_kernel,
+            "hopper forward": hopper_forward.forward_kernel,
+            "hopper backward": backward_kernel.backward_kernel,
+            "hopper prepare": backward_rows.prepare_kernel,
+            "hopper finish": backward_rows.finish_kernel,
         }  # fmt: skip
     return {
-        name: sum(len(caches[0]) for caches in kernel.device_caches.values()) for name, kernel in kernels.items()
+        name: sum(len(caches[0]) for caches in kernel.device_caches.values()) for name,
+        kernel in kernels.items()
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (50, 3)}, {"dropout_p": 0.2}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True}, {"window_size": (50, 3)}, {"dropout_p": 0.2}], ids=str
+)
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_changing_length_compiles_no_new_kernel(packed, options):
     def attend(length):
@@ -81,7 +97,8 @@ def test_a_changing_length_compiles_no_new_kernel(packed, options):
             out = fk.flash_attn_func(x, x, x, **options)
         torch.autograd.grad(out.float().sum(), x)
 
-    # Each class of lengths may have a tile of its own: up to SHORT keys, and on Hopper GPUs up to 2,048 and beyond.
+    # Each class of lengths may have a tile of its own: up to SHORT keys, and on Hopper GPUs up
+    # to 2,048 and beyond.
     for length in (64, tile_table.SHORT + 64, 4096):
         attend(length)
     before = variants()

@@ -13,7 +13,9 @@ from flashtrain_kernels.backends import Call
 from flashtrain_kernels.backends.hopper import backend as hopper
 from flashtrain_kernels.options import Options
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
 BF16 = torch.bfloat16
 CUDA = torch.device("cuda", 0)
 SEED = torch.tensor([7, 0, 0])
@@ -23,7 +25,8 @@ SEED = torch.tensor([7, 0, 0])
 def gpu(monkeypatch):
     """Pretend that CPU tensors lie on a GPU of this capability, with this release of Triton."""
 
-    # What the installed release of Triton has is looked up at the first import: before another one is pretended.
+    # What the installed release of Triton has is looked up at the first import: before
+    # another one is pretended.
     if importlib.util.find_spec("triton.experimental.gluon") is not None:
         importlib.import_module("flashtrain_kernels.backends.hopper.triton_compat")
 
@@ -40,11 +43,14 @@ def gpu(monkeypatch):
 
 @pytest.fixture
 def planning_gpu(gpu, monkeypatch):
-    """A GPU for whose portable kernels masks are planned in tiles of 16 for rich calls, and of 32 else."""
+    """A GPU for whose portable kernels masks are planned in tiles of 16 for rich
+    calls, and of 32 else."""
     gpu()
     monkeypatch.setattr(dispatch, "runs_kernels", lambda device: True)
     sizes = {True: (16,) * 6, False: (32,) * 6}
-    monkeypatch.setattr(hopper.tile_table, "plan_blocks", lambda device, width, dtype, rich=False: sizes[rich])
+    monkeypatch.setattr(
+        hopper.tile_table, "plan_blocks", lambda device, width, dtype, rich=False: sizes[rich]
+    )
 
 
 def tensors(head_dim=64, dtype=BF16, seqlen=1024, heads=2, kv_heads=2):
@@ -68,7 +74,9 @@ def test_another_gpu_has_none_and_is_named(capability, gpu):
 
 
 @pytest.mark.parametrize("release", [(3, 5), (3, 10), (4, 0)])
-def test_a_release_that_was_not_tried_is_named_once_in_a_warning_of_one_line_with_what_it_costs(release, gpu, caplog):
+def test_a_release_that_was_not_tried_is_named_once_in_a_warning_of_one_line_with_what_it_costs(
+    release, gpu, caplog
+):
     gpu(release=release)
     with caplog.at_level(logging.WARNING):
         reason = hopper.unavailable(CUDA)
@@ -86,21 +94,29 @@ SLOPES, DROPS = {"alibi_slopes": torch.ones(2)}, {"dropout_p": 0.1, "seed": SEED
 BIAS = {"bias": torch.zeros(1, 1, 1, 1)}
 DOCUMENTS = {"mask": masks.document(torch.arange(1024)[None] // 300, causal=True)}
 EVERYTHING = torch.ones(1, 8, 8, dtype=torch.bool)
-IN_BLOCKS = {"mask": block_sparse.block_mask(EVERYTHING, block_size=128, seqlen_q=1024, seqlen_k=1024)}
+IN_BLOCKS = {
+    "mask": block_sparse.block_mask(EVERYTHING, block_size=128, seqlen_q=1024, seqlen_k=1024)
+}
 SERVED = [
     ({"head_dim": head_dim, "kv_heads": kv_heads}, {**band, **rich})
     for head_dim, kv_heads, band in itertools.product((64, 128), (1, 2), BANDS)
     for rich in ({}, SLOPES, {"alibi_slopes": torch.ones(1, 2)}, DROPS)
 ]
-SERVED += [({"head_dim": head_dim}, {**band, "softcap": 30.0}) for head_dim in (64, 72, 128, 256) for band in BANDS]
+SERVED += [
+    ({"head_dim": head_dim}, {**band, "softcap": 30.0})
+    for head_dim in (64, 72, 128, 256)
+    for band in BANDS
+]
 SERVED += [({"head_dim": head_dim}, {}) for head_dim in (72, 120, 200, 248, 256)]
 SERVED += [({"seqlen": 512}, {"right": 0, **DROPS}), ({}, {"right": 5, **SLOPES})]
 LEFT = [  # to the portable kernels, and a word of the reason
     ({"head_dim": 68}, {}, "head dimension"), ({"head_dim": 63}, {}, "head dimension"),
     ({"dtype": torch.float32}, {}, "float32"), ({}, BIAS, ""), ({}, {**BIAS, "softcap": 3.0}, ""),
     ({}, {**BIAS, **DROPS}, ""), ({}, {**BIAS, **SLOPES}, ""), ({}, {**DROPS, "softcap": 3.0}, ""),
-    ({}, {**SLOPES, "softcap": 3.0}, ""), ({}, {**SLOPES, **DROPS}, "dropout"), ({}, {**SLOPES, **DOCUMENTS}, "masks"),
-    ({}, {"alibi_slopes": torch.ones(4)[::2]}, "stride"), ({"head_dim": 256}, SLOPES, "head dimensions"),
+    ({}, {**SLOPES, "softcap": 3.0}, ""), ({}, {**SLOPES, **DROPS}, "dropout"),
+    ({}, {**SLOPES, **DOCUMENTS}, "masks"),
+    ({}, {"alibi_slopes": torch.ones(4)[::2]}, "stride"),
+    ({"head_dim": 256}, SLOPES, "head dimensions"),
     ({"head_dim": 256}, DROPS, "head dimensions 64 and 128"), ({}, {**DROPS, **DOCUMENTS}, "masks"),
     ({}, {"softcap": 1e-5}, "softcap"),
 ]  # fmt: skip
@@ -111,13 +127,16 @@ def test_what_is_served_in_both_passes(release, gpu):
     gpu(release=release)
     for given, options in SERVED:
         assert refusals(*tensors(**given), **options) == (None, None), (given, options)
-    assert refusals(*torch.zeros(2, 100, 3, 4, 64, dtype=BF16).unbind(2)) == (None, None)  # read where it lies
+    # Read where it lies.
+    assert refusals(*torch.zeros(2, 100, 3, 4, 64, dtype=BF16).unbind(2)) == (None, None)
 
 
 @pytest.mark.parametrize(("given", "options", "word"), LEFT)
 def test_what_is_left_to_the_portable_kernels_is_named(given, options, word, gpu):
     gpu()
-    assert all(reason is not None and word in reason for reason in refusals(*tensors(**given), **options))
+    assert all(
+        reason is not None and word in reason for reason in refusals(*tensors(**given), **options)
+    )
 
 
 def test_what_lies_otherwise_than_they_read_is_left_to_the_portable_kernels(gpu):
@@ -143,7 +162,8 @@ def test_a_deterministic_backward_is_served_but_with_masks(requested, gpu):
         for given, options in SERVED:
             options, inputs = {**options, "deterministic": requested}, tensors(**given)
             assert refusals(*inputs, **options) == (None, None)
-            # Beyond D = 128 dQ is not added up: a kernel of its own has all keys (backward_dq_d256.py).
+            # Beyond D = 128 dQ is not added up: a kernel of its own has all keys
+            # (backward_dq_d256.py).
             ordered = choices(Call(*inputs, Options(0.125, **options)), inputs).deterministic
             assert ordered == (given.get("head_dim", 64) <= 128)
         planned = DOCUMENTS["mask"].planned(64, BF16)
@@ -155,7 +175,9 @@ def test_a_deterministic_backward_is_served_but_with_masks(requested, gpu):
 
 @pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (100, 0)], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 96, 128])
-def test_packed_sequences_are_served_in_both_passes_wherever_no_mask_is_made_of_them(head_dim, window, gpu):
+def test_packed_sequences_are_served_in_both_passes_wherever_no_mask_is_made_of_them(
+    head_dim, window, gpu
+):
     gpu()
     cu = torch.zeros(4, dtype=torch.int32)
     q, k, v = tensors(head_dim=head_dim)
@@ -163,11 +185,19 @@ def test_packed_sequences_are_served_in_both_passes_wherever_no_mask_is_made_of_
     sequences = masks.Sequences(cu, cu, 1024, 1024, window)
     for rich in ({}, SLOPES) if head_dim != 96 else ({},):
         options = Options(0.125, **rich).by_boundaries(sequences)
-        assert [hopper.serves(Call(q, k, v, options), way) for way in ("forward", "backward")] == [None, None]
+        assert [hopper.serves(Call(q, k, v, options), way) for way in ("forward", "backward")] == [
+            None,
+            None,
+        ]
         assert hopper.changes_sequences(options, head_dim) == bool(rich)
     rows = [x.expand(2, -1, -1, -1) for x in (q, k, v)]
     assert "more than one row" in hopper.serves(Call(*rows, options), "forward")
-    for others in ((40, BF16, False), (256, BF16, False), (64, torch.float32, False), (64, BF16, True)):
+    for others in (
+        (40, BF16, False),
+        (256, BF16, False),
+        (64, torch.float32, False),
+        (64, BF16, True),
+    ):
         assert not hopper.finds_sequences(CUDA, *others)
 
 
@@ -189,7 +219,9 @@ def test_masks_with_positions_of_keys_are_served_and_planned_as_others_are(head_
         for softcap in (0.0, 3.0):
             planned = mask.planned(head_dim, BF16, softcap=softcap > 0)
             assert planned.plan.blocks == (64, 64, 32, 32, 64, 128)
-            call = Call(*tensors(head_dim, kv_heads=1), Options(0.125, mask=planned, softcap=softcap))
+            call = Call(
+                *tensors(head_dim, kv_heads=1), Options(0.125, mask=planned, softcap=softcap)
+            )
             assert [hopper.serves(call, way) for way in ("forward", "backward")] == [None, None]
             assert hopper._readied(call).options.mask.plan is planned.plan
         # What changes scores or weights otherwise is refused with any mask, in both passes.
@@ -224,7 +256,10 @@ def test_masks_of_wide_heads_are_left_to_the_portable_kernels(gpu):
 def test_dropout_of_packed_sequences_is_served_with_one_cu_seqlens(gpu):
     gpu()
     q, k, v = tensors()
-    one, other = torch.tensor([0, 100, 1024], dtype=torch.int32), torch.tensor([0, 200, 1024], dtype=torch.int32)
+    one, other = (
+        torch.tensor([0, 100, 1024], dtype=torch.int32),
+        torch.tensor([0, 200, 1024], dtype=torch.int32),
+    )
     options = Options(0.125, dropout_p=0.1, seed=SEED)
     for ends, served in ((one, True), (other, False)):
         sequences = masks.Sequences(one, ends, 1024, 1024, (-1, 0))
@@ -234,14 +269,22 @@ def test_dropout_of_packed_sequences_is_served_with_one_cu_seqlens(gpu):
             assert not hopper.changes_sequences(replace(options, mask=mask, dropout_p=0.0), 64)
         call = Call(q, k, v, options.by_boundaries(sequences))
         reasons = tuple(hopper.serves(call, way) for way in ("forward", "backward"))
-        assert (reasons == (None, None)) if served else all("other cu_seqlens" in reason for reason in reasons)
+        assert (
+            (reasons == (None, None))
+            if served
+            else all("other cu_seqlens" in reason for reason in reasons)
+        )
 
 
 def test_masks_with_a_softcap_are_planned_for_the_tiles_of_those_that_serve_them(planning_gpu):
     mask = DOCUMENTS["mask"]
     for head_dim in (64, 96, 128):
         planned = mask.planned(head_dim, BF16, softcap=True)
-        assert planned.plan.blocks == mask.planned(head_dim, BF16).plan.blocks == (64, 64, 32, 32, 64, 128)
+        assert (
+            planned.plan.blocks
+            == mask.planned(head_dim, BF16).plan.blocks
+            == (64, 64, 32, 32, 64, 128)
+        )
         assert refusals(*tensors(head_dim), mask=planned, softcap=3.0) == (None, None)
         call = Call(*tensors(head_dim), Options(0.125, mask=planned, softcap=3.0))
         assert hopper._readied(call).options.mask.plan is planned.plan
@@ -264,8 +307,8 @@ def test_short_calls_with_a_head_for_every_program_add_dq_up_in_one_order_and_ar
     for options in ({}, {"right": 0}, {"right": 5}):
         assert refusals(*many, **options) == (None, None)
         assert refusals(*many, **options, deterministic=True) == (None, None)
-    # Queries that do not see the first keys; wide heads; a last round that is half empty; grouped heads; many queries:
-    # their programs have an item each, and take turns.
+    # Queries that do not see the first keys; wide heads; a last round that is half empty; grouped
+    # heads; many queries: their programs have an item each, and take turns.
     from flashtrain_kernels.backends.hopper.backward import choices
 
     for given, options, deterministic in (
@@ -288,7 +331,9 @@ def test_programs_of_the_backward_stay_where_items_are_short_or_equally_long():
     def programs(head_dim, seqlen, options):
         q = torch.empty(1, seqlen, 32, head_dim, dtype=BF16, device="meta")
         lse = torch.empty(1, 32, seqlen, device="meta")
-        launch = backward_launches(Call(q, q, q, options), Gradients(q, None, q, lse, q, q, q, None))[1]
+        launch = backward_launches(
+            Call(q, q, q, options), Gradients(q, None, q, lse, q, q, q, None)
+        )[1]
         return launch.grid[0], launch.constants["C"].counted
 
     causal = Options(0.125, right=0)
@@ -312,7 +357,9 @@ def test_forcing_the_portable_kernels_is_a_reason(gpu):
 
 
 @pytest.mark.parametrize("keys", [64, 128])
-@pytest.mark.parametrize(("left", "right"), [(False, False), (False, True), (True, False), (True, True)])
+@pytest.mark.parametrize(
+    ("left", "right"), [(False, False), (False, True), (True, False), (True, True)]
+)
 def test_no_item_of_the_backward_visits_a_tile_that_is_not_there(keys, left, right):
     """Items come in pairs of 64 keys at D = 256: the second may lie past Sk."""
     from plain_jit import plain
@@ -321,7 +368,9 @@ def test_no_item_of_the_backward_visits_a_tile_that_is_not_there(keys, left, rig
     from flashtrain_kernels.backends.portable.tiles import Bounds
 
     band_tiles = plain(backward_schedule.band_tiles)
-    for seqlen_q, seqlen_k in itertools.product((1, 10, 64, 65, 130, 300), (1, 10, 20, 64, 65, 130, 300)):
+    for seqlen_q, seqlen_k in itertools.product(
+        (1, 10, 64, 65, 130, 300), (1, 10, 20, 64, 65, 130, 300)
+    ):
         tiles = -(-seqlen_q // 64)
         bounds = Bounds(seqlen_q, seqlen_k, seqlen_k - seqlen_q - 20, seqlen_k - seqlen_q)
         for item in range(-(-seqlen_k // 128) * (128 // keys)):

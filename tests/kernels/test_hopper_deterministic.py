@@ -1,7 +1,8 @@
-"""The order in which the Hopper kernels add dQ up for a deterministic call: by the kernels' own arithmetic, on a CPU.
+"""The order in which the Hopper kernels add dQ up for a deterministic call: by the kernels'
+own arithmetic, on a CPU.
 
-B K heads of keys, each with `group` query heads; items are 128 keys, tiles 64 queries. At D = 256 dQ has a kernel of
-its own, whose programs have 128 queries of a head and whose tiles are 64 keys.
+B K heads of keys, each with `group` query heads; items are 128 keys, tiles 64 queries. At D = 256
+dQ has a kernel of its own, whose programs have 128 queries of a head and whose tiles are 64 keys.
 """
 
 import importlib.util
@@ -13,14 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_formula import window_pairs
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
 
 BOUND = st.none() | st.integers(-900, 900)
 
 
 class Item:
-    """What a program does. places: of the workspace, step by step. needed: how many steps the counter `before` must be
-    at for each; `counter` is its own."""
+    """What a program does. places: of the workspace, step by step. needed: how many steps the
+    counter `before` must be at for each; `counter` is its own."""
 
     def __init__(self, number, call, choices, replaced):
         from plain_jit import Integer, plain
@@ -29,7 +32,14 @@ class Item:
 
         work_of, first_step, tile_of, next_step, steps_behind, counter_of = (
             plain(getattr(backward_schedule, name), **replaced)
-            for name in ("work_of", "first_step", "tile_of", "next_step", "steps_behind", "counter_of")
+            for name in (
+                "work_of",
+                "first_step",
+                "tile_of",
+                "next_step",
+                "steps_behind",
+                "counter_of",
+            )
         )
         walk, _masks, first_key, head_place = work_of(Integer(number), call, None, choices)
         self.counter = counter_of(first_key, walk, head_place, call, choices)
@@ -58,20 +68,26 @@ def items_of(seqlen_q, seqlen_k, left, right, batch=1, kv_heads=1, group=1, toge
     bounds = Bounds(seqlen_q, seqlen_k, left or 0, right or 0)
     query_tiles, key_tiles = -(-seqlen_q // 64), -(-seqlen_k // 128)
     call = backward_schedule.Call(
-        1.0, kv_heads * group, bounds, query_tiles, key_tiles, batch * kv_heads, together, None, None, None, None,
+        1.0, kv_heads * group, bounds, query_tiles, key_tiles, batch * kv_heads, together, None,
+        None, None, None,
         None, None, None,
     )  # fmt: skip
-    return [Item(number, call, choices, {"opaque": lambda x: x}) for number in range(key_tiles * batch * kv_heads)]
+    return [
+        Item(number, call, choices, {"opaque": lambda x: x})
+        for number in range(key_tiles * batch * kv_heads)
+    ]
 
 
 def visible(seqlen_q, seqlen_k, left, right):
     distance = np.arange(seqlen_k)[None, :] - np.arange(seqlen_q)[:, None]
-    return (distance >= (-np.inf if left is None else left)) & (distance <= (np.inf if right is None else right))
+    return (distance >= (-np.inf if left is None else left)) & (
+        distance <= (np.inf if right is None else right)
+    )
 
 
 def run(items, processors, made):
-    """Run the programs as some GPU might: started in the order of their numbers, each as fast as it likes. The items
-    that added to each place, in their order."""
+    """Run the programs as some GPU might: started in the order of their numbers, each as fast as it
+    likes. The items that added to each place, in their order."""
     counters, added = {}, {}
     waiting, running = list(enumerate(items))[::-1], []
     while waiting or running:
@@ -94,7 +110,8 @@ def run(items, processors, made):
 
 @settings(max_examples=120)
 @given(
-    seqlen_q=st.integers(1, 900), seqlen_k=st.integers(1, 900), left=BOUND, right=BOUND, batch=st.integers(1, 2),
+    seqlen_q=st.integers(1, 900), seqlen_k=st.integers(1, 900), left=BOUND, right=BOUND,
+    batch=st.integers(1, 2),
     kv_heads=st.integers(1, 2), group=st.sampled_from([1, 1, 3]), together=st.integers(1, 5),
     processors=st.integers(1, 20), seed=st.integers(0, 1000),
 )  # fmt: skip
@@ -109,7 +126,9 @@ def test_every_tile_of_dq_is_added_up_in_one_order_and_nobody_waits_for_ever(
         rows = seen[place % query_tiles * 64 :][:64]
         keys = added.get(place, [])
         assert keys == sorted(keys)
-        assert set(keys) >= {first for first in range(0, seqlen_k, 128) if rows[:, first : first + 128].any()}
+        assert set(keys) >= {
+            first for first in range(0, seqlen_k, 128) if rows[:, first : first + 128].any()
+        }
     assert {item.counter for item in items} == set(range(len(items)))
 
 
@@ -127,7 +146,12 @@ def test_so_is_that_of_packed_sequences(lengths, window, group, together, proces
     cu_q, cu_k = (np.cumsum([0, *ends]) for ends in zip(*lengths, strict=True))
     totals = max(1, int(cu_q[-1])), max(1, int(cu_k[-1]))
     choices = backward_kernel.Choices(
-        stages=3, group=group, left=window[0] >= 0, right=window[1] >= 0, packed=True, deterministic=True
+        stages=3,
+        group=group,
+        left=window[0] >= 0,
+        right=window[1] >= 0,
+        packed=True,
+        deterministic=True,
     )
     call, replaced = packed_call(cu_q, cu_k, *totals, window, 2 * group, 2, together)
     items = [Item(each, call, choices, replaced) for each in range(2 * call.key_tiles)]
@@ -144,8 +168,9 @@ def test_so_is_that_of_packed_sequences(lengths, window, group, together, proces
 
 
 def test_items_that_start_together_wait_only_when_they_start():
-    """Each step takes one unit, an addition is seen `lag` later. Under a causal mask, grouped heads included, an item's
-    last step is no later than its number of steps and the lags of those before it."""
+    """Each step takes one unit, an addition is seen `lag` later. Under a causal mask,
+    grouped heads included, an item's last step is no later than its number of steps and the
+    lags of those before it."""
     lag = 1.5
     for group in (1, 4):
         ends, done = {}, {}
@@ -161,7 +186,8 @@ def test_items_that_start_together_wait_only_when_they_start():
 
 @settings(max_examples=120)
 @given(
-    seqlen_q=st.integers(1, 900), seqlen_k=st.integers(1, 900), left=BOUND, right=BOUND, batch=st.integers(1, 2),
+    seqlen_q=st.integers(1, 900), seqlen_k=st.integers(1, 900), left=BOUND, right=BOUND,
+    batch=st.integers(1, 2),
     heads=st.integers(1, 3), together=st.integers(1, 6),
 )  # fmt: skip
 def test_at_d_256_a_program_has_queries_of_its_own_and_visits_all_that_they_see(
@@ -173,7 +199,9 @@ def test_at_d_256_a_program_has_queries_of_its_own_and_visits_all_that_they_see(
     from flashtrain_kernels.backends.portable.tiles import Bounds
 
     bounds, tiles = Bounds(seqlen_q, seqlen_k, left or 0, right or 0), -(-seqlen_q // 128)
-    call = backward_dq_d256.Call(1.0, heads, bounds, tiles, None, batch * heads, together, None, None, None, None)
+    call = backward_dq_d256.Call(
+        1.0, heads, bounds, tiles, None, batch * heads, together, None, None, None, None
+    )
     choices = backward_kernel.Choices(stages=2, left=left is not None, right=right is not None)
     work, seen = plain(backward_dq_d256._work), visible(seqlen_q, seqlen_k, left, right)
     programs = [work(number, call, choices) for number in range(tiles * batch * heads)]

@@ -1,5 +1,5 @@
-"""The PTX that the Hopper kernels have for a softcap's tanh, dropout's draws and ALiBi, which no CPU runs: interpreted
-here, it gives what it should to the numbers that a thread has of a tile."""
+"""The PTX that the Hopper kernels have for a softcap's tanh, dropout's draws and ALiBi, which no
+CPU runs: interpreted here, it gives what it should to the numbers that a thread has of a tile."""
 
 import importlib.util
 import re
@@ -11,7 +11,9 @@ import torch
 
 from flashtrain_kernels import philox
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
 WORD = 2**32 - 1
 
 
@@ -45,7 +47,8 @@ INSTRUCTIONS = {
 
 
 def interpreted(ptx, operands, results):
-    """The first results of PTX, and the labels that it branched to. operands: by number; an array: of each thread."""
+    """The first results of PTX, and the labels that it branched to. operands: by number; an
+    array: of each thread."""
     registers = {f"${number}": value for number, value in operands.items()}
     lines = [line.strip().rstrip(";") for line in ptx.replace("DONE: }", "DONE:").split("\n")]
     lines = [line for line in lines if line != "}" and ".reg" not in line]
@@ -74,7 +77,7 @@ def interpreted(ptx, operands, results):
     return [registers[f"${place}"] for place in range(results)], branches
 
 
-# --- tanh ------------------------------------------------------------------------------------------------------------
+# --- tanh -----------------------------------------------------------------------------------------
 
 
 def capped(products, *scales):
@@ -90,9 +93,15 @@ def capped(products, *scales):
 
 @pytest.mark.parametrize("scale", [0.125 / 30, 0.0625 / 50, 2e-4, 500.0])
 @pytest.mark.parametrize("reach", [0.499, 12.0, 1e4])
-@pytest.mark.parametrize(("bound", "shift"), [(1.0, 0.0), (50 * np.log2(np.e), 100 - 50 * np.log2(np.e))])
+@pytest.mark.parametrize(
+    ("bound", "shift"), [(1.0, 0.0), (50 * np.log2(np.e), 100 - 50 * np.log2(np.e))]
+)
 def test_a_softcap_is_tanh_within_three_ten_millionths(scale, reach, bound, shift):
-    products = np.random.default_rng(2).uniform(-reach / scale, reach / scale, (16, 4096)).astype(np.float32)
+    products = (
+        np.random.default_rng(2)
+        .uniform(-reach / scale, reach / scale, (16, 4096))
+        .astype(np.float32)
+    )
     products[:, :4] = np.array([0.0, reach / scale, -reach / scale, 1e-6], np.float32)
     got, was_large = capped(products, scale, bound, shift)
     assert was_large == (reach > 0.5)
@@ -104,7 +113,8 @@ def test_a_softcap_is_tanh_within_three_ten_millionths(scale, reach, bound, shif
 def test_one_large_number_sends_its_warp_the_other_way_and_a_nan_stays_alone(place):
     products = np.random.default_rng(3).uniform(-100, 100, (16, 32)).astype(np.float32)
     for odd, value, way in (
-        (130.0, np.tanh(130 / 240), True), (-np.inf, -1, True), (np.inf, 1, True), (np.nan, np.nan, None),
+        (130.0, np.tanh(130 / 240), True), (-np.inf, -1, True), (np.inf, 1, True),
+        (np.nan, np.nan, None),
     ):  # fmt: skip
         products[place, 7] = odd
         got, large = capped(products, 1 / 240, 40.0, 40.0)
@@ -114,7 +124,7 @@ def test_one_large_number_sends_its_warp_the_other_way_and_a_nan_stays_alone(pla
         np.testing.assert_allclose(got, exact, rtol=0, atol=40 * 3e-7)
 
 
-# --- dropout and ALiBi -----------------------------------------------------------------------------------------------
+# --- dropout and ALiBi ----------------------------------------------------------------------------
 SEED, P = torch.tensor([-987654321987654321, 3, 2]), 0.4
 # Eight neighbouring numbers of a thread: by how many rows and columns they lie from its first.
 PLACES = [(0, 0), (0, 1), (8, 0), (8, 1), (0, 8), (0, 9), (8, 8), (8, 9)]
@@ -147,9 +157,13 @@ def test_the_forwards_ptx_drops_what_the_mask_says(row, column):
         48: philox.threshold(P) << 16,
     }  # fmt: skip
     # Every operand has eight numbers, of which the first are asked for.
-    got, _ = interpreted(dropout_rng._assembly(queries_are_rows=True), dict(enumerate(WEIGHTS, 8)) | inputs, 8)
+    got, _ = interpreted(
+        dropout_rng._assembly(queries_are_rows=True), dict(enumerate(WEIGHTS, 8)) | inputs, 8
+    )
     wanted = kept(5, 7, row + ROWS, column + COLUMNS)
-    assert got == [weight if keep else 0.0 for weight, keep in zip(WEIGHTS, wanted.tolist(), strict=True)]
+    assert got == [
+        weight if keep else 0.0 for weight, keep in zip(WEIGHTS, wanted.tolist(), strict=True)
+    ]
 
 
 @pytest.mark.parametrize(("row", "column"), [(0, 0), (3, 6), (64 + 23, 128 + 2), (999, 48 + 4)])
@@ -158,11 +172,16 @@ def test_the_backwards_ptx_marks_what_the_mask_says(row, column):
 
     key, first, second = stream(0, 1)
     inputs = {
-        16: (group(column) + first) & WORD, 24: (group(row) + second) & WORD, 32: key, 40: philox.threshold(P) << 16
+        16: (group(column) + first) & WORD, 24: (group(row) + second) & WORD, 32: key,
+        40: philox.threshold(P) << 16
     }  # fmt: skip
-    got, _ = interpreted(dropout_rng._assembly(queries_are_rows=False), dict(enumerate(WEIGHTS, 8)) | inputs, 8)
+    got, _ = interpreted(
+        dropout_rng._assembly(queries_are_rows=False), dict(enumerate(WEIGHTS, 8)) | inputs, 8
+    )
     wanted = kept(0, 1, column + COLUMNS, row + ROWS)
-    assert got == [weight if keep else -weight for weight, keep in zip(WEIGHTS, wanted.tolist(), strict=True)]
+    assert got == [
+        weight if keep else -weight for weight, keep in zip(WEIGHTS, wanted.tolist(), strict=True)
+    ]
 
 
 @pytest.mark.parametrize("slope", [0.25, -0.5, 0.0])
@@ -173,7 +192,9 @@ def test_alibis_ptx_takes_slopes_times_distances(row, column, slope):
     inputs = {16: row * slope, 24: column * slope, 32: slope, 40: 1.0 if slope < 0 else -1.0}
     got, _ = interpreted(alibi._assembly(), dict(enumerate(WEIGHTS, 8)) | inputs, 8)
     distances = [abs(row + rows - column - columns) for rows, columns in PLACES]
-    assert got == [score - slope * distance for score, distance in zip(WEIGHTS, distances, strict=True)]
+    assert got == [
+        score - slope * distance for score, distance in zip(WEIGHTS, distances, strict=True)
+    ]
 
 
 def test_accumulators_lie_as_the_draws_take_them_to():
@@ -186,8 +207,12 @@ def test_accumulators_lie_as_the_draws_take_them_to():
     for columns in (64, 128):
         layout = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
         linear = builder.to_linear_layout(layout._to_ir(builder), [64, columns])
-        # Of a number of a thread bit 0 is the column's bit 0, bit 1 the row's bit 3, bit 2 the column's bit 3.
+        # Of a number of a thread bit 0 is the column's bit 0, bit 1 the row's bit 3, bit
+        # 2 the column's bit 3.
         assert linear.reg_bases[:3] == [[0, 1], [8, 0], [0, 8]]
         # Where the thread's first number lies: bit 3 of both is 0.
         assert linear.lane_bases == [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]]
-        assert all(row % 16 == column % 16 == 0 for row, column in (*linear.reg_bases[3:], *linear.warp_bases))
+        assert all(
+            row % 16 == column % 16 == 0
+            for row, column in (*linear.reg_bases[3:], *linear.warp_bases)
+        )

@@ -14,19 +14,28 @@ from flashtrain_kernels import dispatch, masks
 
 # flash-attn 2.8's parameters after the tensors, in their order.
 FLASH_ATTN = {
-    "dropout_p": 0.0, "softmax_scale": None, "causal": False, "window_size": (-1, -1), "softcap": 0.0,
+    "dropout_p": 0.0, "softmax_scale": None, "causal": False, "window_size": (-1, -1),
+    "softcap": 0.0,
     "alibi_slopes": None, "deterministic": False, "return_attn_probs": False,
 }  # fmt: skip
-OURS = {"bias": None, "mask": None, "dropout_seed": None, "return_lse": False, "learnable_sink": None}
+OURS = {
+    "bias": None,
+    "mask": None,
+    "dropout_seed": None,
+    "return_lse": False,
+    "learnable_sink": None,
+}
 
 
 def kept_pairs(q, k, v, p, seed, **options):
     """Which weights dropout keeps, as S_dmask shows."""
-    probabilities = fk.flash_attn_func(q, k, v, p, dropout_seed=seed, return_attn_probs=True, **options)[2]
+    probabilities = fk.flash_attn_func(
+        q, k, v, p, dropout_seed=seed, return_attn_probs=True, **options
+    )[2]
     return ~probabilities.signbit()
 
 
-# --- features, alone and in pairs ------------------------------------------------------------------------------------
+# --- features, alone and in pairs -----------------------------------------------------------------
 BIAS = torch.randn(1, 4, 6, 9, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 BIAS[0, 1, 2, 3] = -torch.inf
 SINK = torch.tensor([0.3, -2.0, 5.0, -torch.inf], dtype=torch.float64)
@@ -46,7 +55,9 @@ FEATURES = {
              {"seen": window_pairs(6, 9, 2, 1)}),
 }  # fmt: skip
 EXCLUDE = {("causal", "mask"), ("window", "mask"), ("alibi", "alibi a row")}
-PAIRS = [pair for pair in itertools.combinations_with_replacement(FEATURES, 2) if pair not in EXCLUDE]
+PAIRS = [
+    pair for pair in itertools.combinations_with_replacement(FEATURES, 2) if pair not in EXCLUDE
+]
 
 
 @pytest.mark.parametrize("names", PAIRS, ids=" + ".join)
@@ -90,17 +101,21 @@ def test_every_feature_and_every_pair_of_features(names, with_lse):
     with_lse=st.booleans(),
     sinks=st.booleans(),
 )
-def test_any_lengths_heads_windows_and_sinks(seqlen_q, seqlen_k, head_dim, heads, window, causal, with_lse, sinks):
+def test_any_lengths_heads_windows_and_sinks(
+    seqlen_q, seqlen_k, head_dim, heads, window, causal, with_lse, sinks
+):
     inputs = tensors(1, seqlen_q, seqlen_k, *heads, head_dim)
     sink = torch.randn(heads[0], dtype=torch.float64, requires_grad=True) if sinks else None
     options = {"causal": causal, "window_size": window, "learnable_sink": sink}
     got = fk.flash_attn_func(*inputs, **options, return_lse=with_lse)
-    wanted = plain_attention(*inputs, seen=window_pairs(seqlen_q, seqlen_k, *window, causal), sink=sink)
+    wanted = plain_attention(
+        *inputs, seen=window_pairs(seqlen_q, seqlen_k, *window, causal), sink=sink
+    )
     inputs = (*inputs, sink) if sinks else inputs
     assert_same(got if with_lse else (got,), wanted if with_lse else wanted[:1], inputs)
 
 
-# --- flash-attn's own words ------------------------------------------------------------------------------------------
+# --- flash-attn's own words -----------------------------------------------------------------------
 
 
 def seen_by(seqlen_q, seqlen_k, **options):
@@ -113,7 +128,12 @@ def seen_by(seqlen_q, seqlen_k, **options):
 def test_windows_are_inclusive_and_all_is_aligned_as_its_docstring_says():
     assert seen_by(2, 5, causal=True) == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
     assert seen_by(5, 2, causal=True) == [[0, 0], [0, 0], [0, 0], [1, 0], [1, 1]]
-    assert seen_by(4, 4, window_size=(1, 0)) == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+    assert seen_by(4, 4, window_size=(1, 0)) == [
+        [1, 0, 0, 0],
+        [1, 1, 0, 0],
+        [0, 1, 1, 0],
+        [0, 0, 1, 1],
+    ]
     assert seen_by(2, 5, window_size=(1, 1)) == [[0, 0, 1, 1, 1], [0, 0, 0, 1, 1]]
     assert seen_by(2, 5, window_size=(-1, 0)) == seen_by(2, 5, causal=True)
     assert seen_by(3, 3, window_size=(1, 2), causal=True) == [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
@@ -122,16 +142,30 @@ def test_windows_are_inclusive_and_all_is_aligned_as_its_docstring_says():
 
 LENGTHS = ["cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"]
 KVCACHE = {
-    "k": None, "v": None, "rotary_cos": None, "rotary_sin": None, "cache_seqlens": None, "cache_batch_idx": None,
-    "cache_leftpad": None, "block_table": None, "softmax_scale": None, "causal": False, "window_size": (-1, -1),
-    "softcap": 0.0, "rotary_interleaved": True, "alibi_slopes": None, "num_splits": 0, "return_softmax_lse": False,
+    "k": None, "v": None, "rotary_cos": None, "rotary_sin": None, "cache_seqlens": None,
+    "cache_batch_idx": None,
+    "cache_leftpad": None, "block_table": None, "softmax_scale": None, "causal": False,
+    "window_size": (-1, -1),
+    "softcap": 0.0, "rotary_interleaved": True, "alibi_slopes": None, "num_splits": 0,
+    "return_softmax_lse": False,
 }  # fmt: skip
-TORCHS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
+TORCHS = {
+    "attn_mask": None,
+    "dropout_p": 0.0,
+    "is_causal": False,
+    "scale": None,
+    "enable_gqa": False,
+}
 SIGNATURES = [
     (fk.flash_attn_func, ["q", "k", "v"], FLASH_ATTN, OURS),
     (fk.flash_attn_kvpacked_func, ["q", "kv"], FLASH_ATTN, OURS),
     (fk.flash_attn_qkvpacked_func, ["qkv"], FLASH_ATTN, OURS),
-    (fk.flash_attn_varlen_func, ["q", "k", "v", *LENGTHS], {**FLASH_ATTN, "block_table": None}, OURS),
+    (
+        fk.flash_attn_varlen_func,
+        ["q", "k", "v", *LENGTHS],
+        {**FLASH_ATTN, "block_table": None},
+        OURS,
+    ),
     (fk.flash_attn_varlen_kvpacked_func, ["q", "kv", *LENGTHS], FLASH_ATTN, OURS),
     (fk.flash_attn_varlen_qkvpacked_func, ["qkv", "cu_seqlens", "max_seqlen"], FLASH_ATTN, OURS),
     (fk.flash_attn_with_kvcache, ["q", "k_cache", "v_cache"], KVCACHE, {"learnable_sink": None}),
@@ -140,7 +174,9 @@ SIGNATURES = [
 
 
 @pytest.mark.parametrize(("function", "first", "named", "ours"), SIGNATURES)
-def test_parameters_and_defaults_are_flash_attns_and_torchs_and_ours_come_by_keyword(function, first, named, ours):
+def test_parameters_and_defaults_are_flash_attns_and_torchs_and_ours_come_by_keyword(
+    function, first, named, ours
+):
     parameters = inspect.signature(function).parameters.values()
     by_place = {p.name: p.default for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD}
     assert list(by_place)[: len(first)] == first
@@ -152,7 +188,9 @@ def test_what_return_attn_probs_returns():
     q, k, v = tensors()
     out, lse, probabilities = fk.flash_attn_func(q, k, v, return_attn_probs=True)
     assert (lse.shape, probabilities.shape, probabilities.dtype) == ((2, 4, 6), (0,), q.dtype)
-    out, lse, probabilities = fk.flash_attn_func(q, k, v, 0.5, causal=True, return_attn_probs=True, return_lse=True)
+    out, lse, probabilities = fk.flash_attn_func(
+        q, k, v, 0.5, causal=True, return_attn_probs=True, return_lse=True
+    )
     assert probabilities.shape == (2, 4, 6, 9)
     torch.testing.assert_close(probabilities.abs().sum(-1), torch.ones(2, 4, 6).double())
     values = v.repeat_interleave(2, 2).transpose(1, 2)
@@ -168,7 +206,9 @@ def test_a_query_that_sees_nothing_has_the_sinks_log_sum_exp_and_gives_its_gradi
     assert torch.equal(lse[:, :, :5], sink[:, None].expand(2, 4, 5))
     gradients = torch.autograd.grad(lse[:, :, :5].sum(), (*inputs, sink))
     assert [x.abs().sum().item() for x in gradients] == [0, 0, 0, 40]
-    same = fk.flash_attn_func(*inputs, causal=True, learnable_sink=torch.full((4,), -torch.inf).double())
+    same = fk.flash_attn_func(
+        *inputs, causal=True, learnable_sink=torch.full((4,), -torch.inf).double()
+    )
     assert torch.equal(same, fk.flash_attn_func(*inputs, causal=True, return_lse=True)[0])
 
 
@@ -178,12 +218,17 @@ def test_the_probabilities_of_a_call_with_sinks_sum_to_what_the_sinks_leave():
     torch.testing.assert_close(shown.abs().sum(-1), 1 - torch.exp(SINK[:, None] - lse))
 
 
-# --- packed tensors --------------------------------------------------------------------------------------------------
+# --- packed tensors -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"causal": True, "softcap": 2.0}, {"dropout_p": 0.3, "dropout_seed": 4}, {"learnable_sink": SINK}],
+    [
+        {},
+        {"causal": True, "softcap": 2.0},
+        {"dropout_p": 0.3, "dropout_seed": 4},
+        {"learnable_sink": SINK},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("implementation", ["torch", "reference"])
@@ -197,4 +242,7 @@ def test_packed_equals_unpacked(options, implementation):
         got = fk.flash_attn_qkvpacked_func(qkv, **options)
         assert_same((got,), (fk.flash_attn_func(*qkv.unbind(2), **options),), (qkv,))
         shown = fk.flash_attn_qkvpacked_func(qkv, 0.5, dropout_seed=1, return_attn_probs=True)[2]
-        assert torch.equal(shown, fk.flash_attn_func(*qkv.unbind(2), 0.5, dropout_seed=1, return_attn_probs=True)[2])
+        assert torch.equal(
+            shown,
+            fk.flash_attn_func(*qkv.unbind(2), 0.5, dropout_seed=1, return_attn_probs=True)[2],
+        )

@@ -1,4 +1,5 @@
-"""Dropout through the public functions: what decides a draw, and that parts of a call draw what the whole does."""
+"""Dropout through the public functions: what decides a draw, and that parts of a call
+draw what the whole does."""
 
 import torch
 from plain_formula import tensors
@@ -33,7 +34,9 @@ def test_a_part_of_the_batch_or_of_the_heads_draws_what_the_whole_does():
     whole = fk.flash_attn_func(q, k, v, 0.5, dropout_seed=9)
     part = fk.flash_attn_func(q[1:], k[1:], v[1:], 0.5, dropout_seed=torch.tensor([9, 1, 0]))
     torch.testing.assert_close(part, whole[1:])
-    part = fk.flash_attn_func(*(x[:, :, 2:] for x in (q, k, v)), 0.5, dropout_seed=torch.tensor([9, 0, 2]))
+    part = fk.flash_attn_func(
+        *(x[:, :, 2:] for x in (q, k, v)), 0.5, dropout_seed=torch.tensor([9, 0, 2])
+    )
     torch.testing.assert_close(part, whole[:, :, 2:])
 
 
@@ -44,5 +47,7 @@ def test_a_part_of_the_queries_draws_what_the_whole_does():
     torch.testing.assert_close(part, whole[:, 4:])
     order = torch.randperm(9)
     back, mask = order.flip(0), masks.causal(9).select(order, order.flip(0))
-    shuffled = fk.flash_attn_func(q[:, order], k[:, back], v[:, back], 0.5, mask=mask, dropout_seed=9)
+    shuffled = fk.flash_attn_func(
+        q[:, order], k[:, back], v[:, back], 0.5, mask=mask, dropout_seed=9
+    )
     torch.testing.assert_close(shuffled, whole[:, order])

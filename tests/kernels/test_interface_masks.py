@@ -11,17 +11,23 @@ from flashtrain_kernels import masks
 def test_a_mask_that_the_batch_shares_keeps_rows_apart_in_dropout_and_slopes():
     q, k, v = tensors(seqlen_q=9)
     slopes = torch.rand(2, 4)
-    by_mask = fk.flash_attn_func(q, k, v, 0.5, alibi_slopes=slopes, mask=masks.causal(9), dropout_seed=3)
+    by_mask = fk.flash_attn_func(
+        q, k, v, 0.5, alibi_slopes=slopes, mask=masks.causal(9), dropout_seed=3
+    )
     by_name = fk.flash_attn_func(q, k, v, 0.5, alibi_slopes=slopes, causal=True, dropout_seed=3)
     torch.testing.assert_close(by_mask, by_name)
 
 
-@pytest.mark.parametrize("shape", [(9,), (6, 1), (1, 9), (4, 6, 9), (2, 1, 1, 9), (1, 1, 6, 9), (2, 4, 6, 9)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(9,), (6, 1), (1, 9), (4, 6, 9), (2, 1, 1, 9), (1, 1, 6, 9), (2, 4, 6, 9)], ids=str
+)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_bias_broadcasts_and_its_gradient_has_its_shape(shape, dtype):
     inputs = tensors()
     bias = torch.randn(shape, dtype=dtype, requires_grad=True)
-    wanted = torch.autograd.grad(plain_attention(*inputs, bias=bias)[0].square().sum(), (*inputs, bias))
+    wanted = torch.autograd.grad(
+        plain_attention(*inputs, bias=bias)[0].square().sum(), (*inputs, bias)
+    )
     for with_lse in (True, False):
         out = fk.flash_attn_func(*inputs, bias=bias, return_lse=with_lse)
         got = torch.autograd.grad((out[0] if with_lse else out).square().sum(), (*inputs, bias))
@@ -36,7 +42,11 @@ def test_rows_that_see_nothing_give_zero_and_no_gradient(how, with_lse):
     inputs = tensors(2, 5, 2)
     bias = torch.zeros(5, 2, dtype=torch.float64)
     bias[:3] = -torch.inf
-    options = {"causal": {"causal": True}, "mask": {"mask": masks.causal(5, 2)}, "bias": {"bias": bias}}[how]
+    options = {
+        "causal": {"causal": True},
+        "mask": {"mask": masks.causal(5, 2)},
+        "bias": {"bias": bias},
+    }[how]
     out = fk.flash_attn_func(*inputs, **options, return_lse=with_lse)
     if with_lse:
         out, lse = out

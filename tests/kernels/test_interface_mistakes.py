@@ -1,4 +1,5 @@
-"""What the public functions say about arguments that cannot be: before anything runs, naming the argument."""
+"""What the public functions say about arguments that cannot be: before anything
+runs, naming the argument."""
 
 import pytest
 import torch
@@ -16,7 +17,15 @@ def blocks(**changes):
     """A mask of one block for 6 queries and 5 keys, without a band."""
     rows = torch.zeros(1, 1, 1, 3, dtype=torch.int64)
     mask = BlockMask(
-        rows, torch.zeros(0, dtype=torch.int32), rows, torch.zeros(0, dtype=torch.int32), (16, 16), 6, 5, None, None
+        rows,
+        torch.zeros(0, dtype=torch.int32),
+        rows,
+        torch.zeros(0, dtype=torch.int32),
+        (16, 16),
+        6,
+        5,
+        None,
+        None,
     )
     return mask._replace(**changes)
 
@@ -50,21 +59,25 @@ OPTIONS = {
     "window_size": ([5, (1, 2, 3), (1.0, 2), None], [(-2, 0)]),
     "softcap": ([True], [-1.0, float("inf")]),
     "alibi_slopes": (
-        [[1.0] * 4, torch.ones(4).half()], [torch.ones(2), torch.ones(3, 4), torch.ones(4, device="meta")]
+        [[1.0] * 4, torch.ones(4).half()],
+        [torch.ones(2), torch.ones(3, 4), torch.ones(4, device="meta")]
     ),
     "bias": (
         [1.0, torch.zeros(5).double(), torch.zeros(5, dtype=torch.bool)],
-        [torch.zeros(6), torch.zeros(()), torch.zeros(1, 1, 1, 1, 5), torch.zeros(5, device="meta")],
+        [torch.zeros(6), torch.zeros(()), torch.zeros(1, 1, 1, 1, 5),
+            torch.zeros(5, device="meta")],
     ),
     "dropout_seed": (
-        [1.5, True, torch.zeros(1)], [2**63, torch.zeros(2).long(), torch.zeros(1).long().to("meta")]
+        [1.5, True, torch.zeros(1)],
+        [2**63, torch.zeros(2).long(), torch.zeros(1).long().to("meta")]
     ),
     "mask": (
         [torch.ones(6, 5), CAUSAL._replace(queries=CAUSAL.queries.long())],
         [
             masks.causal(7, 5), masks.causal(6, 4), CAUSAL._replace(queries=CAUSAL.queries[:4]),
             CAUSAL._replace(queries=CAUSAL.queries.expand(-1, 3, -1)),
-            CAUSAL._replace(keys=torch.zeros(1, 6).int()), CAUSAL._replace(keys=torch.zeros(2, 5).int()),
+            CAUSAL._replace(keys=torch.zeros(1, 6).int()),
+            CAUSAL._replace(keys=torch.zeros(2, 5).int()),
             masks.causal(6, 5, device="meta"), blocks(seqlen_q=7), HALF_BLOCKS,
         ],
     ),
@@ -72,7 +85,8 @@ OPTIONS = {
 WRONG = [(name, TypeError, value) for name, (types, _) in OPTIONS.items() for value in types]
 WRONG += [(name, ValueError, value) for name, (_, values) in OPTIONS.items() for value in values]
 TOGETHER = [
-    {"mask": CAUSAL, "causal": True}, {"mask": CAUSAL, "window_size": (1, -1)}, {"mask": blocks(), "causal": True},
+    {"mask": CAUSAL, "causal": True}, {"mask": CAUSAL, "window_size": (1, -1)},
+    {"mask": blocks(), "causal": True},
     {"alibi_slopes": torch.ones(3, 4), "mask": SIX_DOCUMENTS},
 ]  # fmt: skip
 

@@ -1,4 +1,5 @@
-"""flash_attn_with_kvcache and keys in pages: on a CPU by plain PyTorch, and what is said of mistakes."""
+"""flash_attn_with_kvcache and keys in pages: on a CPU by plain PyTorch, and
+what is said of mistakes."""
 
 import pytest
 import torch
@@ -20,7 +21,13 @@ def test_one_token_after_another_is_attention_over_them_all():
     for i in range(9):
         one = slice(i, i + 1)
         out = fk.flash_attn_with_kvcache(
-            q[:, one], *caches, k[:, one], v[:, one], cache_seqlens=i, causal=True, window_size=[4, 0]
+            q[:, one],
+            *caches,
+            k[:, one],
+            v[:, one],
+            cache_seqlens=i,
+            causal=True,
+            window_size=[4, 0],
         )
         torch.testing.assert_close(out, whole[:, one])
 
@@ -28,7 +35,9 @@ def test_one_token_after_another_is_attention_over_them_all():
 def test_a_cache_that_is_full_needs_no_length_and_sinks_join():
     q, cache = torch.randn(2, 3, 4, 8).double(), torch.randn(2, 6, 2, 8).double()
     sink = torch.randn(4).double()
-    got = fk.flash_attn_with_kvcache(q, cache, cache, causal=True, learnable_sink=sink, return_softmax_lse=True)
+    got = fk.flash_attn_with_kvcache(
+        q, cache, cache, causal=True, learnable_sink=sink, return_softmax_lse=True
+    )
     wanted = fk.flash_attn_func(q, cache, cache, causal=True, learnable_sink=sink, return_lse=True)
     for one, other in zip(got, wanted, strict=True):
         torch.testing.assert_close(one, other)
@@ -67,7 +76,11 @@ MISTAKES = [
     ("cache_seqlens", {"cache_seqlens": torch.ones(2)}, TypeError),
     ("cache_seqlens", {"cache_seqlens": 1.5}, TypeError),
     ("cache_batch_idx", {"cache_batch_idx": torch.tensor([0, 2])}, ValueError),
-    ("cache_batch_idx", {"block_table": TABLE, "cache_batch_idx": torch.tensor([0, 1])}, ValueError),
+    (
+        "cache_batch_idx",
+        {"block_table": TABLE, "cache_batch_idx": torch.tensor([0, 1])},
+        ValueError,
+    ),
     ("block_table", {"block_table": TABLE.long()}, TypeError),
     ("block_table", {"block_table": TABLE[:1]}, ValueError),
     ("cache_seqlens", {"block_table": TABLE, "cache_seqlens": 19}, ValueError),
@@ -93,26 +106,35 @@ def test_rotary_tables_too_short_or_too_wide_are_named(columns):
         fk.flash_attn_with_kvcache(Q, CACHE, CACHE, NEW, NEW, angle, angle, cache_seqlens=1)
 
 
-# --- packed sequences whose keys lie in pages ------------------------------------------------------------------------
+# --- packed sequences whose keys lie in pages -----------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (2, 1), "alibi": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True}, {"window_size": (2, 1), "alibi": True}], ids=str
+)
 def test_packed_sequences_over_pages_equal_those_over_rows_gradients_too(options):
     options = dict(options)
     lengths_q, lengths_k, size = [3, 0, 5], [7, 4, 5], 4
     cu_q, cu_k = map(cumulative, (lengths_q, lengths_k))
     if options.pop("alibi", False):
         options["alibi_slopes"] = torch.rand(3, 4)
-    table = torch.tensor([[5, 2], [0, -1], [1, 3]], dtype=torch.int32)  # 0 holds all of the second sequence
+    # 0 holds all of the second sequence.
+    table = torch.tensor([[5, 2], [0, -1], [1, 3]], dtype=torch.int32)
     q = torch.randn(8, 4, 8, dtype=torch.float64, requires_grad=True)
     pages = torch.randn(2, 6, size, 2, 8, dtype=torch.float64, requires_grad=True)
-    rows = [pages[:, table[n].long()].flatten(1, 2)[:, :length] for n, length in enumerate(lengths_k)]
+    rows = [
+        pages[:, table[n].long()].flatten(1, 2)[:, :length] for n, length in enumerate(lengths_k)
+    ]
     k, v = torch.cat(rows, 1)
     wanted = fk.flash_attn_varlen_func(q, k, v, cu_q, cu_k, 5, 7, **options, return_lse=True)
-    got = fk.flash_attn_varlen_func(q, *pages, cu_q, cu_k, 5, 7, **options, block_table=table, return_lse=True)
+    got = fk.flash_attn_varlen_func(
+        q, *pages, cu_q, cu_k, 5, 7, **options, block_table=table, return_lse=True
+    )
     weight = torch.randn_like(wanted[0])
     for one, other in zip(got, wanted, strict=True):
         torch.testing.assert_close(one, other)
     of_wanted = torch.autograd.grad((wanted[0] * weight).sum(), (q, pages))
-    for one, other in zip(torch.autograd.grad((got[0] * weight).sum(), (q, pages)), of_wanted, strict=True):
+    for one, other in zip(
+        torch.autograd.grad((got[0] * weight).sum(), (q, pages)), of_wanted, strict=True
+    ):
         torch.testing.assert_close(one, other)

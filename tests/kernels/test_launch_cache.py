@@ -12,7 +12,9 @@ from child_process import compiled_rows
 import flashtrain_kernels as fk
 from flashtrain_kernels import launch_cache
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
 
 
 # Slow: it builds Triton's launcher, and compiles 17 kernels.
@@ -52,22 +54,33 @@ def test_without_a_c_compiler_triton_launches(monkeypatch, caplog):
 def test_a_call_like_the_one_before_costs_the_host_little(path):
     import time
 
-    ours = [torch.randn(2, 256, 16, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    ours = [
+        torch.randn(2, 256, 16, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3)
+    ]
     theirs = [each.detach().transpose(1, 2).requires_grad_() for each in ours]
     dout = torch.randn_like(ours[0])
     calls = {
         "ours": (ours, dout, lambda: fk.flash_attn_func(*ours, causal=True)),
-        "torch": (theirs, dout.transpose(1, 2), lambda: F.scaled_dot_product_attention(*theirs, is_causal=True)),
+        "torch": (
+            theirs,
+            dout.transpose(1, 2),
+            lambda: F.scaled_dot_product_attention(*theirs, is_causal=True),
+        ),
     }
     least = {}
     for _ in range(400):
-        for name, (inputs, gradient, call) in calls.items():  # in turns, as tests beside this one use the same cores
+        # in turns, as tests beside this one use the same cores.
+        for name, (inputs, gradient, call) in calls.items():
             torch.cuda.synchronize()  # an empty queue: a full one would be waited for
             begun = time.perf_counter()
             out = call()
             between = time.perf_counter()
             torch.autograd.grad(out, inputs, gradient)
-            for part, seconds in (("forward", between - begun), ("backward", time.perf_counter() - between)):
+            for part, seconds in (
+                ("forward", between - begun),
+                ("backward", time.perf_counter() - between),
+            ):
                 least[name, part] = min(seconds, least.get((name, part), 1.0))
     assert least["ours", "forward"] <= 2 * least["torch", "forward"]
     assert least["ours", "backward"] <= 2 * least["torch", "backward"]
@@ -85,7 +98,10 @@ def test_the_signature_separates_one_cu_seqlens_from_two_as_hoppers_dropout_serv
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_repeated_launches_go_to_the_current_stream_of_the_tensors_device():
     for number in range(torch.cuda.device_count()):
-        q, k, v = (torch.randn(1, 128, 2, 64, device=f"cuda:{number}", dtype=torch.bfloat16) for _ in range(3))
+        q, k, v = (
+            torch.randn(1, 128, 2, 64, device=f"cuda:{number}", dtype=torch.bfloat16)
+            for _ in range(3)
+        )
         wanted = fk.reference.attention(*[x.double() for x in (k, k, v)])
         for _ in range(3):
             fk.flash_attn_func(q, k, v)
@@ -101,10 +117,16 @@ def test_repeated_launches_go_to_the_current_stream_of_the_tensors_device():
 
 def test_tensors_like_earlier_ones_have_the_signature_that_signing_gives():
     def forms():
-        x, one, other = torch.zeros(2, 8, 2, 8), torch.zeros(9, dtype=torch.int32), torch.zeros(9, dtype=torch.int32)
+        x, one, other = (
+            torch.zeros(2, 8, 2, 8),
+            torch.zeros(9, dtype=torch.int32),
+            torch.zeros(9, dtype=torch.int32),
+        )
         return [
-            [x, x, x], [x, x.clone(), x], [x, x.clone(), x.clone()], [x.clone().requires_grad_(), x, x],
-            [x.transpose(1, 2), x, x], [x.half(), x, x], [x[:1], x, x], [x.flatten()[1:17].view(1, 1, 2, 8), x, x],
+            [x, x, x], [x, x.clone(), x], [x, x.clone(), x.clone()],
+            [x.clone().requires_grad_(), x, x],
+            [x.transpose(1, 2), x, x], [x.half(), x, x], [x[:1], x, x],
+            [x.flatten()[1:17].view(1, 1, 2, 8), x, x],
             [x, one, one], [x, one, one.view(9)], [x, one, other], [x, one, one[:8]],
         ]  # fmt: skip
 
@@ -127,7 +149,14 @@ def test_special_tensors_have_no_signature_after_plain_ones_either():
     class Other(torch.Tensor):
         pass
 
-    for special in (x.as_subclass(Other), torch._neg_view(x), x.to_sparse(), x.to("meta"), None, [x]):
+    for special in (
+        x.as_subclass(Other),
+        torch._neg_view(x),
+        x.to_sparse(),
+        x.to("meta"),
+        None,
+        [x],
+    ):
         assert launch_cache.signature([special, x, x]) is None
     seen = []
     torch.vmap(lambda each: (seen.append(launch_cache.signature([each, x, x])), each)[1])(x[None])

@@ -28,7 +28,10 @@ def expected(hidden, weight, labels, vocab_size):
 
 @settings(max_examples=25)
 @given(
-    tokens=st.integers(0, 40), chunk=st.none() | st.integers(1, 50), padding=st.integers(0, 5), seed=st.integers(0, 99)
+    tokens=st.integers(0, 40),
+    chunk=st.none() | st.integers(1, 50),
+    padding=st.integers(0, 5),
+    seed=st.integers(0, 99),
 )
 def test_loss_and_gradients_are_torchs_whatever_the_pieces(tokens, chunk, padding, seed):
     hidden, weight, labels = inputs(tokens, vocab_size=20 - padding, seed=seed)
@@ -69,9 +72,13 @@ def test_a_weight_that_is_frozen_costs_no_gradient():
     expected_gradient = torch.autograd.grad(linear_cross_entropy(hidden, weight, labels), hidden)
     loss = linear_cross_entropy(hidden, weight.detach(), labels)
     torch.testing.assert_close(torch.autograd.grad(loss, hidden), expected_gradient)
-    _, _, dweight = LINEAR_CROSS_ENTROPY(hidden.detach(), weight.detach(), labels, 20, -100, 8, True, 0.0, True)
+    _, _, dweight = LINEAR_CROSS_ENTROPY(
+        hidden.detach(), weight.detach(), labels, 20, -100, 8, True, 0.0, True
+    )
     assert dweight.numel() == 0
-    torch.library.opcheck(LINEAR_CROSS_ENTROPY, (hidden, weight.detach(), labels, 17, -100, 8, True, 3.0, True))
+    torch.library.opcheck(
+        LINEAR_CROSS_ENTROPY, (hidden, weight.detach(), labels, 17, -100, 8, True, 3.0, True)
+    )
 
 
 @pytest.mark.parametrize("label", [17, 20, -3])
@@ -90,7 +97,9 @@ def test_without_gradients_none_are_computed():
         loss = linear_cross_entropy(hidden, weight, labels, vocab_size=17)
     assert not loss.requires_grad
     torch.testing.assert_close(loss, expected(hidden, weight, labels, 17).detach())
-    _, dhidden, dweight = LINEAR_CROSS_ENTROPY(hidden.detach(), weight.detach(), labels, 17, -100, 8, False)
+    _, dhidden, dweight = LINEAR_CROSS_ENTROPY(
+        hidden.detach(), weight.detach(), labels, 17, -100, 8, False
+    )
     assert dhidden.numel() == dweight.numel() == 0
 
 
@@ -99,15 +108,21 @@ def test_under_autocast_the_products_are_in_its_type_and_the_weights_gradient_in
     with torch.autocast("cpu", dtype=torch.bfloat16):
         ours = linear_cross_entropy(hidden, weight, labels, vocab_size=17, chunk=4)
     assert ours.dtype == torch.float32
-    torch.testing.assert_close(ours, expected(hidden.bfloat16(), weight.bfloat16(), labels, 17), rtol=1e-5, atol=1e-5)
-    assert [gradient.dtype for gradient in torch.autograd.grad(ours, (hidden, weight))] == [torch.float32] * 2
+    torch.testing.assert_close(
+        ours, expected(hidden.bfloat16(), weight.bfloat16(), labels, 17), rtol=1e-5, atol=1e-5
+    )
+    assert [gradient.dtype for gradient in torch.autograd.grad(ours, (hidden, weight))] == [
+        torch.float32
+    ] * 2
 
 
 def test_the_operator_passes_torchs_checks_and_compiles_whole():
     hidden, weight, labels = inputs(dtype=torch.float32)
     torch.library.opcheck(LINEAR_CROSS_ENTROPY, (hidden, weight, labels, 17, -100, 8, True))
     compiled = torch.compile(
-        lambda *tensors: linear_cross_entropy(*tensors, vocab_size=17, chunk=8), fullgraph=True, backend="aot_eager"
+        lambda *tensors: linear_cross_entropy(*tensors, vocab_size=17, chunk=8),
+        fullgraph=True,
+        backend="aot_eager",
     )
     ours, theirs = compiled(hidden, weight, labels), expected(hidden, weight, labels, 17)
     wanted = torch.autograd.grad(theirs, (hidden, weight))
@@ -139,9 +154,13 @@ def of_each(hidden, weight, labels, vocab_size, softcap=0.0):
     softcap=st.sampled_from([0.0, 2.0]),
     seed=st.integers(0, 99),
 )
-def test_losses_of_tokens_have_torchs_gradients_whatever_is_computed_of_them(tokens, chunk, padding, softcap, seed):
+def test_losses_of_tokens_have_torchs_gradients_whatever_is_computed_of_them(
+    tokens, chunk, padding, softcap, seed
+):
     hidden, weight, labels = inputs(tokens, vocab_size=20 - padding, seed=seed)
-    upstream = torch.randn(tokens, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    upstream = torch.randn(
+        tokens, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
     options = {"vocab_size": 20 - padding, "chunk": chunk, "softcap": softcap}
     ours = linear_cross_entropy(hidden, weight, labels, **options, reduction="none")
     theirs = of_each(hidden, weight, labels, 20 - padding, softcap)
@@ -154,7 +173,9 @@ def test_losses_of_tokens_have_torchs_gradients_whatever_is_computed_of_them(tok
 
 def test_losses_of_tokens_add_up_to_the_sum_and_have_the_labels_shape():
     hidden, weight, labels = inputs(24)
-    each = linear_cross_entropy(hidden.view(2, 3, 4, 8), weight, labels.view(2, 3, 4), reduction="none")
+    each = linear_cross_entropy(
+        hidden.view(2, 3, 4, 8), weight, labels.view(2, 3, 4), reduction="none"
+    )
     assert each.shape == (2, 3, 4)
     total = linear_cross_entropy(hidden, weight, labels, reduction="sum")
     torch.testing.assert_close(each.sum(), total)
@@ -174,13 +195,21 @@ def test_no_gradient_reaches_the_states_of_an_ignored_label_whatever_is_made_of_
 def test_losses_of_tokens_under_autocast_are_in_float32_and_a_frozen_weight_has_no_gradient():
     hidden, weight, labels = inputs(dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        ours = linear_cross_entropy(hidden, weight, labels, vocab_size=17, chunk=4, reduction="none")
-        alone = linear_cross_entropy(hidden, weight.detach(), labels, vocab_size=17, chunk=4, reduction="none")
+        ours = linear_cross_entropy(
+            hidden, weight, labels, vocab_size=17, chunk=4, reduction="none"
+        )
+        alone = linear_cross_entropy(
+            hidden, weight.detach(), labels, vocab_size=17, chunk=4, reduction="none"
+        )
     assert ours.dtype == torch.float32
-    torch.testing.assert_close(ours, of_each(hidden.bfloat16(), weight.bfloat16(), labels, 17), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        ours, of_each(hidden.bfloat16(), weight.bfloat16(), labels, 17), rtol=1e-5, atol=1e-5
+    )
     gradients = torch.autograd.grad(ours.square().sum(), (hidden, weight))
     assert [gradient.dtype for gradient in gradients] == [torch.float32] * 2
-    torch.testing.assert_close(torch.autograd.grad(alone.square().sum(), hidden), gradients[:1], atol=0, rtol=0)
+    torch.testing.assert_close(
+        torch.autograd.grad(alone.square().sum(), hidden), gradients[:1], atol=0, rtol=0
+    )
 
 
 def test_the_operator_of_losses_of_tokens_passes_torchs_checks_and_compiles_whole():
@@ -190,11 +219,16 @@ def test_the_operator_of_losses_of_tokens_passes_torchs_checks_and_compiles_whol
     for frozen in (False, True):
         torch.library.opcheck(TOKEN_LOSSES, (*given, torch.randn(23), 3.0, frozen))
     compiled = torch.compile(
-        lambda *tensors: linear_cross_entropy(*tensors, vocab_size=17, chunk=8, reduction="none").square().mean(),
+        lambda *tensors: (
+            linear_cross_entropy(*tensors, vocab_size=17, chunk=8, reduction="none").square().mean()
+        ),
         fullgraph=True,
         backend="aot_eager",
     )
-    ours, theirs = compiled(hidden, weight, labels), of_each(hidden, weight, labels, 17).square().mean()
+    ours, theirs = (
+        compiled(hidden, weight, labels),
+        of_each(hidden, weight, labels, 17).square().mean(),
+    )
     wanted = torch.autograd.grad(theirs, (hidden, weight))
     torch.testing.assert_close(torch.autograd.grad(ours, (hidden, weight)), wanted)
 
@@ -209,7 +243,11 @@ def test_the_backward_of_losses_of_tokens_counts_the_product_that_it_computes_ag
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"weight": torch.zeros(5, 3)}, ValueError, r"\(\.\.\., E\) and \(V, E\), not \(4, 2\) and \(5, 3\)"),
+        (
+            {"weight": torch.zeros(5, 3)},
+            ValueError,
+            r"\(\.\.\., E\) and \(V, E\), not \(4, 2\) and \(5, 3\)",
+        ),
         ({"labels": torch.zeros(3, dtype=torch.int64)}, ValueError, "labels"),
         ({"labels": torch.zeros(4)}, TypeError, "labels must be int64, not torch.float32"),
         ({"vocab_size": 6}, ValueError, "vocab_size must be 1 to 5"),
@@ -218,13 +256,19 @@ def test_the_backward_of_losses_of_tokens_counts_the_product_that_it_computes_ag
     ],
 )
 def test_mistakes_are_named(change, error, words):
-    call = {"hidden": torch.zeros(4, 2), "weight": torch.zeros(5, 2), "labels": torch.zeros(4, dtype=torch.int64)}
+    call = {
+        "hidden": torch.zeros(4, 2),
+        "weight": torch.zeros(5, 2),
+        "labels": torch.zeros(4, dtype=torch.int64),
+    }
     with pytest.raises(error, match=words):
         linear_cross_entropy(**{**call, **change})
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("tokens", "rows", "chunk"), [(5000, 50304, 1024), (300, 1000, None), (1, 515, 1)])
+@pytest.mark.parametrize(
+    ("tokens", "rows", "chunk"), [(5000, 50304, 1024), (300, 1000, None), (1, 515, 1)]
+)
 def test_on_a_gpu_the_error_is_that_of_torchs_own(path, tokens, rows, chunk):
     hidden = torch.randn(tokens, 256, device="cuda").requires_grad_()
     weight = (torch.randn(rows, 256, device="cuda") * 0.1).requires_grad_()
@@ -254,8 +298,14 @@ def test_on_a_gpu_the_error_is_that_of_torchs_own(path, tokens, rows, chunk):
     exact_each = F.cross_entropy(F.linear(*exact_inputs)[:, : rows - 7], labels, reduction="none")
     wanted = torch.autograd.grad(exact_each, exact_inputs, upstream.double())
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        each = linear_cross_entropy(hidden, weight, labels, vocab_size=rows - 7, chunk=chunk, reduction="none")
-        their_each = F.cross_entropy(F.linear(hidden, weight).float()[:, : rows - 7], labels, reduction="none")
-    got, theirs = (torch.autograd.grad(one, (hidden, weight), upstream) for one in (each, their_each))
+        each = linear_cross_entropy(
+            hidden, weight, labels, vocab_size=rows - 7, chunk=chunk, reduction="none"
+        )
+        their_each = F.cross_entropy(
+            F.linear(hidden, weight).float()[:, : rows - 7], labels, reduction="none"
+        )
+    got, theirs = (
+        torch.autograd.grad(one, (hidden, weight), upstream) for one in (each, their_each)
+    )
     for a, b, exact in zip((each, *got), (their_each, *theirs), (exact_each, *wanted), strict=True):
         assert (a - exact).norm() <= 2 * (b - exact).norm() + 1e-4 * exact.norm()

@@ -1,4 +1,5 @@
-"""The operators that fill masks: the same numbers on every device, and what torch asks of operators."""
+"""The operators that fill masks: the same numbers on every device, and what
+torch asks of operators."""
 
 import pytest
 import torch
@@ -53,7 +54,8 @@ def test_the_gpu_finds_the_same_sequences(bounds, total):
     bounds = torch.tensor(bounds) * max(total // 45, 1)
     on_gpu = bounds.cuda()
     for got, wanted in zip(
-        operators.bounds_of_cu_seqlens(on_gpu, total), operators.bounds_of_cu_seqlens(bounds, total),
+        operators.bounds_of_cu_seqlens(on_gpu, total),
+        operators.bounds_of_cu_seqlens(bounds, total),
         strict=True,
     ):  # fmt: skip
         assert torch.equal(got.cpu(), wanted)
@@ -65,5 +67,7 @@ def test_the_gpu_finds_the_same_sequences(bounds, total):
 @pytest.mark.parametrize("name", [*IDS, "a million tokens"])
 def test_the_gpu_finds_the_same_documents(name):
     ids = IDS.get(name, torch.arange(2**20 + 7)[None] // 9999)
-    for got, wanted in zip(masks.documents_from_ids(ids.cuda()), masks.documents_from_ids(ids), strict=True):
+    for got, wanted in zip(
+        masks.documents_from_ids(ids.cuda()), masks.documents_from_ids(ids), strict=True
+    ):
         assert torch.equal(got.cpu(), wanted)

@@ -1,4 +1,5 @@
-"""Masks as data: each mask against its rule pair by pair, parts of masks, packed sequences, and what is refused."""
+"""Masks as data: each mask against its rule pair by pair, parts of masks, packed
+sequences, and what is refused."""
 
 import pytest
 import torch
@@ -27,7 +28,12 @@ def test_each_of_the_twelve_masks_equals_its_rule(name):
 
 
 @settings(max_examples=25)
-@given(batch=batches(), left=st.integers(-1, 12), right=st.integers(-1, 12), global_tokens=st.integers(0, 30))
+@given(
+    batch=batches(),
+    left=st.integers(-1, 12),
+    right=st.integers(-1, 12),
+    global_tokens=st.integers(0, 30),
+)
 def test_masks_equal_their_rules_at_any_lengths(batch, left, right, global_tokens):
     # A bound of -1 is none; the rule's is one that no row reaches.
     rules = (left if left >= 0 else 1000, right if right >= 0 else 1000)
@@ -37,7 +43,9 @@ def test_masks_equal_their_rules_at_any_lengths(batch, left, right, global_token
         assert torch.equal(case.mask.dense(), wanted[name].dense()), name
 
 
-@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (5, 5), (3, 7), (7, 3), (4, 1), (1, 4), (0, 3), (3, 0)])
+@pytest.mark.parametrize(
+    ("seqlen_q", "seqlen_k"), [(1, 1), (5, 5), (3, 7), (7, 3), (4, 1), (1, 4), (0, 3), (3, 0)]
+)
 def test_causal_is_aligned_bottom_right(seqlen_q, seqlen_k):
     mask = masks.causal(seqlen_q, seqlen_k)
     wanted = [[[j <= i + seqlen_k - seqlen_q for j in range(seqlen_k)] for i in range(seqlen_q)]]
@@ -59,7 +67,10 @@ def test_rows_number_the_documents_over_the_batch_and_say_where_each_begins():
 def test_a_selection_of_queries_and_keys_is_the_dense_mask_indexed(name):
     mask = within_documents(EXAMPLE)[name].mask
     generator = torch.Generator().manual_seed(1)
-    queries, keys = torch.randperm(23, generator=generator)[:10], torch.randperm(23, generator=generator)[:17]
+    queries, keys = (
+        torch.randperm(23, generator=generator)[:10],
+        torch.randperm(23, generator=generator)[:17],
+    )
     part = mask.select(queries, keys)
     assert part.seqlen_k == 17
     assert torch.equal(part.dense(), mask.dense()[:, queries][:, :, keys])
@@ -72,11 +83,18 @@ def test_a_selection_of_queries_and_keys_is_the_dense_mask_indexed(name):
     lengths=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=5),
     causal=st.booleans(), left=st.integers(-1, 5), right=st.integers(-1, 5), tail=st.integers(0, 3),
 )  # fmt: skip
-def test_varlen_equals_its_rule_and_tokens_past_the_last_boundary_see_nothing(lengths, causal, left, right, tail):
+def test_varlen_equals_its_rule_and_tokens_past_the_last_boundary_see_nothing(
+    lengths, causal, left, right, tail
+):
     lengths_q, lengths_k = (list(side) for side in zip(*lengths, strict=True))
     total_q, total_k = sum(lengths_q) + tail, sum(lengths_k) + tail
     mask = masks.varlen(
-        cumulative(lengths_q), cumulative(lengths_k), total_q, total_k, causal=causal, window=(left, right)
+        cumulative(lengths_q),
+        cumulative(lengths_k),
+        total_q,
+        total_k,
+        causal=causal,
+        window=(left, right),
     )
     wanted = torch.zeros(1, total_q, total_k, dtype=torch.bool)
     wanted[0, : sum(lengths_q), : sum(lengths_k)] = sequence_pairs(lengths, left, right, causal)
@@ -102,11 +120,14 @@ def test_no_content_of_cu_seqlens_points_outside(bounds, total):
 
 
 def test_documents_hold_the_first_and_one_past_the_last_index_of_each_tokens_document():
-    documents = documents_from_ids(torch.tensor([[0, 0, 1, 1, 1, 4], [2, 2, 2, 2, 2, 2]], dtype=torch.int32))
+    documents = documents_from_ids(
+        torch.tensor([[0, 0, 1, 1, 1, 4], [2, 2, 2, 2, 2, 2]], dtype=torch.int32)
+    )
     assert documents.start.tolist() == [[0, 0, 2, 2, 2, 5], [0, 0, 0, 0, 0, 0]]
     assert documents.end.tolist() == [[2, 2, 5, 5, 5, 6], [6, 6, 6, 6, 6, 6]]
     assert documents.start.dtype == documents.end.dtype == torch.int32
-    again = documents_from_ids(torch.tensor([[3, 3, 1, 3, 3]]))  # a number that comes again is another document
+    # A number that comes again is another document.
+    again = documents_from_ids(torch.tensor([[3, 3, 1, 3, 3]]))
     assert (again.start.tolist(), again.end.tolist()) == ([[0, 0, 2, 3, 3]], [[2, 2, 3, 5, 5]])
 
 
@@ -179,11 +200,15 @@ def test_masks_compile_into_one_graph_that_serves_other_lengths():
     def rows(ids):
         length = ids.shape[1]
         made = [
-            masks.causal(length), masks.document(ids, causal=True), masks.sliding_window(length, (3, 0), documents=ids),
-            masks.shared_question(ids), masks.global_window(length, 3, (2, 2)), masks.causal_blockwise(ids),
+            masks.causal(length), masks.document(ids, causal=True),
+            masks.sliding_window(length, (3, 0), documents=ids),
+            masks.shared_question(ids), masks.global_window(length, 3, (2, 2)),
+            masks.causal_blockwise(ids),
             masks.prefix_lm(ids, documents=ids), masks.block_causal(4, ids),
             masks.varlen(ids[0, :3], ids[0, :3], length, length, causal=True, window=(3, 3)),
         ]  # fmt: skip
         return [mask.queries for mask in (*made, made[1].select(ids[0], ids[0]))]
 
-    assert_one_graph_serves(rows, [(torch.arange(length)[None].expand(2, -1) // 9,) for length in (40, 23, 61)])
+    assert_one_graph_serves(
+        rows, [(torch.arange(length)[None].expand(2, -1) // 9,) for length in (40, 23, 61)]
+    )

@@ -18,18 +18,27 @@ def tensors(seqlen_k=12):
 def over_parts(q, k, v, ends):
     """The partial results over the keys from each end to the next."""
     bounds = [0, *ends, k.shape[1]]
-    return [fk.flash_attn_func(q, k[:, a:b], v[:, a:b], return_lse=True) for a, b in itertools.pairwise(bounds)]
+    return [
+        fk.flash_attn_func(q, k[:, a:b], v[:, a:b], return_lse=True)
+        for a, b in itertools.pairwise(bounds)
+    ]
 
 
 @settings(max_examples=30)
 @given(ends=st.lists(st.integers(0, 12), max_size=4).map(sorted))
 def test_any_split_of_the_keys_gives_the_whole_and_its_gradients(ends):
     inputs = tensors()
-    merged, whole = fk.merge_attention(over_parts(*inputs, ends)), fk.flash_attn_func(*inputs, return_lse=True)
+    merged, whole = (
+        fk.merge_attention(over_parts(*inputs, ends)),
+        fk.flash_attn_func(*inputs, return_lse=True),
+    )
     weight = torch.randn(2, 6, 4, 5, dtype=torch.float64)
     for got, wanted in zip(merged, whole, strict=True):
         torch.testing.assert_close(got, wanted)
-    gradients = [torch.autograd.grad((out * weight).sum() + lse.square().sum(), inputs) for out, lse in (merged, whole)]
+    gradients = [
+        torch.autograd.grad((out * weight).sum() + lse.square().sum(), inputs)
+        for out, lse in (merged, whole)
+    ]
     for got, wanted in zip(*gradients, strict=True):
         torch.testing.assert_close(got, wanted)
 
@@ -37,14 +46,19 @@ def test_any_split_of_the_keys_gives_the_whole_and_its_gradients(ends):
 def test_merging_in_steps_and_of_packed_shapes_is_merging_at_once():
     one, two, three = partials = over_parts(*tensors(), [4, 9])
     out, lse = fk.merge_attention(partials)
-    torch.testing.assert_close(fk.merge_attention([fk.merge_attention([one, two]), three]), (out, lse))
+    torch.testing.assert_close(
+        fk.merge_attention([fk.merge_attention([one, two]), three]), (out, lse)
+    )
     packed = fk.merge_attention([(out[0], lse[0]) for out, lse in partials])  # (T, H, D) and (H, T)
     torch.testing.assert_close(packed, (out[0], lse[0]))
 
 
 def test_merging_in_place_is_merging():
-    q, k, v = tensors(seqlen_k=4)  # six queries, four keys: below the causal mask the first two see nothing
-    merged, *rest = (fk.attention_forward(q, k, v, window_size=window) for window in ((-1, 0), (1, 0), (-1, -1)))
+    # Six queries, four keys: below the causal mask the first two see nothing.
+    q, k, v = tensors(seqlen_k=4)
+    merged, *rest = (
+        fk.attention_forward(q, k, v, window_size=window) for window in ((-1, 0), (1, 0), (-1, -1))
+    )
     for further in rest:
         wanted = fk.merge_attention([merged, further])
         fk.merge_attention_into(*merged, *further)
@@ -54,7 +68,10 @@ def test_merging_in_place_is_merging():
 def test_parts_that_saw_nothing_contribute_nothing_whatever_they_hold():
     q, k, v = tensors()
     real = fk.flash_attn_func(q, k, v, return_lse=True)
-    nothing = (torch.full_like(real[0], torch.nan), torch.full_like(real[1], -torch.inf).requires_grad_())
+    nothing = (
+        torch.full_like(real[0], torch.nan),
+        torch.full_like(real[1], -torch.inf).requires_grad_(),
+    )
     out, lse = fk.merge_attention([nothing, real, nothing])
     torch.testing.assert_close(out, real[0])
     torch.testing.assert_close(lse, real[1])
@@ -96,7 +113,9 @@ def test_lower_precision_is_computed_in_float32_and_rounded_once(dtype):
     out, lse = fk.merge_attention(partials)
     assert (out.dtype, lse.dtype) == (dtype, torch.float32)
     wanted = fk.merge_attention([(out.double(), lse.double()) for out, lse in partials])
-    torch.testing.assert_close(out.double(), wanted[0], atol=torch.finfo(dtype).eps * 2, rtol=torch.finfo(dtype).eps)
+    torch.testing.assert_close(
+        out.double(), wanted[0], atol=torch.finfo(dtype).eps * 2, rtol=torch.finfo(dtype).eps
+    )
     mixed, _ = fk.merge_attention([(partials[0][0].float(), partials[0][1]), *partials[1:]])
     assert mixed.dtype == torch.float32
 
@@ -114,14 +133,28 @@ MISTAKES = [
     ([], ValueError, r"partials must hold one pair \(out, lse\) or more, not none"),
     ([OUT], TypeError, r"partials\[0\] must be a pair of tensors \(out, lse\), not Tensor"),
     ([(OUT[0, 0], LSE)], ValueError, r"partials\[0\]\[0\] must have the shape .* not \(4, 5\)"),
-    ([(OUT, OUT)], ValueError, r"partials\[0\]\[1\] must have the shape \(2, 4, 6\), not \(2, 6, 4, 5\)"),
-    ([(OUT, LSE), (OUT[:, :3], LSE)], ValueError, r"partials\[1\]\[0\] must have the shape \(2, 6, 4, 5\)"),
-    ([(OUT, LSE), (OUT, LSE.long())], TypeError, r"partials\[1\]\[1\] must be .*float32.*, not int64"),
+    (
+        [(OUT, OUT)],
+        ValueError,
+        r"partials\[0\]\[1\] must have the shape \(2, 4, 6\), not \(2, 6, 4, 5\)",
+    ),
+    (
+        [(OUT, LSE), (OUT[:, :3], LSE)],
+        ValueError,
+        r"partials\[1\]\[0\] must have the shape \(2, 6, 4, 5\)",
+    ),
+    (
+        [(OUT, LSE), (OUT, LSE.long())],
+        TypeError,
+        r"partials\[1\]\[1\] must be .*float32.*, not int64",
+    ),
     ([(OUT, LSE.to("meta"))], ValueError, r"partials\[0\]\[1\] is on meta"),
 ]
 
 
-@pytest.mark.parametrize(("partials", "error", "message"), MISTAKES, ids=[mistake[2][:40] for mistake in MISTAKES])
+@pytest.mark.parametrize(
+    ("partials", "error", "message"), MISTAKES, ids=[mistake[2][:40] for mistake in MISTAKES]
+)
 def test_a_mistake_is_named(partials, error, message):
     with pytest.raises(error, match=message):
         fk.merge_attention(partials)

@@ -1,4 +1,5 @@
-"""Meta tensors: every function gives the shapes, dtypes and strides that it gives on the CPU, gradients included."""
+"""Meta tensors: every function gives the shapes, dtypes and strides that it gives on the
+CPU, gradients included."""
 
 import pytest
 import torch
@@ -7,7 +8,13 @@ import flashtrain_kernels as fk
 from flashtrain_kernels.flash_attn import flash_attn_heads_first
 
 B, S, H, K, D = 2, 24, 4, 2, 16
-SHAPES = {"q": (B, S, H, D), "k": (B, S, K, D), "v": (B, S, K, D), "kv": (B, S, 2, K, D), "qkv": (B, S, 3, H, D)}
+SHAPES = {
+    "q": (B, S, H, D),
+    "k": (B, S, K, D),
+    "v": (B, S, K, D),
+    "kv": (B, S, 2, K, D),
+    "qkv": (B, S, 3, H, D),
+}
 OPTIONS = {
     "plain": {},
     "causal": {"causal": True, "softmax_scale": 0.2},
@@ -20,7 +27,9 @@ OPTIONS = {
 MASKS = {
     "document": lambda: fk.masks.document(torch.arange(S).expand(B, S) // 7, causal=True),
     "planned": lambda: fk.masks.sliding_window(S, (4, 0)).planned(D, torch.float32),
-    "blocks": lambda: fk.block_mask(torch.ones(1, 2, 2, dtype=torch.bool), block_size=16, seqlen_q=S, seqlen_k=S),
+    "blocks": lambda: fk.block_mask(
+        torch.ones(1, 2, 2, dtype=torch.bool), block_size=16, seqlen_q=S, seqlen_k=S
+    ),
 }
 
 
@@ -36,7 +45,10 @@ def placed(x, device):
 
 def described(function, device, dtype, names, *rest, row=False, **options):
     """What the function gives for these tensors, and their gradients' shapes and dtypes."""
-    inputs = [torch.zeros(SHAPES[name][row:], dtype=dtype, device=device, requires_grad=True) for name in names]
+    inputs = [
+        torch.zeros(SHAPES[name][row:], dtype=dtype, device=device, requires_grad=True)
+        for name in names
+    ]
     results = function(*inputs, *placed(rest, device), **placed(options, device))
     results = results if isinstance(results, tuple) else (results,)
     differentiable = [x.sum() for x in results if x.requires_grad]
@@ -68,7 +80,9 @@ def test_the_six_functions(options, dtype):
 @pytest.mark.parametrize("make", MASKS.values(), ids=MASKS)
 def test_masks_and_a_bias(make):
     assert_as_on_the_cpu(fk.flash_attn_func, ["q", "k", "v"], mask=make())
-    assert_as_on_the_cpu(fk.flash_attn_func, ["q", "k", "v"], mask=make(), bias=torch.zeros(H, S, 1), return_lse=True)
+    assert_as_on_the_cpu(
+        fk.flash_attn_func, ["q", "k", "v"], mask=make(), bias=torch.zeros(H, S, 1), return_lse=True
+    )
     bias = torch.zeros(H, S, 1, device="meta", requires_grad=True)
     q = torch.zeros(SHAPES["q"], device="meta")
     (gradient,) = torch.autograd.grad(fk.flash_attn_func(q, q, q, bias=bias).sum(), bias)
@@ -78,7 +92,12 @@ def test_masks_and_a_bias(make):
 def test_the_other_forms():
     heads_first = [lambda *x, f=f, **o: f(*[y.transpose(1, 2) for y in x], **o)
                    for f in (fk.scaled_dot_product_attention, flash_attn_heads_first)]  # fmt: skip
-    for options in ({}, {"is_causal": True}, {"dropout_p": 0.1}, {"attn_mask": torch.ones(S, S, dtype=torch.bool)}):
+    for options in (
+        {},
+        {"is_causal": True},
+        {"dropout_p": 0.1},
+        {"attn_mask": torch.ones(S, S, dtype=torch.bool)},
+    ):
         assert_as_on_the_cpu(heads_first[0], ["q", "k", "v"], enable_gqa=True, **options)
     assert_as_on_the_cpu(heads_first[1], ["q", "k", "v"], causal=True)
     pages = torch.zeros(2, 2, dtype=torch.int32)
@@ -92,9 +111,13 @@ def test_the_other_forms():
     def cached(q, k, v, lengths, rotary):
         with torch.no_grad():
             cache = [torch.cat((x, x), 1) for x in (k, v)]
-            return fk.flash_attn_with_kvcache(q, *cache, k, v, rotary, rotary, lengths, return_softmax_lse=True)
+            return fk.flash_attn_with_kvcache(
+                q, *cache, k, v, rotary, rotary, lengths, return_softmax_lse=True
+            )
 
-    assert_as_on_the_cpu(cached, ["q", "k", "v"], torch.tensor([0, 5], dtype=torch.int32), torch.ones(2 * S, 4))
+    assert_as_on_the_cpu(
+        cached, ["q", "k", "v"], torch.tensor([0, 5], dtype=torch.int32), torch.ones(2 * S, 4)
+    )
 
 
 def test_parts_of_attention_the_loss_and_the_feed_forward():
@@ -105,7 +128,9 @@ def test_parts_of_attention_the_loss_and_the_feed_forward():
     assert_as_on_the_cpu(parts, ["q", "k", "v"])
 
     def loss(q, k):
-        return fk.linear_cross_entropy(q, k[0, :, 0], torch.zeros_like(q[..., 0], dtype=torch.int64))
+        return fk.linear_cross_entropy(
+            q, k[0, :, 0], torch.zeros_like(q[..., 0], dtype=torch.int64)
+        )
 
     assert_as_on_the_cpu(loss, ["q", "k"])
 

@@ -1,4 +1,5 @@
-"""The operators among torch's own: opcheck, fake tensors, autograd and checkpointing, computed by the reference."""
+"""The operators among torch's own: opcheck, fake tensors, autograd and checkpointing,
+computed by the reference."""
 
 from functools import partial
 
@@ -40,11 +41,13 @@ OPTIONS = {
     },
     "mask": lambda: {"mask": documents(), "softcap": 2.0},
     "planned mask and bias": lambda: {
-        "mask": documents(1).planned_for(BLOCKS), "bias": torch.randn(1, H, S, S, requires_grad=True)
+        "mask": documents(1).planned_for(BLOCKS),
+        "bias": torch.randn(1, H, S, S, requires_grad=True)
     },
     "block mask": lambda: {"mask": block_mask(), "right": 0},
     "everything": lambda: {
-        "bias": torch.randn(B, 1, 1, S, requires_grad=True), "dropout_p": 0.25, "seed": torch.tensor([3, 1, 2]),
+        "bias": torch.randn(B, 1, 1, S, requires_grad=True), "dropout_p": 0.25,
+        "seed": torch.tensor([3, 1, 2]),
         "softcap": 2.0, "alibi_slopes": torch.rand(H), "mask": shuffled().planned_for(BLOCKS),
     },
 }  # fmt: skip
@@ -55,13 +58,25 @@ SHAPES = {
 }
 FORWARDS = {"": ops.FORWARD, "qkvpacked": ops.FORWARD_QKVPACKED, "kvpacked": ops.FORWARD_KVPACKED}
 FORMS = {"": BATCH, "qkvpacked": QKV_PACKED, "kvpacked": KV_PACKED}
-FUNCTIONS = {"": fk.flash_attn_func, "qkvpacked": fk.flash_attn_qkvpacked_func, "kvpacked": fk.flash_attn_kvpacked_func}
-BACKWARDS = {"": ops.BACKWARD, "qkvpacked": ops.BACKWARD_QKVPACKED, "kvpacked": ops.BACKWARD_KVPACKED}
+FUNCTIONS = {
+    "": fk.flash_attn_func,
+    "qkvpacked": fk.flash_attn_qkvpacked_func,
+    "kvpacked": fk.flash_attn_kvpacked_func,
+}
+BACKWARDS = {
+    "": ops.BACKWARD,
+    "qkvpacked": ops.BACKWARD_QKVPACKED,
+    "kvpacked": ops.BACKWARD_KVPACKED,
+}
 CALLS = [("", name) for name in OPTIONS] + [
-    (packing, name) for packing in ("qkvpacked", "kvpacked") for name in ("window and slopes", "everything")
+    (packing, name)
+    for packing in ("qkvpacked", "kvpacked")
+    for name in ("window and slopes", "everything")
 ]
 CHECKED = [
-    pytest.param(*call, marks=[] if call in (("", "block mask"), ("", "everything")) else pytest.mark.slow)
+    pytest.param(
+        *call, marks=[] if call in (("", "block mask"), ("", "everything")) else pytest.mark.slow
+    )
     for call in CALLS
 ]
 
@@ -73,14 +88,16 @@ def forward_arguments(packing, name):
 
 
 def backward_arguments(packing, name):
-    arguments = [x.detach() if isinstance(x, torch.Tensor) else x for x in forward_arguments(packing, name)]
+    arguments = [
+        x.detach() if isinstance(x, torch.Tensor) else x for x in forward_arguments(packing, name)
+    ]
     out, lse = FORWARDS[packing](*arguments)
     tensors, options = arguments[: len(SHAPES[packing])], arguments[len(SHAPES[packing]) :]
     dlse = None if name == "window and slopes" else torch.rand_like(lse)
     return (torch.rand_like(out), dlse, *tensors, out, lse, options[0] is not None, *options)
 
 
-# --- registration ----------------------------------------------------------------------------------------------------
+# --- registration ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("packing", "name"), CHECKED)
@@ -117,12 +134,13 @@ def test_fake_outputs_are_those_of_real_tensors_and_contiguous_whatever_the_stri
     assert real[1].dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 
 
-# --- autograd --------------------------------------------------------------------------------------------------------
+# --- autograd -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def computed(monkeypatch):
-    """What really runs, in order: ("forward", dlse: None, bias gradient: None) or ("backward", dlse, dbias)."""
+    """What really runs, in order: ("forward", dlse: None, bias gradient: None) or
+    ("backward", dlse, dbias)."""
     calls = []
     forward, backward = dispatch.forward, dispatch.backward
 
@@ -190,7 +208,9 @@ def test_gradients_that_nobody_wants_cost_none(computed):
 
 def test_the_gradient_of_the_bias_alone():
     q, k, v, bias = Case(1, 9, 9, 4, 2, 8, bias=(1, 0, 0, 1)).inputs(torch.float32)
-    (got,) = torch.autograd.grad(fk.flash_attn_func(q.detach(), k.detach(), v.detach(), bias=bias).square().sum(), bias)
+    (got,) = torch.autograd.grad(
+        fk.flash_attn_func(q.detach(), k.detach(), v.detach(), bias=bias).square().sum(), bias
+    )
     (wanted,) = torch.autograd.grad(fk.flash_attn_func(q, k, v, bias=bias).square().sum(), bias)
     assert torch.equal(got, wanted)
 
@@ -212,11 +232,13 @@ def test_a_second_derivative_is_refused_and_not_left_out():
         torch.autograd.grad(dq.sum(), inputs[0])
 
 
-# --- activation checkpointing ----------------------------------------------------------------------------------------
+# --- activation checkpointing ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("options", [{"causal": True}, {"dropout_p": 0.3}], ids=["causal", "dropout without a seed"])
+@pytest.mark.parametrize(
+    "options", [{"causal": True}, {"dropout_p": 0.3}], ids=["causal", "dropout without a seed"]
+)
 def test_activation_checkpointing_recomputes_the_same(computed, reentrant, options):
     inputs = CASE.inputs(torch.float32)
     weights = torch.randn(1, 9, 4, 8)
@@ -224,7 +246,9 @@ def test_activation_checkpointing_recomputes_the_same(computed, reentrant, optio
     wanted = torch.autograd.grad((fk.flash_attn_func(*inputs, **options) * weights).sum(), inputs)
     computed.clear()
     torch.manual_seed(1)
-    out = checkpoint(lambda *x: fk.flash_attn_func(*x, **options) * 1.0, *inputs, use_reentrant=reentrant)
+    out = checkpoint(
+        lambda *x: fk.flash_attn_func(*x, **options) * 1.0, *inputs, use_reentrant=reentrant
+    )
     (out * weights).sum().backward()
     assert all(torch.equal(x.grad, other) for x, other in zip(inputs, wanted, strict=True))
     assert [name for name, _, _ in computed] == ["forward", "forward", "backward"]
@@ -232,7 +256,9 @@ def test_activation_checkpointing_recomputes_the_same(computed, reentrant, optio
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("packing", SHAPES)
-def test_selective_checkpointing_keeps_the_outputs_so_that_attention_is_not_computed_again(computed, packing, compiled):
+def test_selective_checkpointing_keeps_the_outputs_so_that_attention_is_not_computed_again(
+    computed, packing, compiled
+):
     inputs = [torch.randn(shape, requires_grad=True) for shape in SHAPES[packing]]
 
     def block(*inputs):

@@ -1,5 +1,6 @@
-"""Packed sequences in the Hopper kernels, without a GPU: the very arithmetic that finds their tiles visits every
-visible pair once, hides every other, and stores each row once and nowhere else. And which calls get them.
+"""Packed sequences in the Hopper kernels, without a GPU: the very arithmetic that finds their
+tiles visits every visible pair once, hides every other, and stores each row once and nowhere
+else. And which calls get them.
 
 T tokens of a side, N sequences.
 """
@@ -24,7 +25,9 @@ from flashtrain_kernels.masks import Mask, Sequences
 from flashtrain_kernels.options import Options, pack, unpack
 from flashtrain_kernels.packing import Packing
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
 
 WINDOWS = [(-1, -1), (-1, 0), (70, 0), (-1, 30), (40, 20), (0, 0), (90, -1)]
 LENGTHS = st.one_of(st.integers(0, 3), st.integers(0, 260), st.sampled_from([0, 64, 128, 192, 384]))
@@ -38,13 +41,21 @@ def packings(draw):
         pairs = [(a, a) for a, _ in pairs]
     cu_q, cu_k = (np.cumsum([0, *[pair[side] for pair in pairs]]) for side in (0, 1))
     tails = draw(st.tuples(st.sampled_from([0, 0, 1, 63, 130]), st.sampled_from([0, 0, 1, 200])))
-    return cu_q, cu_k, int(cu_q[-1]) + tails[0], int(cu_k[-1]) + tails[1], draw(st.sampled_from(WINDOWS))
+    return (
+        cu_q,
+        cu_k,
+        int(cu_q[-1]) + tails[0],
+        int(cu_k[-1]) + tails[1],
+        draw(st.sampled_from(WINDOWS)),
+    )
 
 
 def visible(cu_q, cu_k, total_q, total_k, window):
     """(Tq, Tk) bool, by the definition."""
     seen = np.zeros((total_q, total_k), bool)
-    seen[: cu_q[-1], : cu_k[-1]] = sequence_pairs(list(zip(np.diff(cu_q), np.diff(cu_k), strict=True)), *window)
+    seen[: cu_q[-1], : cu_k[-1]] = sequence_pairs(
+        list(zip(np.diff(cu_q), np.diff(cu_k), strict=True)), *window
+    )
     return seen
 
 
@@ -90,7 +101,9 @@ def test_the_forwards_tiles_visit_each_visible_pair_once_and_store_each_row_once
             row, column = first + np.arange(rows)[:, None], at + np.arange(width)[None, :]
             seen = np.ones((rows, width), bool)
             if hidden:  # forward_masks.hide
-                seen = column < (np.minimum(row + own.right + 1, own.seqlen_k) if f.right else own.seqlen_k)
+                seen = column < (
+                    np.minimum(row + own.right + 1, own.seqlen_k) if f.right else own.seqlen_k
+                )
                 if f.left:
                     seen = seen & (column >= row + own.left)
             seen = seen & (row < own.seqlen_q)
@@ -105,26 +118,35 @@ def test_the_forwards_tiles_visit_each_visible_pair_once_and_store_each_row_once
 def test_the_backwards_items_visit_each_visible_pair_once_and_store_each_key_once(packing):
     from plain_jit import Pointer, lanes, packed_call, plain
 
-    from flashtrain_kernels.backends.hopper import backward_kernel, backward_parts, backward_schedule, sequences
+    from flashtrain_kernels.backends.hopper import (
+        backward_kernel,
+        backward_parts,
+        backward_schedule,
+        sequences,
+    )
 
     cu_q, cu_k, total_q, total_k, window = packing
     wanted = visible(*packing)
     number = len(cu_q) - 1
-    choices = backward_kernel.Choices(stages=3, left=window[0] >= 0, right=window[1] >= 0, packed=True)
+    choices = backward_kernel.Choices(
+        stages=3, left=window[0] >= 0, right=window[1] >= 0, packed=True
+    )
     call, replaced = packed_call(cu_q, cu_k, total_q, total_k, window)
     tiles, items = call.query_tiles, call.key_tiles
     find, begin_of = plain(sequences.find), plain(sequences.begin_of)
     work_of = plain(backward_schedule.work_of, **replaced)
     hide = plain(backward_parts.hide, opaque=lambda x: x)
     tile_of, first_step = plain(backward_schedule.tile_of), plain(backward_schedule.first_step)
-    of_tile = []  # the rows that the first kernel gives each slot of queries, and the last one stores dQ for
+    # The rows that the first kernel gives each slot of queries, and the last one stores dQ for.
+    of_tile = []
     for slot in range(tiles):
         sequence, place = find(slot, lanes(128), Pointer(cu_q), number, total_q, 64)
         first = begin_of(sequence, Pointer(cu_q), number, total_q) + place * 64
         end = begin_of(sequence + 1, Pointer(cu_q), number, total_q)
         of_tile.append((first, max(0, min(64, end - first))))
     assert np.array_equal(
-        np.sort(np.concatenate([np.arange(first, first + real) for first, real in of_tile])), np.arange(total_q)
+        np.sort(np.concatenate([np.arange(first, first + real) for first, real in of_tile])),
+        np.arange(total_q),
     )
     count, stored = np.zeros(wanted.shape, int), np.zeros(total_k, int)
     for item in range(items):
@@ -136,20 +158,25 @@ def test_the_backwards_items_visit_each_visible_pair_once_and_store_each_key_onc
         assert steps == 0 or real > 0
         for i in range(steps):
             tile, masked = tile_of(i, member, walk, choices)
-            first, queries = of_tile[tile]  # else what is loaded and what the workspaces hold were apart
+            # Else what is loaded and what the workspaces hold were apart.
+            first, queries = of_tile[tile]
             assert walk.queries_at + tile * 64 == first
             key = first_key + np.arange(128)[:, None]
             s = np.zeros((128, 64))
             if masked:
                 s = hide(s, tile, key, key, walk.bounds, None, choices, None)
-            k, q = np.nonzero((s == 0) & (np.arange(64) < queries)[None, :])  # others' log-sum-exp is +inf
+            # Others' log-sum-exp is +inf.
+            k, q = np.nonzero((s == 0) & (np.arange(64) < queries)[None, :])
             np.add.at(count, (first + q, walk.keys_at + first_key + k), 1)
     assert np.array_equal(count, wanted.astype(int))
     assert np.array_equal(stored, np.ones(total_k, int))
 
 
 @settings(max_examples=60)
-@given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=900), tile=st.sampled_from([64, 128, 192]))
+@given(
+    lengths=st.lists(st.integers(0, 9), min_size=1, max_size=900),
+    tile=st.sampled_from([64, 128, 192]),
+)
 def test_thousands_of_sequences_are_found(lengths, tile):
     from plain_jit import Pointer, lanes, plain
 
@@ -162,7 +189,10 @@ def test_thousands_of_sequences_are_found(lengths, tile):
     slots = sequences.slots(total, number, tile)
     for slot in {*range(0, slots, max(1, slots // 40)), slots - 1}:
         sequence = int(np.searchsorted(begins, slot, side="right")) - 1
-        assert find(slot, lanes(128), Pointer(cu), number, total, tile) == (sequence, slot - begins[sequence])
+        assert find(slot, lanes(128), Pointer(cu), number, total, tile) == (
+            sequence,
+            slot - begins[sequence],
+        )
 
 
 @settings(max_examples=100)
@@ -190,15 +220,19 @@ def test_nothing_that_cu_seqlens_holds_makes_a_kernel_write_elsewhere(given_q, s
         assert key + own.seqlen_k <= total
 
 
-# Which calls go by boundaries, and that all around the kernels understands them: by the reference, on a CPU.
+# Which calls go by boundaries, and that all around the kernels understands them: by the
+# reference, on a CPU.
 
 
 def calls(**options):
-    """Outputs and gradients of the three packed forms, for sequences of which one has no queries and one no keys."""
+    """Outputs and gradients of the three packed forms, for sequences of which one has no
+    queries and one no keys."""
     made = torch.Generator().manual_seed(3)
     qkv = torch.randn(13, 3, 4, 6, generator=made, dtype=torch.float64, requires_grad=True)
     kv = torch.randn(15, 2, 2, 6, generator=made, dtype=torch.float64, requires_grad=True)
-    cu_q, cu_k = (torch.tensor(ends, dtype=torch.int32) for ends in ([0, 3, 3, 7, 12], [0, 5, 9, 9, 13]))
+    cu_q, cu_k = (
+        torch.tensor(ends, dtype=torch.int32) for ends in ([0, 3, 3, 7, 12], [0, 5, 9, 9, 13])
+    )
     q = qkv[:, 0]
     for out, lse in (
         fk.flash_attn_varlen_func(q, *kv.unbind(1), cu_q, cu_k, 9, 9, return_lse=True, **options),
@@ -220,7 +254,9 @@ def by_boundaries(monkeypatch):
         yield made
 
 
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (2, 1)}, {"window_size": (-1, 0)}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True}, {"window_size": (2, 1)}, {"window_size": (-1, 0)}], ids=str
+)
 def test_a_call_by_boundaries_gives_what_its_mask_gives(options, monkeypatch):
     with dispatch.force("reference"):
         wanted = list(calls(**options))
@@ -273,7 +309,9 @@ def test_vmap_and_grad_take_them_one_by_one(by_boundaries):
 
     def loss(q, cu):
         options = Options(0.25).by_boundaries(Sequences(cu, cu, 8, 8, (-1, 0)))
-        return attention(ops.FORWARD_IN[BATCH], (q[None], q[None], q[None]), options)[0].square().sum()
+        return (
+            attention(ops.FORWARD_IN[BATCH], (q[None], q[None], q[None]), options)[0].square().sum()
+        )
 
     wanted = torch.stack([torch.func.grad(loss)(q[i], cu[i]) for i in range(2)])
     torch.testing.assert_close(torch.vmap(torch.func.grad(loss))(q, cu), wanted)
@@ -293,8 +331,12 @@ def checked(monkeypatch, by_boundaries):
 def test_a_packed_call_like_one_before_is_checked_by_its_boundaries_alone(parts, checked):
     shapes = {1: [(20, 3, 2, 16)], 2: [(20, 2, 16), (20, 2, 2, 16)], 3: [(20, 2, 16)] * 3}[parts]
     function = {
-        1: lambda x, ends, longest: fk.flash_attn_varlen_qkvpacked_func(x, ends, longest, causal=True),
-        2: lambda q, kv, *ends: fk.flash_attn_varlen_kvpacked_func(q, kv, *both(*ends), causal=True),
+        1: lambda x, ends, longest: fk.flash_attn_varlen_qkvpacked_func(
+            x, ends, longest, causal=True
+        ),
+        2: lambda q, kv, *ends: fk.flash_attn_varlen_kvpacked_func(
+            q, kv, *both(*ends), causal=True
+        ),
         3: lambda q, k, v, *ends: fk.flash_attn_varlen_func(q, k, v, *both(*ends), causal=True),
     }[parts]
 
@@ -331,14 +373,20 @@ def test_a_packed_call_like_one_before_is_checked_by_its_boundaries_alone(parts,
 def test_a_call_with_a_mask_of_boundaries_like_one_before_is_not_checked_again(packed, checked):
     def attend(ends, window, seqlen=20, **changed):
         cu = torch.tensor(ends, dtype=torch.int32)
-        mask = fk.masks.varlen(cu, cu, seqlen, seqlen, causal=True, window=window)._replace(**changed)
+        mask = fk.masks.varlen(cu, cu, seqlen, seqlen, causal=True, window=window)._replace(
+            **changed
+        )
         x = [torch.randn(seqlen, 2, 16) for _ in range(3)]
         if packed:
-            out = fk.flash_attn_varlen_func(*x, cu, cu, seqlen, seqlen, 0.3, mask=mask, dropout_seed=3)
+            out = fk.flash_attn_varlen_func(
+                *x, cu, cu, seqlen, seqlen, 0.3, mask=mask, dropout_seed=3
+            )
         else:
             out = fk.flash_attn_func(*(y[None] for y in x), 0.3, mask=mask, dropout_seed=3)[0]
         options = {"causal": True, "window_size": window, "dropout_p": 0.3, "dropout_seed": 3}
-        torch.testing.assert_close(out, fk.flash_attn_varlen_func(*x, cu, cu, seqlen, seqlen, **options))
+        torch.testing.assert_close(
+            out, fk.flash_attn_varlen_func(*x, cu, cu, seqlen, seqlen, **options)
+        )
 
     for ends in ([0, 7, 20], [0, 12, 20]):
         attend(ends, (-1, -1))

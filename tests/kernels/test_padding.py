@@ -1,4 +1,5 @@
-"""unpad_input and pad_input: padded batches to packed tokens and back, with flash_attn.bert_padding's return values."""
+"""unpad_input and pad_input: padded batches to packed tokens and back, with
+flash_attn.bert_padding's return values."""
 
 import pytest
 import torch
@@ -23,7 +24,9 @@ def test_what_unpad_input_returns():
 def test_unused_places_are_kept_but_not_counted_as_used():
     unused = torch.tensor([[0, 0, 1, 0], [0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
     for kind in (torch.int64, torch.bool):
-        _, indices, cu_seqlens, longest, used = fk.unpad_input(torch.zeros(4, 4), MASK.to(kind), unused.to(kind))
+        _, indices, cu_seqlens, longest, used = fk.unpad_input(
+            torch.zeros(4, 4), MASK.to(kind), unused.to(kind)
+        )
         assert indices.tolist() == [0, 1, 2, 4, 5, 6, 7, 8, 13, 15]
         assert (cu_seqlens.tolist(), longest, used.tolist()) == ([0, 3, 7, 8, 10], 4, [2, 4, 0, 2])
 
@@ -42,7 +45,9 @@ def test_there_and_back_keeps_the_tokens_and_zeroes_the_padding(shape, kind):
 
 
 def test_a_batch_of_padding_alone():
-    packed, indices, cu_seqlens, longest, _ = fk.unpad_input(torch.randn(2, 3, 5), torch.zeros(2, 3))
+    packed, indices, cu_seqlens, longest, _ = fk.unpad_input(
+        torch.randn(2, 3, 5), torch.zeros(2, 3)
+    )
     assert (packed.shape, cu_seqlens.tolist(), longest) == ((0, 5), [0, 0, 0], 0)
     assert fk.pad_input(packed, indices, 2, 3).eq(0).all()
 
@@ -51,8 +56,12 @@ def test_attention_on_the_unpadded_tokens_is_attention_with_a_key_mask():
     torch.manual_seed(0)
     q, k, v = (torch.randn(4, 4, 2, 5, dtype=torch.float64) for _ in range(3))
     (q_, indices, cu, longest, _), (k_, *_), (v_, *_) = (fk.unpad_input(x, MASK) for x in (q, k, v))
-    out = fk.pad_input(fk.flash_attn_varlen_func(q_, k_, v_, cu, cu, longest, longest), indices, 4, 4)
-    bias = torch.zeros(4, 1, 1, 4, dtype=torch.float64).masked_fill(MASK[:, None, None] == 0, -torch.inf)
+    out = fk.pad_input(
+        fk.flash_attn_varlen_func(q_, k_, v_, cu, cu, longest, longest), indices, 4, 4
+    )
+    bias = torch.zeros(4, 1, 1, 4, dtype=torch.float64).masked_fill(
+        MASK[:, None, None] == 0, -torch.inf
+    )
     wanted = fk.flash_attn_func(q, k, v, bias=bias) * MASK[..., None, None]
     torch.testing.assert_close(out, wanted)
 

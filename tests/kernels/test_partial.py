@@ -1,10 +1,17 @@
-"""The two passes apart: over all keys they are flash_attn_func; over parts of the keys their gradients add up."""
+"""The two passes apart: over all keys they are flash_attn_func; over parts of the keys
+their gradients add up."""
 
 import pytest
 import torch
 from plain_formula import tensors as random_tensors
 
-from flashtrain_kernels import attention_backward, attention_forward, flash_attn_func, masks, merge_attention
+from flashtrain_kernels import (
+    attention_backward,
+    attention_forward,
+    flash_attn_func,
+    masks,
+    merge_attention,
+)
 
 
 def tensors():
@@ -26,7 +33,9 @@ def test_over_all_keys_they_are_the_differentiable_function(dropout, softcap):
     expected, gradients = exact(q, k, v, dout, **options)
     out, lse = attention_forward(q, k, v, **options)
     torch.testing.assert_close(out, expected, atol=1e-13, rtol=0)
-    for ours, theirs in zip(attention_backward(dout, q, k, v, out, lse, **options), gradients, strict=True):
+    for ours, theirs in zip(
+        attention_backward(dout, q, k, v, out, lse, **options), gradients, strict=True
+    ):
         torch.testing.assert_close(ours, theirs, atol=1e-13, rtol=0)
 
 
@@ -40,7 +49,10 @@ def test_the_gradients_of_parts_of_the_keys_add_up(dropout, softcap):
     parts = [torch.tensor([0, 2, 4, 20]), torch.tensor([3, 1, 5, 6, 7, 8, 9]), torch.arange(10, 20)]
     options = [{"mask": whole.select(torch.arange(13), part), **shared} for part in parts]
     out, lse = merge_attention(
-        [attention_forward(q, k[:, part], v[:, part], **each) for part, each in zip(parts, options, strict=True)]
+        [
+            attention_forward(q, k[:, part], v[:, part], **each)
+            for part, each in zip(parts, options, strict=True)
+        ]
     )
     torch.testing.assert_close(out, expected, atol=1e-13, rtol=0)
     total = torch.zeros_like(q)

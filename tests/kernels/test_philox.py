@@ -1,4 +1,5 @@
-"""Dropout's random numbers: the published words of Philox4x32 and Philox2x32, and the mask made of them."""
+"""Dropout's random numbers: the published words of Philox4x32 and Philox2x32, and
+the mask made of them."""
 
 import pytest
 import torch
@@ -9,12 +10,42 @@ from flashtrain_kernels import philox
 
 # Random123's file of known answers (kat_vectors): rounds, counter, key, words.
 PUBLISHED = [
-    (7, "00000000 00000000 00000000 00000000", "00000000 00000000", "5f6fb709 0d893f64 4f121f81 4f730a48"),
-    (7, "ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "5207ddc2 45165e59 4d8ee751 8c52f662"),
-    (7, "243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "4dfccaba 190a87f0 c47362ba b6b5242a"),
-    (10, "00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
-    (10, "ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
-    (10, "243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+    (
+        7,
+        "00000000 00000000 00000000 00000000",
+        "00000000 00000000",
+        "5f6fb709 0d893f64 4f121f81 4f730a48",
+    ),
+    (
+        7,
+        "ffffffff ffffffff ffffffff ffffffff",
+        "ffffffff ffffffff",
+        "5207ddc2 45165e59 4d8ee751 8c52f662",
+    ),
+    (
+        7,
+        "243f6a88 85a308d3 13198a2e 03707344",
+        "a4093822 299f31d0",
+        "4dfccaba 190a87f0 c47362ba b6b5242a",
+    ),
+    (
+        10,
+        "00000000 00000000 00000000 00000000",
+        "00000000 00000000",
+        "6627e8d5 e169c58d bc57ac4c 9b00dbd8",
+    ),
+    (
+        10,
+        "ffffffff ffffffff ffffffff ffffffff",
+        "ffffffff ffffffff",
+        "408f276d 41c83b0e a20bc7c6 6d5451fd",
+    ),
+    (
+        10,
+        "243f6a88 85a308d3 13198a2e 03707344",
+        "a4093822 299f31d0",
+        "d16cfe09 94fdcceb 5001e420 24126ea1",
+    ),
 ]
 # Of Philox2x32, alike.
 PUBLISHED_2X32 = [
@@ -39,7 +70,10 @@ def plain_philox(rounds: int, counter: list[int], key: list[int]) -> list[int]:
     """The algorithm on Python's integers, as the paper writes it."""
     a, b, c, d = counter
     for number in range(rounds):
-        first, second = (key[0] + number * 0x9E3779B9) % 2**32, (key[1] + number * 0xBB67AE85) % 2**32
+        first, second = (
+            (key[0] + number * 0x9E3779B9) % 2**32,
+            (key[1] + number * 0xBB67AE85) % 2**32,
+        )
         x, y = 0xD2511F53 * a, 0xCD9E8D57 * c
         a, b, c, d = (y >> 32) ^ b ^ first, y % 2**32, (x >> 32) ^ d ^ second, x % 2**32
     return [a, b, c, d]
@@ -71,7 +105,9 @@ def test_the_published_words_of_philox4x32(rounds, counter, key, expected):
 @pytest.mark.parametrize(("rounds", "counter", "key", "expected"), PUBLISHED_2X32)
 def test_the_published_words_of_philox2x32(rounds, counter, key, expected):
     (number,) = words(key)
-    got = philox.philox2x32(torch.tensor(number), tuple(torch.tensor(word) for word in words(counter)), rounds)
+    got = philox.philox2x32(
+        torch.tensor(number), tuple(torch.tensor(word) for word in words(counter)), rounds
+    )
     assert [word.item() for word in got] == words(expected)
     assert plain_philox2x32(rounds, words(counter), number) == words(expected)
 
@@ -86,10 +122,15 @@ def test_a_weight_is_kept_where_its_16_bits_reach_the_threshold(seed, counter, p
     sequence, head, query, key = counter
     seed_words = [seed % 2**32, (seed >> 32) % 2**32]
     own, *first, _ = plain_philox(10, [sequence % 2**32, head % 2**32, 0, 0], seed_words)
-    pairs = [(at // 16 * 8 + at % 8 + begin) % 2**32 for at, begin in zip((query, key), first, strict=True)]
+    pairs = [
+        (at // 16 * 8 + at % 8 + begin) % 2**32
+        for at, begin in zip((query, key), first, strict=True)
+    ]
     word = plain_philox2x32(7, pairs, own)[query // 8 % 2]
     draw = word >> 16 if key // 8 % 2 else word % 2**16
-    assert keep(*counter, p, torch.tensor([seed, 0, 0])).item() == (draw >= min(round(p * 65536), 65535))
+    assert keep(*counter, p, torch.tensor([seed, 0, 0])).item() == (
+        draw >= min(round(p * 65536), 65535)
+    )
 
 
 def test_nothing_is_dropped_at_probability_0():
@@ -97,7 +138,9 @@ def test_nothing_is_dropped_at_probability_0():
     assert philox.keep_probability(0.0) == 1.0
 
 
-@pytest.mark.parametrize(("p", "share"), [(0.1, 58982 / 65536), (0.5, 0.5), (1 - 2**-20, 1 / 65536), (2**-18, 1.0)])
+@pytest.mark.parametrize(
+    ("p", "share"), [(0.1, 58982 / 65536), (0.5, 0.5), (1 - 2**-20, 1 / 65536), (2**-18, 1.0)]
+)
 def test_the_kept_are_divided_by_the_share_that_is_kept_which_is_never_0(p, share):
     assert philox.keep_probability(p) == share
     assert philox.threshold(p) == round((1 - share) * 65536)
@@ -106,8 +149,20 @@ def test_the_kept_are_divided_by_the_share_that_is_kept_which_is_never_0(p, shar
 def test_draws_are_as_even_and_as_little_alike_as_chance_has_it():
     queries, keys = torch.arange(1024)[:, None], torch.arange(1024)
     kept = keep(query=queries, key=keys).double() * 2 - 1
-    # Neighbours along queries and keys, the four weights of one call, and others: correlations of a million draws.
-    for rows, columns in [(1, 0), (0, 1), (1, 1), (8, 0), (0, 8), (8, 8), (16, 0), (0, 16), (16, 16), (512, 0)]:
+    # Neighbours along queries and keys, the four weights of one call, and others:
+    # correlations of a million draws.
+    for rows, columns in [
+        (1, 0),
+        (0, 1),
+        (1, 1),
+        (8, 0),
+        (0, 8),
+        (8, 8),
+        (16, 0),
+        (0, 16),
+        (16, 16),
+        (512, 0),
+    ]:
         here, there = kept[: 1024 - rows, : 1024 - columns], kept[rows:, columns:]
         assert abs((here * there).mean().item()) < 5 / 720
     for axis in (0, 1):  # sums of rows and of columns vary as those of independent draws

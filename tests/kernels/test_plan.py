@@ -1,4 +1,5 @@
-"""Plans: every visible pair visited once, nothing needless where tokens are in order, on every implementation."""
+"""Plans: every visible pair visited once, nothing needless where tokens are in order,
+on every implementation."""
 
 import pytest
 import torch
@@ -23,23 +24,30 @@ def test_plans_visit_every_visible_pair_once_in_any_order_of_tokens(name, order)
         assert plan.blocks == blocks
         if order == "natural":
             assert needless == 0
-            # A tile whose rows see it partly by the one interval and partly by the other is not known to be full.
+            # A tile whose rows see it partly by the one interval and partly by the other is
+            # not known to be full.
             assert masked_needlessly == 0 or name in ("shared question", "global window")
 
 
 @settings(max_examples=40)
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=1, max_size=5),
-    causal=st.booleans(), left=st.integers(-1, 40), right=st.integers(-1, 40), tail=st.integers(0, 20),
+    causal=st.booleans(), left=st.integers(-1, 40), right=st.integers(-1, 40),
+    tail=st.integers(0, 20),
     seed=st.one_of(st.none(), st.integers(0, 9)), blocks=st.sampled_from(BLOCKS),
 )  # fmt: skip
 def test_plans_of_packed_sequences_of_any_lengths(lengths, causal, left, right, tail, seed, blocks):
     bounds = torch.tensor([(0, 0), *lengths]).cumsum(0)
     total_q, total_k = (bounds[-1] + tail).tolist()
-    mask = masks.varlen(bounds[:, 0], bounds[:, 1], total_q, total_k, causal=causal, window=(left, right))
+    mask = masks.varlen(
+        bounds[:, 0], bounds[:, 1], total_q, total_k, causal=causal, window=(left, right)
+    )
     if seed is not None:
         generator = torch.Generator().manual_seed(seed)
-        mask = mask.select(torch.randperm(total_q, generator=generator), torch.randperm(total_k, generator=generator))
+        mask = mask.select(
+            torch.randperm(total_q, generator=generator),
+            torch.randperm(total_k, generator=generator),
+        )
     check_plan(PLAN(mask.queries, mask.keys, mask.seqlen_k, list(blocks)), mask, blocks)
 
 
@@ -58,9 +66,12 @@ def test_zigzag_pieces_take_no_more_tiles_than_their_pairs_need():
 
 
 def runs_apart(count):
-    """One tile of queries that sees `count` tiles of keys, every second one, by a document dealt out tile by tile."""
+    """One tile of queries that sees `count` tiles of keys, every second one, by a document
+    dealt out tile by tile."""
     order = torch.arange(512).view(2, 16, 16).transpose(0, 1).reshape(-1)[: 32 * count]
-    return masks.document(torch.arange(512)[None] // 256, causal=False).select(torch.arange(16), order)
+    return masks.document(torch.arange(512)[None] // 256, causal=False).select(
+        torch.arange(16), order
+    )
 
 
 @pytest.mark.parametrize(("count", "full"), [(1, [0]), (2, [0, 2]), (3, [0, 2]), (9, [0, 2])])
@@ -108,7 +119,9 @@ def test_one_compiled_graph_serves_every_length():
     def plan(ids):
         return masks.document(ids, causal=True).planned_for((32, 16, 16, 32, 16, 16)).plan[:3]
 
-    assert_one_graph_serves(plan, [(torch.arange(length)[None] // 30,) for length in (100, 77, 131)])
+    assert_one_graph_serves(
+        plan, [(torch.arange(length)[None] // 30,) for length in (100, 77, 131)]
+    )
 
 
 def test_a_mask_is_planned_once_and_only_where_kernels_run(monkeypatch):
@@ -135,7 +148,9 @@ def test_other_tile_sizes_are_refused(blocks):
 @pytest.mark.parametrize("name", TWELVE)
 def test_the_gpu_builds_the_same_plans(name, order):
     mask = planned_masks(order)[name]
-    on_gpu = masks.Mask(mask.queries.cuda(), None if mask.keys is None else mask.keys.cuda(), mask.seqlen_k)
+    on_gpu = masks.Mask(
+        mask.queries.cuda(), None if mask.keys is None else mask.keys.cuda(), mask.seqlen_k
+    )
     for blocks in BLOCKS:
         got, wanted = (each.planned_for(blocks).plan for each in (on_gpu, mask))
         assert all(torch.equal(a.cpu(), b) for a, b in zip(got[:3], wanted[:3], strict=True))
@@ -143,11 +158,14 @@ def test_the_gpu_builds_the_same_plans(name, order):
 
 @pytest.mark.longest
 @pytest.mark.gpu
-@pytest.mark.parametrize("path", ["portable"], indirect=True)  # one kernel makes all plans, and the CPU takes a minute
+# One kernel makes all plans, and the CPU takes a minute.
+@pytest.mark.parametrize("path", ["portable"], indirect=True)
 def test_a_million_tokens_on_the_gpu():
     ids = torch.arange(2**20 + 7)[None] // 9999
     blocks = (128, 128, 128, 128, 128, 128)
-    got = masks.sliding_window(ids.shape[1], (5000, 0), documents=ids.cuda()).planned_for(blocks).plan
+    got = (
+        masks.sliding_window(ids.shape[1], (5000, 0), documents=ids.cuda()).planned_for(blocks).plan
+    )
     mask = masks.sliding_window(ids.shape[1], (5000, 0), documents=ids)
     for a, b in zip(got[:3], mask.planned_for(blocks).plan[:3], strict=True):
         assert torch.equal(a.cpu(), b)

@@ -1,4 +1,5 @@
-"""The Triton kernels without a GPU: computed in Triton's interpreter, and compiled ahead of time."""
+"""The Triton kernels without a GPU: computed in Triton's interpreter, and
+compiled ahead of time."""
 
 import importlib.util
 from collections import Counter
@@ -6,10 +7,13 @@ from collections import Counter
 import pytest
 from child_process import assert_passes_in_the_interpreter, compiled_rows
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
 
 
-# The features in parts, because together they are slow on a slow machine. A process for what is quick.
+# The features in parts, because together they are slow on a slow machine. A
+# process for what is quick.
 @pytest.mark.longest
 @pytest.mark.interpreter
 @pytest.mark.parametrize(
@@ -17,7 +21,13 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
     [
         pytest.param("interpreter_cases", "every_two", marks=pytest.mark.slow),
         ("interpreter_cases", "not every_two"),
-        ("interpreter_hopper_cases interpreter_kvcache_cases interpreter_packed_cases interpreter_small_cases", ""),
+        (
+            (
+                "interpreter_hopper_cases interpreter_kvcache_cases interpreter_packed_cases "
+                "interpreter_small_cases"
+            ),
+            "",
+        ),
         ("launch_cache_cases", ""),
     ],
 )
@@ -25,8 +35,8 @@ def test_the_kernels_are_right_in_the_interpreter(files, part):
     assert_passes_in_the_interpreter(files, part)
 
 
-# Compiling all that is compiled for sm_90 takes two minutes of a core. For other GPUs .ci/run compiles them, with two
-# releases of Triton and on days that take turns.
+# Compiling all that is compiled for sm_90 takes two minutes of a core. For other GPUs .ci/run
+# compiles them, with two releases of Triton and on days that take turns.
 @pytest.mark.longest
 @pytest.mark.slow
 def test_the_tables_tiles_compile_without_spills_within_shared_memory_and_with_tensor_cores():
@@ -40,6 +50,12 @@ def test_the_tables_tiles_compile_without_spills_within_shared_memory_and_with_t
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_the_small_kernels_compile_without_spills_within_any_gpus_shared_memory(capability):
     rows = compiled_rows("small_compile_cases.py", str(capability))
-    assert Counter(row["kernel"] for row in rows) == {"plans": 6, "masks": 18, "losses": 4, "merging": 4, "caches": 12}
+    assert Counter(row["kernel"] for row in rows) == {
+        "plans": 6,
+        "masks": 18,
+        "losses": 4,
+        "merging": 4,
+        "caches": 12,
+    }
     limit = dict.fromkeys(("plans", "masks", "losses", "merging"), 48 * 1024) | {"caches": 101_376}
     assert [row for row in rows if row["spills"] or row["shared"] > limit[row["kernel"]]] == []

@@ -1,4 +1,5 @@
-"""Recurrences and short convolutions equal their definitions, token by token in float64, within each document."""
+"""Recurrences and short convolutions equal their definitions, token by token in
+float64, within each document."""
 
 from __future__ import annotations
 
@@ -81,18 +82,28 @@ OURS = {
 
 
 def case(kind: str, *shape: int):
-    """(ours, the definition for one document, tensors (B, S, ...), parameters), with decays that reach far."""
+    """(ours, the definition for one document, tensors (B, S, ...), parameters), with
+    decays that reach far."""
     torch.manual_seed(0)
     x, q, k, decay = (number(*shape, *sizes) for sizes in ((4, 6), (2, 8), (2, 8), (4,)))
     decay = (decay - 1) / 20  # -0.1 to 0
     by_channel = number(*shape, 4, 8, low=-0.1, high=0)
-    small = number(*shape, 6), number(*shape, 6, low=0, high=0.5), number(*shape, 3), number(*shape, 3)
+    small = (
+        number(*shape, 6),
+        number(*shape, 6, low=0, high=0.5),
+        number(*shape, 3),
+        number(*shape, 3),
+    )
     definition, tensors, parameters = {
         "convolution": (convolution, small[:1], [number(6, 7), number(6)]),
         "delta rule": (delta_rule, [q, k, x, decay, number(*shape, 4, low=0)], []),
         "delta rule by channels": (delta_rule, [q, k, x, by_channel, number(*shape, 4, low=0)], []),
         "decayed sum": (decayed_sum, [x, decay, k, q], []),
-        "state space": (state_space, [x, -5 * decay, k, q], [number(4, low=-0.2, high=0), number(4)]),
+        "state space": (
+            state_space,
+            [x, -5 * decay, k, q],
+            [number(4, low=-0.2, high=0), number(4)],
+        ),
         "selective scan": (selective_scan, small, [number(6, 3, low=-0.2, high=0), number(6)]),
     }[kind]
     return OURS[kind], definition, list(tensors), parameters
@@ -113,7 +124,9 @@ def test_packed_documents_equal_each_by_itself_token_by_token_with_gradients(kin
         parts.append(torch.cat([definition(*document, *parameters) for document in documents]))
     expected, weights = torch.stack(parts), torch.randn(out.shape, **DOUBLE)
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
-    found, wanted = (torch.autograd.grad((each * weights).sum(), leaves) for each in (out, expected))
+    found, wanted = (
+        torch.autograd.grad((each * weights).sum(), leaves) for each in (out, expected)
+    )
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-11)
 
@@ -124,9 +137,14 @@ def test_autocast_changes_nothing_and_the_result_has_the_input_s_type(kind):
     rows, single = Rows(positions(LENGTHS)), [x.float() for x in (*tensors, *parameters)]
     with torch.autocast("cpu", torch.bfloat16):
         found = ours(*single, rows)
-        assert ours(*(x.bfloat16() for x in tensors), *single[len(tensors) :], rows).dtype == torch.bfloat16
+        assert (
+            ours(*(x.bfloat16() for x in tensors), *single[len(tensors) :], rows).dtype
+            == torch.bfloat16
+        )
     torch.testing.assert_close(found, ours(*single, rows), rtol=0, atol=0)
-    torch.testing.assert_close(found.double(), ours(*tensors, *parameters, rows), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        found.double(), ours(*tensors, *parameters, rows), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_what_another_document_holds_never_passes_not_even_nan():
@@ -152,13 +170,17 @@ def document_rows(cu_seqlens: Tensor) -> Rows:
 
 # Functions of fla-core 0.6.0's signatures, in so far as they are used, computed by our plain forms.
 def causal_conv1d(x, weight=None, bias=None, residual=None, *, activation=None, cu_seqlens=None):
-    out = plain("convolution")._shifted(x.mT, weight, bias, document_rows(cu_seqlens), activation == "silu")
+    out = plain("convolution")._shifted(
+        x.mT, weight, bias, document_rows(cu_seqlens), activation == "silu"
+    )
     return out.mT, None
 
 
 def chunk_rule(q, k, v, g, beta, scale=None, *, use_qk_l2norm_in_kernel=False, cu_seqlens=None):
     rows = document_rows(cu_seqlens)
-    return plain("delta_rule")._chunked(q, k, v, g.to(q.dtype), beta, rows, use_qk_l2norm_in_kernel), None
+    return plain("delta_rule")._chunked(
+        q, k, v, g.to(q.dtype), beta, rows, use_qk_l2norm_in_kernel
+    ), None
 
 
 def chunk_simple_gla(q, k, v, g=None, g_gamma=None, scale=None, *, cu_seqlens=None):
@@ -178,7 +200,9 @@ def library(monkeypatch):
     functions |= {"ops.gated_delta_rule": chunk_rule, "ops.kda": chunk_rule}
     for name, function in functions.items():
         module = types.ModuleType(f"fla.{name}")
-        module.causal_conv1d = module.chunk_gated_delta_rule = module.chunk_kda = module.chunk_simple_gla = function
+        module.causal_conv1d = module.chunk_gated_delta_rule = module.chunk_kda = (
+            module.chunk_simple_gla
+        ) = function
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(fla, "serves", lambda operator, x: None)
 
@@ -186,7 +210,10 @@ def library(monkeypatch):
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "selective scan"])
 def test_the_library_s_kernels_get_what_the_plain_form_computes(kind, library, monkeypatch):
     ours, _, tensors, parameters = case(kind, 2, sum(LENGTHS))
-    given = *(x.float() for x in (*tensors, *parameters)), Rows(torch.cat([positions(LENGTHS), positions([200, 37])]))
+    given = (
+        *(x.float() for x in (*tensors, *parameters)),
+        Rows(torch.cat([positions(LENGTHS), positions([200, 37])])),
+    )
     found = ours(*given)
     monkeypatch.setattr(fla, "serves", lambda operator, x: "not here")
     torch.testing.assert_close(found, ours(*given), rtol=1e-5, atol=1e-5)

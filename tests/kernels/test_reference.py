@@ -1,4 +1,5 @@
-"""The oracle itself: against a textbook's formulas, against numerical gradients, and where numbers are not finite."""
+"""The oracle itself: against a textbook's formulas, against numerical gradients, and where
+numbers are not finite."""
 
 import pytest
 import torch
@@ -17,7 +18,8 @@ def tensors(seqlen_q=5, seqlen_k=7, head_dim=3, **sizes):
 
 
 def shuffled_mask():
-    """Two rows whose tokens stand in any order: 5 queries and 7 keys of two sequences, two intervals a query."""
+    """Two rows whose tokens stand in any order: 5 queries and 7 keys of two sequences,
+    two intervals a query."""
     keys = torch.tensor([[3, 0, 6, 1, 2, 5, 4], [0, 1, 2, 3, 4, 5, 6]], dtype=torch.int32)
     low = torch.tensor([[0, 0, 4, 4, 9], [0, 0, 0, 4, 4]])
     high = torch.tensor([[2, 4, 5, 7, 9], [1, 2, 4, 5, 7]])
@@ -36,7 +38,9 @@ def shuffled_pairs(mask):
     for b in range(2):
         for i in range(5):
             for j, position in enumerate(mask.keys[b].tolist()):
-                pairs[b, 0, i, j] = low[b][i] <= position < high[b][i] or low2[b][i] <= position < high2[b][i]
+                pairs[b, 0, i, j] = (
+                    low[b][i] <= position < high[b][i] or low2[b][i] <= position < high2[b][i]
+                )
     return pairs
 
 

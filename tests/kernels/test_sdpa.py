@@ -1,4 +1,5 @@
-"""scaled_dot_product_attention: torch's own function says what is right, shapes and masks included."""
+"""scaled_dot_product_attention: torch's own function says what is right, shapes
+and masks included."""
 
 import pytest
 import torch
@@ -31,7 +32,9 @@ def assert_as_torch(query, key, value, attn_mask=None, **options):
     assert got.shape == wanted.shape
     torch.testing.assert_close(got, wanted)
     weight = torch.randn_like(wanted)
-    for one, other in zip(*(torch.autograd.grad((out * weight).sum(), inputs) for out in (got, wanted)), strict=True):
+    for one, other in zip(
+        *(torch.autograd.grad((out * weight).sum(), inputs) for out in (got, wanted)), strict=True
+    ):
         torch.testing.assert_close(one, other)
 
 
@@ -55,13 +58,21 @@ def test_values_of_another_head_dimension(value_dim):
     assert_as_torch(draw(2, 4, 6, 5), draw(2, 4, 7, 5), draw(2, 4, 7, value_dim), is_causal=True)
 
 
-@pytest.mark.parametrize("shape", [(7,), (6, 7), (6, 1), (4, 6, 7), (1, 1, 1, 7), (2, 1, 1, 7), (2, 4, 6, 7)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(7,), (6, 7), (6, 1), (4, 6, 7), (1, 1, 1, 7), (2, 1, 1, 7), (2, 4, 6, 7)], ids=str
+)
 @pytest.mark.parametrize("kind", ["bool", "float"])
 def test_masks_of_any_shape_that_broadcasts(shape, kind):
     torch.manual_seed(0)
-    mask = torch.randn(shape, dtype=torch.float64, requires_grad=True) if kind == "float" else torch.rand(shape) > 0.3
+    mask = (
+        torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        if kind == "float"
+        else torch.rand(shape) > 0.3
+    )
     if len(shape) == 1:  # torch's own function wants two dimensions
-        got = fk.scaled_dot_product_attention(*(inputs := (draw(2, 4, 6, 5), draw(2, 4, 7, 5), draw(2, 4, 7, 5))), mask)
+        got = fk.scaled_dot_product_attention(
+            *(inputs := (draw(2, 4, 6, 5), draw(2, 4, 7, 5), draw(2, 4, 7, 5))), mask
+        )
         torch.testing.assert_close(got, torchs(*inputs, mask[None]))
     else:
         assert_as_torch(draw(2, 4, 6, 5), draw(2, 4, 7, 5), draw(2, 4, 7, 5), mask)
@@ -97,20 +108,33 @@ def test_a_query_that_its_mask_hides_everything_from_gives_zero_and_no_gradient(
 )
 def test_grouped_heads(heads, lengths, scale, is_causal):
     query, key = draw(2, heads[0], lengths[0], 5), draw(2, heads[1], lengths[1], 5)
-    assert_as_torch(query, key, draw(2, heads[1], lengths[1], 5), scale=scale, is_causal=is_causal, enable_gqa=True)
+    assert_as_torch(
+        query,
+        key,
+        draw(2, heads[1], lengths[1], 5),
+        scale=scale,
+        is_causal=is_causal,
+        enable_gqa=True,
+    )
 
 
 def test_leading_dimensions_and_heads_of_1_broadcast():
     for batches in [(1, 1), (3, 1), (1, 3)]:
         query, key = draw(batches[0], 4, 6, 5), draw(batches[1], 1, 7, 5)
-        wide = [x.expand(3, 4, -1, -1) for x in (query, key, draw(1, 4, 7, 5))] if 3 in batches else None
+        wide = (
+            [x.expand(3, 4, -1, -1) for x in (query, key, draw(1, 4, 7, 5))]
+            if 3 in batches
+            else None
+        )
         got = fk.scaled_dot_product_attention(query, key, draw(1, 1, 7, 5))
         assert got.shape == (max(batches), 4, 6, 5)
         if wide is not None:
             wanted = torchs(wide[0], wide[1], draw(1, 1, 7, 5).expand(3, 4, -1, -1))
             torch.testing.assert_close(got, wanted)
     got = fk.scaled_dot_product_attention(draw(1, 1, 6, 5), draw(2, 4, 7, 5), draw(2, 4, 7, 5))
-    torch.testing.assert_close(got, torchs(draw(1, 1, 6, 5).expand(2, 4, 6, 5), draw(2, 4, 7, 5), draw(2, 4, 7, 5)))
+    torch.testing.assert_close(
+        got, torchs(draw(1, 1, 6, 5).expand(2, 4, 6, 5), draw(2, 4, 7, 5), draw(2, 4, 7, 5))
+    )
 
 
 def test_dropout_repeats_with_torchs_generator():
@@ -120,7 +144,9 @@ def test_dropout_repeats_with_torchs_generator():
     torch.manual_seed(0)
     assert torch.equal(fk.scaled_dot_product_attention(*inputs, dropout_p=0.5), first)
     assert not torch.equal(first, second)
-    many = torch.stack([fk.scaled_dot_product_attention(*inputs, dropout_p=0.5) for _ in range(300)]).mean(0)
+    many = torch.stack(
+        [fk.scaled_dot_product_attention(*inputs, dropout_p=0.5) for _ in range(300)]
+    ).mean(0)
     torch.testing.assert_close(many, torchs(*inputs), atol=0.35, rtol=0)
 
 
@@ -137,7 +163,9 @@ def test_lower_precision(dtype):
 
 def test_torch_compile_takes_the_whole_graph_and_changing_lengths(implementation):
     calls = [[draw(2, 4, length, 8).detach() for _ in range(3)] for length in (6, 9, 12)]
-    assert_one_graph_serves(lambda q, k, v: fk.scaled_dot_product_attention(q, k, v, is_causal=True), calls)
+    assert_one_graph_serves(
+        lambda q, k, v: fk.scaled_dot_product_attention(q, k, v, is_causal=True), calls
+    )
 
 
 X = torch.zeros(2, 4, 6, 8)

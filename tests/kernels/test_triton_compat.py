@@ -1,4 +1,5 @@
-"""Tiles under other releases of Triton: only what their tables name differs, and one plan still serves every call."""
+"""Tiles under other releases of Triton: only what their tables name differs, and one plan
+still serves every call."""
 
 import pytest
 import torch
@@ -18,11 +19,15 @@ def test_a_release_gets_the_tiles_that_its_table_names(installed, monkeypatch):
         for name, tiles in kinds.items():
             kind = Kind() if name == "plain" else Kind(**{name: True})
             got = row(arch, head_dim, torch.bfloat16, kind)._asdict()
-            assert {kernel: got[kernel] for kernel in tiles} == {kernel: Tile(*tile) for kernel, tile in tiles.items()}
+            assert {kernel: got[kernel] for kernel in tiles} == {
+                kernel: Tile(*tile) for kernel, tile in tiles.items()
+            }
 
 
 @pytest.mark.parametrize("installed", [(0, 0), (3, 7), (3, 8)])
-def test_the_table_stands_as_it_is_under_the_release_it_was_measured_with_and_unknown_ones(installed, monkeypatch):
+def test_the_table_stands_as_it_is_under_the_release_it_was_measured_with_and_unknown_ones(
+    installed, monkeypatch
+):
     monkeypatch.setattr(environment, "release", lambda: installed)
     for key, tiles in TILES.items():
         arch, bits, head_dim = key
@@ -39,7 +44,12 @@ def test_one_plan_serves_every_call_with_a_mask(installed, arch, head_dim, monke
     monkeypatch.setattr(environment, "release", lambda: installed)
     for rich in (False, True):
         planned = row(arch, head_dim, torch.bfloat16, Kind(intervals=True, rich=rich))
-        for names in (["scattered"], ["scattered", "permuted"], ["grouped"], ["scattered", "grouped"]):
+        for names in (
+            ["scattered"],
+            ["scattered", "permuted"],
+            ["grouped"],
+            ["scattered", "grouped"],
+        ):
             others = dict.fromkeys(names, True)
             tiles = row(arch, head_dim, torch.bfloat16, Kind(intervals=True, rich=rich, **others))
             for kernel in ("forward", "dq", "dkdv"):

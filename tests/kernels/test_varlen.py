@@ -1,4 +1,5 @@
-"""Sequences packed into one row: the same as each sequence alone, and what is said about lengths that cannot be."""
+"""Sequences packed into one row: the same as each sequence alone, and what is said about
+lengths that cannot be."""
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ from flashtrain_kernels import device_values, masks
 def tensors(total_q, total_k, heads=4, kv_heads=2, head_dim=5):
     generator = torch.Generator().manual_seed(0)
     return [
-        torch.randn(total, count, head_dim, generator=generator, dtype=torch.float64).requires_grad_()
+        torch.randn(
+            total, count, head_dim, generator=generator, dtype=torch.float64
+        ).requires_grad_()
         for total, count in ((total_q, heads), (total_k, kv_heads), (total_k, kv_heads))
     ]
 
@@ -28,16 +31,30 @@ def tensors(total_q, total_k, heads=4, kv_heads=2, head_dim=5):
     p=st.sampled_from([0.0, 0.4]),
     with_lse=st.booleans(),
 )
-def test_packed_sequences_equal_each_sequence_alone(lengths, window, causal, softcap, slopes_of, p, with_lse):
+def test_packed_sequences_equal_each_sequence_alone(
+    lengths, window, causal, softcap, slopes_of, p, with_lse
+):
     of_q, of_k = zip(*lengths, strict=True)
     cu_q, cu_k = cumulative(of_q), cumulative(of_k)
     inputs = tensors(sum(of_q), sum(of_k))
-    slopes = {"none": None, "head": torch.rand(4), "sequence": torch.rand(len(lengths), 4)}[slopes_of]
+    slopes = {"none": None, "head": torch.rand(4), "sequence": torch.rand(len(lengths), 4)}[
+        slopes_of
+    ]
     options = {"dropout_p": p, "causal": causal, "window_size": window, "softcap": softcap}
     got = fk.flash_attn_varlen_func(
-        *inputs, cu_q, cu_k, max(of_q), max(of_k), **options, alibi_slopes=slopes, dropout_seed=8, return_lse=with_lse
+        *inputs,
+        cu_q,
+        cu_k,
+        max(of_q),
+        max(of_k),
+        **options,
+        alibi_slopes=slopes,
+        dropout_seed=8,
+        return_lse=with_lse,
     )
-    wanted = each_alone(fk.flash_attn_func, *inputs, cu_q.tolist(), cu_k.tolist(), slopes, 8, **options)
+    wanted = each_alone(
+        fk.flash_attn_func, *inputs, cu_q.tolist(), cu_k.tolist(), slopes, 8, **options
+    )
     assert_same(got if with_lse else (got,), wanted if with_lse else wanted[:1], inputs)
 
 
@@ -49,7 +66,9 @@ def test_equal_lengths_equal_a_batch_dropout_included():
     packed = fk.flash_attn_varlen_func(q, k, v, cu_q, cu_k, 4, 5, 0.3, bias=bias, **options)
     batched_bias = torch.cat([bias[:, :, 4 * n : 4 * n + 4, 5 * n : 5 * n + 5] for n in range(3)])
     batch = (q.view(3, 4, 4, 5), k.view(3, 5, 2, 5), v.view(3, 5, 2, 5))
-    torch.testing.assert_close(packed.view(3, 4, 4, 5), fk.flash_attn_func(*batch, 0.3, bias=batched_bias, **options))
+    torch.testing.assert_close(
+        packed.view(3, 4, 4, 5), fk.flash_attn_func(*batch, 0.3, bias=batched_bias, **options)
+    )
 
 
 def test_the_probabilities_it_returns_are_those_of_each_sequence_padded():
@@ -57,14 +76,20 @@ def test_the_probabilities_it_returns_are_those_of_each_sequence_padded():
     cu_q, cu_k = cumulative([2, 4]), cumulative([5, 3])
     out, lse, none = fk.flash_attn_varlen_func(*inputs, cu_q, cu_k, 4, 5, return_attn_probs=True)
     assert (out.shape, lse.shape, none.shape) == ((6, 4, 5), (4, 6), (0,))
-    shown = fk.flash_attn_varlen_func(*inputs, cu_q, cu_k, 4, 5, 0.5, dropout_seed=1, return_attn_probs=True)[2]
+    shown = fk.flash_attn_varlen_func(
+        *inputs, cu_q, cu_k, 4, 5, 0.5, dropout_seed=1, return_attn_probs=True
+    )[2]
     assert shown.shape == (2, 4, 4, 5)
     for n, (of_q, of_k) in enumerate(lengths):
         q, k, v = (
             x[None, a : a + of]
-            for x, a, of in zip(inputs, (cu_q[n], cu_k[n], cu_k[n]), (of_q, of_k, of_k), strict=True)
+            for x, a, of in zip(
+                inputs, (cu_q[n], cu_k[n], cu_k[n]), (of_q, of_k, of_k), strict=True
+            )
         )
-        alone = fk.flash_attn_func(q, k, v, 0.5, dropout_seed=torch.tensor([1, n, 0]), return_attn_probs=True)[2]
+        alone = fk.flash_attn_func(
+            q, k, v, 0.5, dropout_seed=torch.tensor([1, n, 0]), return_attn_probs=True
+        )[2]
         torch.testing.assert_close(shown[n, :, :of_q, :of_k], alone[0])
         assert shown[n, :, of_q:].eq(0).all()
         assert shown[n, :, :, of_k:].eq(0).all()
@@ -75,7 +100,9 @@ def test_a_mask_made_once_replaces_the_one_that_each_call_makes():
     mask = masks.varlen(cu, cu, 9, 9, causal=True, window=(2, 0)).planned(5, torch.float64)
     got = fk.flash_attn_varlen_func(*inputs, cu, cu, 4, 4, mask=mask, return_lse=True)
     assert_same(
-        got, fk.flash_attn_varlen_func(*inputs, cu, cu, 4, 4, 0.0, None, True, (2, -1), return_lse=True), inputs
+        got,
+        fk.flash_attn_varlen_func(*inputs, cu, cu, 4, 4, 0.0, None, True, (2, -1), return_lse=True),
+        inputs,
     )
 
 
@@ -102,7 +129,10 @@ def test_a_device_tensor_is_read_once_until_it_is_written():
 
 
 def test_tensors_without_data_are_not_read():
-    assert device_values.values_of(torch.zeros(3, dtype=torch.int32, device="meta"), torch.amax) is None
+    assert (
+        device_values.values_of(torch.zeros(3, dtype=torch.int32, device="meta"), torch.amax)
+        is None
+    )
 
 
 X = torch.zeros(7, 2, 8)
@@ -141,7 +171,8 @@ MISTAKES = [
 @pytest.mark.parametrize(("named", "changes", "error"), MISTAKES)
 def test_a_mistake_is_named(named, changes, error):
     arguments = {
-        "q": X, "k": X, "v": X, "cu_seqlens_q": CU, "cu_seqlens_k": CU, "max_seqlen_q": 4, "max_seqlen_k": 4, **changes
+        "q": X, "k": X, "v": X, "cu_seqlens_q": CU, "cu_seqlens_k": CU, "max_seqlen_q": 4,
+        "max_seqlen_k": 4, **changes
     }  # fmt: skip
     with pytest.raises(error, match=f"^{named}"):
         fk.flash_attn_varlen_func(**arguments)

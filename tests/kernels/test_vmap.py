@@ -1,4 +1,5 @@
-"""torch.func's transforms of the operators equal a loop over the samples: outputs, log-sum-exps and gradients."""
+"""torch.func's transforms of the operators equal a loop over the samples: outputs,
+log-sum-exps and gradients."""
 
 import pytest
 import torch
@@ -15,12 +16,18 @@ pytestmark = pytest.mark.usefixtures("through_the_operators")
 
 
 def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=torch.float64)
+    return torch.randn(
+        shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=torch.float64
+    )
 
 
 def qkv(*samples, batch=B):
     """q, k and v with these dimensions in front."""
-    return draw(*samples, batch, S, H, D), draw(*samples, batch, S, K, D), draw(*samples, batch, S, K, D, seed=1)
+    return (
+        draw(*samples, batch, S, H, D),
+        draw(*samples, batch, S, K, D),
+        draw(*samples, batch, S, K, D, seed=1),
+    )
 
 
 def both(attention, *inputs, **options):
@@ -31,12 +38,17 @@ def both(attention, *inputs, **options):
 
 
 def assert_equal_to_a_loop(loss, inputs, in_dims, differentiable=None):
-    """loss of vmapped inputs: its values, its gradients per sample (vmap of grad) and their sum (grad of vmap)."""
+    """loss of vmapped inputs: its values, its gradients per sample (vmap of grad) and
+    their sum (grad of vmap)."""
     numbers = tuple(range(len(inputs) if differentiable is None else differentiable))
     values, gradients = [], []
     for n in range(N):
-        sample = [x if dim is None else x.select(dim, n) for x, dim in zip(inputs, in_dims, strict=True)]
-        leaves = [x.detach().clone().requires_grad_() if i in numbers else x for i, x in enumerate(sample)]
+        sample = [
+            x if dim is None else x.select(dim, n) for x, dim in zip(inputs, in_dims, strict=True)
+        ]
+        leaves = [
+            x.detach().clone().requires_grad_() if i in numbers else x for i, x in enumerate(sample)
+        ]
         values.append(loss(*leaves))
         gradients.append(torch.autograd.grad(values[-1], [leaves[i] for i in numbers]))
     mapped = vmap(loss, in_dims)
@@ -50,7 +62,9 @@ def assert_equal_to_a_loop(loss, inputs, in_dims, differentiable=None):
         torch.stack(each).sum(0) if in_dims[i] is None else torch.stack(each, in_dims[i])
         for i, each in zip(numbers, zip(*gradients, strict=True), strict=True)
     ]
-    leaves = [x.detach().clone().requires_grad_() if i in numbers else x for i, x in enumerate(inputs)]
+    leaves = [
+        x.detach().clone().requires_grad_() if i in numbers else x for i, x in enumerate(inputs)
+    ]
     outer = torch.autograd.grad(mapped(*leaves).sum(), [leaves[i] for i in numbers])
     transformed = grad(lambda *given: mapped(*given).sum(), argnums=numbers)(*inputs)
     for got, also, wanted in zip(outer, transformed, totals, strict=True):
@@ -59,7 +73,9 @@ def assert_equal_to_a_loop(loss, inputs, in_dims, differentiable=None):
 
 
 def documents(rows):
-    return masks.document(torch.arange(S).expand(rows, S) // torch.tensor([[5], [8]])[:rows], causal=True)
+    return masks.document(
+        torch.arange(S).expand(rows, S) // torch.tensor([[5], [8]])[:rows], causal=True
+    )
 
 
 def shuffled(rows):
@@ -85,7 +101,9 @@ SHARED = {
 @pytest.mark.parametrize("name", SHARED)
 def test_options_that_the_samples_share(name):
     options = SHARED[name]()
-    assert_equal_to_a_loop(lambda q, k, v: both(fk.flash_attn_func, q, k, v, **options), qkv(N), (0, 0, 0))
+    assert_equal_to_a_loop(
+        lambda q, k, v: both(fk.flash_attn_func, q, k, v, **options), qkv(N), (0, 0, 0)
+    )
 
 
 @pytest.mark.parametrize("shape", [(1, H, S, S), (B, 1, 1, S)])
@@ -133,26 +151,39 @@ def test_packed_sequences():
     cu_seqlens = torch.tensor([0, 8, 13, 20], dtype=torch.int32)
 
     def loss(q, k, v):
-        return both(fk.flash_attn_varlen_func, q, k, v, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens,
+        return both(fk.flash_attn_varlen_func, q, k, v, cu_seqlens_q=cu_seqlens,
+                    cu_seqlens_k=cu_seqlens,
                     max_seqlen_q=8, max_seqlen_k=8, causal=True)  # fmt: skip
 
     assert_equal_to_a_loop(loss, [x[:, 0] for x in qkv(N)], (0, 0, 0))
 
 
 def test_slopes_and_masks_that_vmap_maps():
-    queries = torch.stack([shuffled(B).queries, documents(B).queries, masks.full(S).queries.expand(5, B, S)])
+    queries = torch.stack(
+        [shuffled(B).queries, documents(B).queries, masks.full(S).queries.expand(5, B, S)]
+    )
     keys = torch.stack([torch.randperm(S).int().expand(B, S) for _ in range(N)], 1)
 
     def loss(q, k, v, slopes, queries, keys):
-        return both(fk.flash_attn_func, q, k, v, alibi_slopes=slopes, mask=masks.Mask(queries, keys, S))
+        return both(
+            fk.flash_attn_func, q, k, v, alibi_slopes=slopes, mask=masks.Mask(queries, keys, S)
+        )
 
-    assert_equal_to_a_loop(loss, (*qkv(N), torch.rand(9, H, N), queries, keys), (0, 0, 0, 2, 0, 1), differentiable=3)
-    assert_equal_to_a_loop(loss, (*qkv(N), None, queries[0], keys), (0, 0, 0, None, None, 1), differentiable=3)
+    assert_equal_to_a_loop(
+        loss, (*qkv(N), torch.rand(9, H, N), queries, keys), (0, 0, 0, 2, 0, 1), differentiable=3
+    )
+    assert_equal_to_a_loop(
+        loss, (*qkv(N), None, queries[0], keys), (0, 0, 0, None, None, 1), differentiable=3
+    )
 
 
 def test_block_masks_that_vmap_maps():
-    patterns = torch.tensor([[[1, 0], [0, 1]], [[0, 1], [1, 0]], [[1, 0], [1, 0]]], dtype=torch.bool)
-    made = [fk.block_mask(pattern[None], block_size=16, seqlen_q=S, seqlen_k=S) for pattern in patterns]
+    patterns = torch.tensor(
+        [[[1, 0], [0, 1]], [[0, 1], [1, 0]], [[1, 0], [1, 0]]], dtype=torch.bool
+    )
+    made = [
+        fk.block_mask(pattern[None], block_size=16, seqlen_q=S, seqlen_k=S) for pattern in patterns
+    ]
     lists = [torch.stack(each) for each in zip(*[mask[:4] for mask in made], strict=True)]
 
     def loss(q, k, v, *lists):
@@ -168,10 +199,13 @@ def test_plans_of_masks_that_vmap_maps():
         mapped = vmap(lambda x, given=given: PLAN(x, given, S, list(BLOCKS)))(queries)
         for n in range(2):
             wanted = PLAN(queries[n], given, S, list(BLOCKS))
-            assert all(torch.equal(one[n], other) for one, other in zip(mapped, wanted, strict=True))
+            assert all(
+                torch.equal(one[n], other) for one, other in zip(mapped, wanted, strict=True)
+            )
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch's own attention under vmap
+# Of torch's own attention under vmap.
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("implementation", ["torch", "reference"])
 def test_vmap_nests(implementation):
     q, k, v = qkv(N, 2)
@@ -191,7 +225,9 @@ def test_gradients_nest():
     def loss(q, k, v):
         return both(fk.flash_attn_func, q, k, v)
 
-    nested = vmap(grad(lambda q, k, v: vmap(loss, (0, None, 0))(q, k, v).sum(), argnums=(0, 1, 2)))(q, k[:, 0], v)
+    nested = vmap(grad(lambda q, k, v: vmap(loss, (0, None, 0))(q, k, v).sum(), argnums=(0, 1, 2)))(
+        q, k[:, 0], v
+    )
     for n in range(N):
         leaves = [x.clone().requires_grad_() for x in (q[n], k[n, 0], v[n])]
         total = sum(loss(leaves[0][i], leaves[1], leaves[2][i]) for i in range(2))
@@ -207,7 +243,9 @@ def test_jacobians_by_reverse_mode():
 
     wanted = torch.autograd.functional.jacobian(attend, q)
     torch.testing.assert_close(jacrev(attend)(q), wanted)
-    torch.testing.assert_close(torch.autograd.functional.jacobian(attend, q, vectorize=True), wanted)
+    torch.testing.assert_close(
+        torch.autograd.functional.jacobian(attend, q, vectorize=True), wanted
+    )
 
 
 def test_dropout_without_a_seed_goes_by_the_randomness_of_vmap():
@@ -228,7 +266,10 @@ def test_torch_compile_of_per_sample_gradients():
     bias = draw(H, S, S)
     mask = documents(B).planned_for(BLOCKS)
     transformed = vmap(
-        grad(lambda q, k, v, bias: both(fk.flash_attn_func, q, k, v, bias=bias, mask=mask), argnums=(0, 1, 2, 3)),
+        grad(
+            lambda q, k, v, bias: both(fk.flash_attn_func, q, k, v, bias=bias, mask=mask),
+            argnums=(0, 1, 2, 3),
+        ),
         (0, 0, 0, None),
     )
     compiled = torch.compile(transformed, backend="aot_eager", fullgraph=True)

@@ -19,9 +19,11 @@ class Both(NamedTuple):
 
 
 def batch_of(lengths: Sequence[int], *, spare: int = 3, device: str = "cpu") -> Both:
-    """A batch of random sequences of these lengths; packed, with `spare` tokens, sequences and labels too many.
+    """A batch of random sequences of these lengths; packed, with `spare` tokens,
+    sequences and labels too many.
 
-    A masked position in each sequence: its middle. Padding, and spare tokens, are random too: they must not matter.
+    A masked position in each sequence: its middle. Padding, and spare tokens, are random
+    too: they must not matter.
     """
     generator = torch.Generator().manual_seed(len(lengths) + sum(lengths))
 
@@ -50,4 +52,6 @@ def batch_of(lengths: Sequence[int], *, spare: int = 3, device: str = "cpu") -> 
         "masked": torch.cat((begins + middles, torch.zeros(spare, dtype=torch.int64))),
         "labels": torch.cat((labels, none)),
     }
-    return Both(*({name: x.to(device) for name, x in layout.items()} for layout in (padded, packed)))
+    return Both(
+        *({name: x.to(device) for name, x in layout.items()} for layout in (padded, packed))
+    )

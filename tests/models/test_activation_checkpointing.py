@@ -1,4 +1,5 @@
-"""Less memory for activations, the same losses and gradients: every kind of checkpointing, chunks and offloading."""
+"""Less memory for activations, the same losses and gradients: every kind of checkpointing,
+chunks and offloading."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flashtrain.models import Decoder, DecoderConfig, MemorySavings, activation_checkpointing, decoder
+from flashtrain.models import (
+    Decoder,
+    DecoderConfig,
+    MemorySavings,
+    activation_checkpointing,
+    decoder,
+)
 from flashtrain.models.activation_checkpointing import CHECKPOINTING
 from flashtrain_kernels import dispatch
 
@@ -28,7 +35,11 @@ SAVINGS = {
 
 
 def build(
-    attention: str, savings: MemorySavings, family: str = "llama", dropout: float = 0.0, layers: int = LAYERS
+    attention: str,
+    savings: MemorySavings,
+    family: str = "llama",
+    dropout: float = 0.0,
+    layers: int = LAYERS,
 ) -> Decoder:
     torch.manual_seed(0)
     config = DecoderConfig.of_size("demo", family, vocab_size=50, context=16, dropout=dropout)
@@ -38,7 +49,8 @@ def build(
 
 
 def operators(attention: str):
-    """Flash through its operators, as on a GPU: left alone, a CPU has torch's attention in their place."""
+    """Flash through its operators, as on a GPU: left alone, a CPU has torch's
+    attention in their place."""
     return dispatch.force("reference") if attention == "flash" else nullcontext()
 
 
@@ -74,19 +86,25 @@ class Counted(TorchDispatchMode):
         return sum(self.calls[name] for name in (*ours, torchs))
 
 
-# --- the same result -------------------------------------------------------------------------------------------------
+# --- the same result ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("attention", "family"), [("flash", "gpt2"), ("flash", "llama"), ("sdpa", "gpt2"), ("standard", "llama")]
+    ("attention", "family"),
+    [("flash", "gpt2"), ("flash", "llama"), ("sdpa", "gpt2"), ("standard", "llama")],
 )
 @pytest.mark.parametrize("name", SAVINGS)
 def test_losses_gradients_and_dropped_weights_stay(name, attention, family, mask_of_lengths):
     packed = mask_of_lengths([5, 7], [12])
     for mask, dropout in ((None, 0.3), (packed, 0.0), (packed, 0.3)):
         with operators(attention):
-            exact = loss_and_gradients(build(attention, MemorySavings(), family, dropout), mask=mask)
-            assert_equal(loss_and_gradients(build(attention, SAVINGS[name], family, dropout), mask=mask), exact)
+            exact = loss_and_gradients(
+                build(attention, MemorySavings(), family, dropout), mask=mask
+            )
+            assert_equal(
+                loss_and_gradients(build(attention, SAVINGS[name], family, dropout), mask=mask),
+                exact,
+            )
 
 
 @pytest.mark.slow
@@ -108,7 +126,9 @@ def test_the_loss_compiles_whole(name, attention, dropout, mask_of_lengths):
         assert_equal(ours, loss_and_gradients(model, mask=mask))
 
 
-def test_blocks_compile_by_themselves_in_one_graph_for_all_layers_and_the_hooks_stay_outside(mask_of_lengths):
+def test_blocks_compile_by_themselves_in_one_graph_for_all_layers_and_the_hooks_stay_outside(
+    mask_of_lengths,
+):
     torch.compiler.reset()
     model = build("sdpa", SAVINGS["full, chunks, offload"], layers=10)
     mask = mask_of_lengths([5, 7], [12])
@@ -123,11 +143,12 @@ def test_blocks_compile_by_themselves_in_one_graph_for_all_layers_and_the_hooks_
     assert_equal(loss_and_gradients(model, mask=mask), exact)
     assert len(graphs) == 1
     with torch.no_grad():
-        model(tokens(), cache=model.new_cache())  # with a cache the shapes differ from token to token: not compiled
+        # With a cache the shapes differ from token to token: not compiled.
+        model(tokens(), cache=model.new_cache())
     assert len(graphs) == 1
 
 
-# --- what is kept, and what is computed again ------------------------------------------------------------------------
+# --- what is kept, and what is computed again -----------------------------------------------------
 
 
 @pytest.mark.parametrize("attention", ["flash", "sdpa"])
@@ -139,10 +160,12 @@ def test_selective_computes_attention_once_and_full_twice(kind, times, attention
     assert counted.attention() == times * LAYERS
 
 
-# (With full checkpointing torch's tracer takes SDPA on a CPU apart, so there is no operator to count.)
+# (With full checkpointing torch's tracer takes SDPA on a CPU apart, so there is
+# no operator to count.)
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "attention", "again"), [("selective", "flash", 0), ("selective", "sdpa", 0), ("full", "flash", LAYERS)]
+    ("kind", "attention", "again"),
+    [("selective", "flash", 0), ("selective", "sdpa", 0), ("full", "flash", LAYERS)],
 )
 def test_compiled_code_keeps_and_computes_again_what_the_kind_says(kind, attention, again):
     torch.compiler.reset()
@@ -152,7 +175,9 @@ def test_compiled_code_keeps_and_computes_again_what_the_kind_says(kind, attenti
     def look_at(name):
         def compiler(graph, _):
             names = [str(node.target) for node in graph.graph.nodes]
-            attended[name] = sum("backward" not in n and ("kernels.forward" in n or "scaled_dot" in n) for n in names)
+            attended[name] = sum(
+                "backward" not in n and ("kernels.forward" in n or "scaled_dot" in n) for n in names
+            )
             if name == "forward":
                 (outputs,) = (node.args[0] for node in graph.graph.nodes if node.op == "output")
                 computed = [node.meta["val"] for node in outputs if node.op != "placeholder"]
@@ -168,12 +193,15 @@ def test_compiled_code_keeps_and_computes_again_what_the_kind_says(kind, attenti
     )
     with operators(attention):
         model = build(attention, MemorySavings(kind), "gpt2")
-        loss_and_gradients(model, torch.compile(model.loss, fullgraph=True, backend=backend, dynamic=False))
+        loss_and_gradients(
+            model, torch.compile(model.loss, fullgraph=True, backend=backend, dynamic=False)
+        )
     assert attended == {"forward": LAYERS, "backward": again}
     assert handed_on.count((2, 12, 32)) == LAYERS  # each block's input
     kept_of_attention = sum(shape in ((2, 12, 4, 8), (2, 4, 12, 8)) for shape in handed_on)
     assert kept_of_attention == (LAYERS if kind == "selective" else 0)
-    assert not any(48 in shape or 96 in shape for shape in handed_on)  # nothing of the feed-forward, nothing of qkv
+    # Nothing of the feed-forward, nothing of qkv.
+    assert not any(48 in shape or 96 in shape for shape in handed_on)
 
 
 def kept(savings: MemorySavings, layers: int = LAYERS) -> int:
@@ -196,7 +224,8 @@ def kept(savings: MemorySavings, layers: int = LAYERS) -> int:
 def test_each_kind_keeps_less_and_full_one_input_a_block():
     hidden = 24 * 32 * 8  # T x E in float64
     a_block = {
-        kind: kept(MemorySavings(kind), layers=3) - kept(MemorySavings(kind), layers=2) for kind in CHECKPOINTING
+        kind: kept(MemorySavings(kind), layers=3) - kept(MemorySavings(kind), layers=2)
+        for kind in CHECKPOINTING
     }
     assert a_block["full"] == hidden
     assert a_block["none"] > 10 * hidden
@@ -204,13 +233,17 @@ def test_each_kind_keeps_less_and_full_one_input_a_block():
     assert kept(chunked, layers=3) - kept(chunked, layers=2) < a_block["none"]
 
 
-@pytest.mark.parametrize("savings", [MemorySavings(kind, offload=True) for kind in ("full", "selective")])
+@pytest.mark.parametrize(
+    "savings", [MemorySavings(kind, offload=True) for kind in ("full", "selective")]
+)
 def test_offloading_sends_each_blocks_input_and_nothing_else_to_the_host(savings, monkeypatch):
     sent: list[torch.Size] = []
 
     real = activation_checkpointing._to_host
     monkeypatch.setattr(
-        activation_checkpointing, "_to_host", lambda tensor: (sent.append(tensor.shape), real(tensor))[1]
+        activation_checkpointing,
+        "_to_host",
+        lambda tensor: (sent.append(tensor.shape), real(tensor))[1],
     )
     monkeypatch.setattr(activation_checkpointing, "PINNED_BYTES", 256)  # several parts, and a rest
     loss_and_gradients(build("sdpa", savings))
@@ -222,16 +255,23 @@ def test_offloading_sends_each_blocks_input_and_nothing_else_to_the_host(savings
 def test_the_loss_takes_as_many_tokens_at_once_as_it_is_given(monkeypatch):
     asked: list[int | None] = []
     real = decoder.linear_cross_entropy
-    monkeypatch.setattr(decoder, "linear_cross_entropy", lambda *a, chunk, **k: (asked.append(chunk), real(*a, **k))[1])
+    monkeypatch.setattr(
+        decoder,
+        "linear_cross_entropy",
+        lambda *a, chunk, **k: (asked.append(chunk), real(*a, **k))[1],
+    )
     for savings in (MemorySavings(), MemorySavings(loss_chunk=7)):
         build("sdpa", savings).loss(tokens(), tokens())
     assert asked == [None, 7]
 
 
-# --- mistakes --------------------------------------------------------------------------------------------------------
+# --- mistakes -------------------------------------------------------------------------------------
 
 
 def test_savings_say_what_they_are():
     assert MemorySavings().describe() == ""
     every = MemorySavings("full", offload=True, ffn_chunk=16384, loss_chunk=2048).describe()
-    assert every == "full checkpointing, inputs in host memory, feed-forward by 16,384 tokens, loss by 2,048 tokens"
+    assert every == (
+        "full checkpointing, inputs in host memory, feed-forward by 16,384 tokens, "
+        "loss by 2,048 tokens"
+    )

@@ -25,7 +25,9 @@ def x() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_reading_documents_in_pieces_with_a_cache_gives_the_same_as_reading_at_once(x, kind, mask_of_lengths):
+def test_reading_documents_in_pieces_with_a_cache_gives_the_same_as_reading_at_once(
+    x, kind, mask_of_lengths
+):
     module = build(kind, kv_heads=2)
     mask, index = mask_of_lengths([4, 5], [2, 7]), torch.arange(9)
     cache = LayerCache(context=9)
@@ -34,7 +36,9 @@ def test_reading_documents_in_pieces_with_a_cache_gives_the_same_as_reading_at_o
             module(x[:, begin:end], mask=mask.select(index[begin:end], index[:end]), cache=cache)
             for begin, end in ((0, 3), (3, 4), (4, 9))
         ]
-        torch.testing.assert_close(torch.cat(pieces, dim=1), module(x, mask=mask), atol=1e-12, rtol=0)
+        torch.testing.assert_close(
+            torch.cat(pieces, dim=1), module(x, mask=mask), atol=1e-12, rtol=0
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -55,7 +59,9 @@ class Unturned(torch.nn.Module):
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_flash_drops_the_same_weights_whether_q_k_and_v_lie_together_or_apart(x, packed, mask_of_lengths):
+def test_flash_drops_the_same_weights_whether_q_k_and_v_lie_together_or_apart(
+    x, packed, mask_of_lengths
+):
     module = build("flash", dropout=0.5)
     mask = mask_of_lengths([4, 5], [9]) if packed else None
     results = []

@@ -21,7 +21,9 @@ def assert_follows(name, q, k, v, expected, **options):
     torch.testing.assert_close(out, expected, atol=1e-10, rtol=0)
     weight = torch.randn_like(expected)
     wanted = torch.autograd.grad((expected * weight).sum(), (q, k, v))
-    torch.testing.assert_close(torch.autograd.grad((out * weight).sum(), (q, k, v)), wanted, atol=1e-10, rtol=0)
+    torch.testing.assert_close(
+        torch.autograd.grad((out * weight).sum(), (q, k, v)), wanted, atol=1e-10, rtol=0
+    )
 
 
 def random_qkv(queries: int, keys: int, heads: int, kv_heads: int, head_dim: int = 8):
@@ -33,7 +35,8 @@ def random_qkv(queries: int, keys: int, heads: int, kv_heads: int, head_dim: int
 
 
 def by_definition(q, k, v, sees, scale):
-    """Attention row by row, from the words of the module's docstring. sees: (row, query, key) -> bool."""
+    """Attention row by row, from the words of the module's docstring. sees:
+    (row, query, key) -> bool."""
     rows, queries, heads, head_dim = q.shape
     keys, group = k.shape[1], heads // k.shape[2]
     out = torch.zeros(rows, queries, heads, head_dim, dtype=q.dtype)
@@ -50,24 +53,33 @@ def by_definition(q, k, v, sees, scale):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
-    ("queries", "keys", "heads", "kv_heads"), [(7, 7, 3, 3), (7, 7, 4, 2), (1, 9, 2, 1), (3, 9, 2, 2), (5, 3, 2, 2)]
+    ("queries", "keys", "heads", "kv_heads"),
+    [(7, 7, 3, 3), (7, 7, 4, 2), (1, 9, 2, 1), (3, 9, 2, 2), (5, 3, 2, 2)],
 )
-def test_every_attention_and_its_gradients_follow_the_definition(name, causal, queries, keys, heads, kv_heads):
+def test_every_attention_and_its_gradients_follow_the_definition(
+    name, causal, queries, keys, heads, kv_heads
+):
     q, k, v = random_qkv(queries, keys, heads, kv_heads)
-    expected = by_definition(q, k, v, lambda b, i, j: not causal or j <= i + keys - queries, scale=0.3)
+    expected = by_definition(
+        q, k, v, lambda b, i, j: not causal or j <= i + keys - queries, scale=0.3
+    )
     assert_follows(name, q, k, v, expected, causal=causal)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("causal", [False, True])
-def test_documents_limit_what_is_seen_in_every_attention(name, causal, documents_of_lengths, mask_of_lengths):
+def test_documents_limit_what_is_seen_in_every_attention(
+    name, causal, documents_of_lengths, mask_of_lengths
+):
     lengths = [3, 4], [1, 2, 4]
     start, end = documents_of_lengths(*lengths)
     q, k, v = random_qkv(7, 7, 4, 2)
     expected = by_definition(
         q, k, v, lambda b, i, j: start[b, i] <= j < end[b, i] and (j <= i or not causal), scale=0.3
     )
-    assert_follows(name, q, k, v, expected, causal=False, mask=mask_of_lengths(*lengths, causal=causal))
+    assert_follows(
+        name, q, k, v, expected, causal=False, mask=mask_of_lengths(*lengths, causal=causal)
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -96,7 +108,11 @@ def test_a_mask_takes_the_place_of_the_causal_rule(name):
 @pytest.mark.parametrize("packed", [False, True])
 def test_dropout_keeps_the_mean_of_the_output_and_of_the_gradients(name, packed, mask_of_lengths):
     inputs = random_qkv(6, 6, 2, 1)
-    options = {"causal": not packed, "scale": 0.3, "mask": mask_of_lengths([4, 2]) if packed else None}
+    options = {
+        "causal": not packed,
+        "scale": 0.3,
+        "mask": mask_of_lengths([4, 2]) if packed else None,
+    }
     torch.manual_seed(1)
     weight = torch.randn(2, 6, 2, 8, dtype=torch.float64)
 
@@ -121,14 +137,17 @@ def test_dropout_drops_each_weight_with_its_probability_and_scales_the_others_up
     weights = attend(name, zeros, zeros, values, causal=False, scale=0.3, dropout=0.25)
     dropped = weights == 0
     torch.testing.assert_close(weights[~dropped], torch.full_like(weights[~dropped], 1 / 32 / 0.75))
-    # 32,768 weights: five standard deviations of their share are 0.012. Heads and rows draw for themselves.
+    # 32,768 weights: five standard deviations of their share are 0.012. Heads and rows
+    # draw for themselves.
     assert dropped.float().mean().item() == pytest.approx(0.25, abs=0.012)
     flat = dropped.transpose(1, 2).reshape(32, -1)
     assert len({tuple(one.tolist()) for one in flat}) == 32
 
 
 @pytest.mark.parametrize(("queries", "keys", "kv_heads"), [(96, 96, 4), (64, 128, 2), (32, 80, 1)])
-def test_without_gradients_sdpa_computes_a_pattern_by_blocks_of_queries(queries, keys, kv_heads, monkeypatch):
+def test_without_gradients_sdpa_computes_a_pattern_by_blocks_of_queries(
+    queries, keys, kv_heads, monkeypatch
+):
     def built(*_):
         raise AssertionError("a matrix of all queries and keys was built")
 
@@ -149,24 +168,36 @@ def test_without_gradients_sdpa_computes_a_pattern_by_blocks_of_queries(queries,
 
 
 @pytest.mark.parametrize(
-    ("heads", "length", "options"), [(1, 64, {"causal": True}), (4, 64, {}), (1, 60, {})], ids=["band", "heads", "part"]
+    ("heads", "length", "options"),
+    [(1, 64, {"causal": True}), (4, 64, {}), (1, 60, {})],
+    ids=["band", "heads", "part"],
 )
 def test_other_patterns_of_blocks_are_computed_with_the_whole_matrix(heads, length, options):
     q, k, v = random_qkv(length, length, 4, 4)
     blocks = torch.rand(heads, 4, 4) < 0.7
     mask = block_mask(blocks, block_size=16, seqlen_q=length, seqlen_k=length, **options)
     with torch.no_grad():
-        out, expected = (attend(name, q, k, v, causal=False, scale=0.3, mask=mask) for name in ("sdpa", "standard"))
+        out, expected = (
+            attend(name, q, k, v, causal=False, scale=0.3, mask=mask)
+            for name in ("sdpa", "standard")
+        )
     torch.testing.assert_close(out, expected, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    ("queries", "keys", "rows"), [(3, 7, ([7], [3, 4])), (7, 3, ([7], [3, 4])), (7, 7, ([7], [3, 4], [7]))]
+    ("queries", "keys", "rows"),
+    [(3, 7, ([7], [3, 4])), (7, 3, ([7], [3, 4])), (7, 7, ([7], [3, 4], [7]))],
 )
 def test_a_mask_of_other_sizes_or_rows_is_refused(name, queries, keys, rows, mask_of_lengths):
     with pytest.raises((ValueError, RuntimeError), match=r"mask|must match"):
-        attend(name, *random_qkv(queries, keys, 2, 2), causal=False, scale=0.3, mask=mask_of_lengths(*rows))
+        attend(
+            name,
+            *random_qkv(queries, keys, 2, 2),
+            causal=False,
+            scale=0.3,
+            mask=mask_of_lengths(*rows),
+        )
 
 
 @pytest.mark.parametrize(
@@ -183,8 +214,12 @@ def test_a_mask_is_planned_for_the_dtype_that_attention_computes_in(
     weights, autocast, planned_for, mask_of_lengths, monkeypatch
 ):
     asked = []
-    monkeypatch.setattr(Mask, "planned", lambda self, *sizes, **kind: asked.append((*sizes, kind)) or self)
-    monkeypatch.setattr("flashtrain_kernels.dispatch.implementation_for", lambda device_type: "portable")
+    monkeypatch.setattr(
+        Mask, "planned", lambda self, *sizes, **kind: asked.append((*sizes, kind)) or self
+    )
+    monkeypatch.setattr(
+        "flashtrain_kernels.dispatch.implementation_for", lambda device_type: "portable"
+    )
     mask, x = mask_of_lengths([5]), torch.zeros(1, 5, 16, dtype=weights)
     with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
         plan_mask(mask, x, attention="flash", head_dim=8)

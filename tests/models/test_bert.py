@@ -29,7 +29,10 @@ def loss_and_gradients(model: Bert, arguments: dict, loss=None) -> list[torch.Te
     model.zero_grad()
     value = (loss or model.loss)(**arguments)
     value.backward()
-    return [value.detach(), *(torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters())]
+    return [
+        value.detach(),
+        *(torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()),
+    ]
 
 
 def furthest(ones, others) -> float:
@@ -144,7 +147,10 @@ def test_batches_of_other_lengths_are_compiled_once(family):
     compiled = torch.compile(model.loss, fullgraph=True, dynamic=False, backend=count)
     for lengths in (LENGTHS, [2, 2, 2, 12], [6, 6, 5, 1]):
         packed = batch_of(lengths).packed
-        assert furthest(loss_and_gradients(model, packed, compiled), loss_and_gradients(model, packed)) < 1e-10
+        assert (
+            furthest(loss_and_gradients(model, packed, compiled), loss_and_gradients(model, packed))
+            < 1e-10
+        )
     assert len(graphs) == 1
 
 
@@ -161,7 +167,9 @@ def test_memory_savings_leave_losses_and_gradients(family, checkpointing):
 def test_without_labels_the_loss_is_zero_and_nothing_is_learned():
     model = build()
     _, packed = batch_of(LENGTHS)
-    loss, *gradients = loss_and_gradients(model, {**packed, "labels": torch.full_like(packed["labels"], -100)})
+    loss, *gradients = loss_and_gradients(
+        model, {**packed, "labels": torch.full_like(packed["labels"], -100)}
+    )
     assert loss == 0
     assert not any(gradient.any() for gradient in gradients)
 
@@ -169,14 +177,19 @@ def test_without_labels_the_loss_is_zero_and_nothing_is_learned():
 @pytest.mark.parametrize(("size", "millions"), [("tiny", 4.4), ("base", 109.5), ("large", 335.1)])
 def test_the_sizes_have_the_parameters_of_the_published_models(size, millions):
     with torch.device("meta"):
-        model = Bert(replace(BertConfig.of_size(size, vocab_size=30522, vocab_rows=30522), pooler=True))
+        model = Bert(
+            replace(BertConfig.of_size(size, vocab_size=30522, vocab_rows=30522), pooler=True)
+        )
     encoder = sum(p.numel() for part in (model.encoder, model.pooler) for p in part.parameters())
     assert encoder / 1e6 == pytest.approx(millions, abs=0.06)
 
 
 def test_a_modern_bert_of_a_size_has_about_as_many_weights_in_its_blocks():
     with torch.device("meta"):
-        models = [Bert(BertConfig.of_size("large", family, vocab_size=30522)) for family in ("bert", "modern")]
+        models = [
+            Bert(BertConfig.of_size("large", family, vocab_size=30522))
+            for family in ("bert", "modern")
+        ]
     counts = [sum(p.numel() for p in model.encoder.blocks.parameters()) for model in models]
     assert counts[0] == pytest.approx(counts[1], rel=0.02)
 
@@ -186,7 +199,9 @@ def test_flops_count_real_tokens_pairs_and_labels():
     weights = 24 * 12 * 1024**2
     assert config.flops([512]) == pytest.approx(6 * weights * 512 + 12 * 24 * 1024 * 512**2)
     assert config.flops([128] * 4) < config.flops([512])
-    assert config.flops([512], masked=77) - config.flops([512]) == pytest.approx(77 * 6 * (1024**2 + 1024 * 30522))
+    assert config.flops([512], masked=77) - config.flops([512]) == pytest.approx(
+        77 * 6 * (1024**2 + 1024 * 30522)
+    )
     assert config.flops([100, 400]) == pytest.approx(config.flops([100]) + config.flops([400]))
 
 

@@ -1,4 +1,5 @@
-"""Classification heads: the same on padded and packed sequences; what is no label counts nothing."""
+"""Classification heads: the same on padded and packed sequences; what is no
+label counts nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from flashtrain.models import Bert, BertConfig, BertEncoder, SequenceClassifier,
 
 LENGTHS = [5, 1, 9, 3]
 PADDED, PACKED = (
-    {name: x for name, x in layout.items() if name not in ("masked", "labels")} for layout in batch_of(LENGTHS)
+    {name: x for name, x in layout.items() if name not in ("masked", "labels")}
+    for layout in batch_of(LENGTHS)
 )
 MANY = torch.tensor([[0, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 0]])
 SPARE = len(PACKED["cu_seqlens"]) - 1 - len(LENGTHS)
@@ -48,7 +50,9 @@ def test_token_labels_count_where_they_are_not_ignored():
     real = torch.arange(9) < PADDED["lengths"][:, None]
     classes = torch.randint(0, 3, (4, 9), generator=torch.Generator().manual_seed(0))
     exact = F.cross_entropy(model(**PADDED)[real], classes[real])
-    assert model.loss(labels=classes.where(real, -100), **PADDED).item() == pytest.approx(exact.item(), abs=1e-10)
+    assert model.loss(labels=classes.where(real, -100), **PADDED).item() == pytest.approx(
+        exact.item(), abs=1e-10
+    )
     spare = torch.cat((classes[real], torch.full((len(PACKED["tokens"]) - sum(LENGTHS),), -100)))
     assert model.loss(labels=spare, **PACKED).item() == pytest.approx(exact.item(), abs=1e-10)
 

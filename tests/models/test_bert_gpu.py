@@ -8,7 +8,10 @@ from bert_batches import VOCABULARY, batch_of
 
 from flashtrain.models import Bert, BertConfig
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 LENGTHS = [300, 7, 128, 1, 64, 200]
 

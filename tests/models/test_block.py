@@ -7,12 +7,18 @@ from flashtrain.models import Block
 from flashtrain.models.layer_spec import layers_alike
 
 
-@pytest.mark.parametrize(("norm", "activation", "bias"), [("layernorm", "gelu", True), ("rmsnorm", "swiglu", False)])
+@pytest.mark.parametrize(
+    ("norm", "activation", "bias"), [("layernorm", "gelu", True), ("rmsnorm", "swiglu", False)]
+)
 def test_a_block_adds_two_normalised_branches(norm, activation, bias):
-    block = Block(16, *layers_alike(1, 16, 2, 2, 32, activation), norm=norm, bias=bias, attention="sdpa")
+    block = Block(
+        16, *layers_alike(1, 16, 2, 2, 32, activation), norm=norm, bias=bias, attention="sdpa"
+    )
     x = torch.randn(2, 5, 16)
     attended = x + block.attention(block.attention_norm(x))
-    torch.testing.assert_close(block(x), attended + block.feed_forward(block.feed_forward_norm(attended)))
+    torch.testing.assert_close(
+        block(x), attended + block.feed_forward(block.feed_forward_norm(attended))
+    )
     assert any("bias" in name for name, _ in block.named_parameters()) == bias
 
 

@@ -1,4 +1,5 @@
-"""The sequence classifier: what it reads, what padding and patterns change, and what it learns from masked pixels.
+"""The sequence classifier: what it reads, what padding and patterns change, and what it
+learns from masked pixels.
 
 B batch, S sequence.
 """
@@ -20,7 +21,9 @@ from flashtrain.models.positions import AxialRotaryPositions
 from flashtrain.models.weight_transfer import carry_weights
 
 TINY = {"embed": 32, "layers": 2, "heads": 2, "ffn": 64}
-TOKENS = ClassifierConfig(classes=3, length=40, vocab_size=20, inputs="tokens", positions="rotary", **TINY)
+TOKENS = ClassifierConfig(
+    classes=3, length=40, vocab_size=20, inputs="tokens", positions="rotary", **TINY
+)
 PREDICTED = replace(TOKENS, grey_bins=20)
 PIXELS = ClassifierConfig(classes=2, length=64, side=8, grey_bins=16, **TINY)
 
@@ -62,9 +65,15 @@ def test_all_three_attentions_give_the_same_logits() -> None:
         torch.testing.assert_close(build(PIXELS, attention)(pixels()), expected, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("pattern", ["butterfly", "local-global", "butterfly-local-global", "tiles", "butterfly-tiles"])
-def test_a_block_pattern_hides_the_same_pairs_in_every_attention_forward_and_backward(pattern) -> None:
-    config = ClassifierConfig(classes=2, length=256, side=16, pattern=pattern, pattern_block=16, **TINY)
+@pytest.mark.parametrize(
+    "pattern", ["butterfly", "local-global", "butterfly-local-global", "tiles", "butterfly-tiles"]
+)
+def test_a_block_pattern_hides_the_same_pairs_in_every_attention_forward_and_backward(
+    pattern,
+) -> None:
+    config = ClassifierConfig(
+        classes=2, length=256, side=16, pattern=pattern, pattern_block=16, **TINY
+    )
     found = []
     for attention in ("flash", "sdpa", "standard"):
         model = build(config, attention)
@@ -81,7 +90,8 @@ def test_a_block_pattern_hides_the_same_pairs_in_every_attention_forward_and_bac
 
 
 def test_pixels_taken_tile_by_tile_are_the_same_pixels() -> None:
-    """Where every tile is near, only the order of the tokens is another, which no loss and no gradient shows."""
+    """Where every tile is near, only the order of the tokens is another, which no loss
+    and no gradient shows."""
     dense = ClassifierConfig(classes=2, length=256, side=16, grey_bins=16, **TINY)
     images, labels = pixels(side=16), torch.zeros(len(pixels(side=16)), dtype=torch.int64)
     masked = pixels_to_mask(1, 256, 0.3, torch.Generator().manual_seed(0))
@@ -91,7 +101,11 @@ def test_pixels_taken_tile_by_tile_are_the_same_pixels() -> None:
         losses = model.losses(images, labels, masked=masked)
         (losses.classification + losses.pixels).backward()
         found.append(
-            [losses.classification.detach(), losses.pixels.detach(), model.blocks[0].attention.qkv.weight.grad]
+            [
+                losses.classification.detach(),
+                losses.pixels.detach(),
+                model.blocks[0].attention.qkv.weight.grad,
+            ]
         )
     assert model.pattern.density == 1
     torch.testing.assert_close(found[1], found[0], atol=1e-10, rtol=0)
@@ -106,13 +120,17 @@ def test_tiles_see_those_around_them_in_both_directions() -> None:
     assert sorted(order.tolist()) == list(range(32 * 32))
     near = near_tiles(32, 32, local=1, globals=0)
     # 8 pixels each way: two tiles up and down, one to the left and to the right.
-    assert near[13].nonzero().flatten().tolist() == [row * 4 + column for row in range(1, 6) for column in range(3)]
+    assert near[13].nonzero().flatten().tolist() == [
+        row * 4 + column for row in range(1, 6) for column in range(3)
+    ]
     assert near_tiles(32, 32, local=0, globals=1).sum(dim=1).tolist() == [32] + 31 * [2]
 
 
 def test_axial_scores_depend_on_the_distance_in_rows_and_columns_alone() -> None:
     rotate = AxialRotaryPositions(16, side=10)
-    q, k = torch.randn(2, 1, 1, 1, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    q, k = torch.randn(
+        2, 1, 1, 1, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
 
     def score(first: tuple[int, int], second: tuple[int, int]) -> torch.Tensor:
         places = [torch.tensor([[row * 10 + column]]) for row, column in (first, second)]
@@ -126,7 +144,9 @@ def test_axial_scores_depend_on_the_distance_in_rows_and_columns_alone() -> None
 def test_axial_positions_mean_the_same_in_a_larger_image() -> None:
     x = torch.randn(1, 1, 1, 16, dtype=torch.float64)
     small, large = AxialRotaryPositions(16, side=8), AxialRotaryPositions(16, side=32)
-    torch.testing.assert_close(small(x, torch.tensor([[3 * 8 + 5]])), large(x, torch.tensor([[3 * 32 + 5]])))
+    torch.testing.assert_close(
+        small(x, torch.tensor([[3 * 8 + 5]])), large(x, torch.tensor([[3 * 32 + 5]]))
+    )
 
 
 def test_grey_levels_are_read_as_their_normalised_value() -> None:
@@ -173,23 +193,33 @@ def test_of_padded_rows_only_what_is_real_is_masked() -> None:
 
 
 @pytest.mark.parametrize("copies", [True, False])
-def test_masked_tokens_are_hidden_and_predicted_from_the_others_whatever_the_padding(copies) -> None:
+def test_masked_tokens_are_hidden_and_predicted_from_the_others_whatever_the_padding(
+    copies,
+) -> None:
     model = build(PREDICTED)
     given, labels, lengths = tokens(), torch.tensor([0, 1, 0, 2]), torch.tensor([40, 3, 17, 33])
     masked = pixels_to_mask(4, 40, 0.3, torch.Generator().manual_seed(0), lengths)
-    hides = torch.zeros(4, 41, dtype=torch.bool).scatter(1, torch.where(masked < 0, 40, masked), True)[:, :40]
+    hides = torch.zeros(4, 41, dtype=torch.bool).scatter(
+        1, torch.where(masked < 0, 40, masked), True
+    )[:, :40]
     found = model.losses(given, labels, lengths, masked, copies=copies)
     logits = model.pixel_head(model.hidden(given, lengths, hides))[hides]
-    torch.testing.assert_close(found.pixels, torch.nn.functional.cross_entropy(logits, given[hides]))
+    torch.testing.assert_close(
+        found.pixels, torch.nn.functional.cross_entropy(logits, given[hides])
+    )
     elsewhere = torch.where(torch.arange(40) < lengths[:, None], given, 3)
     again = model.losses(elsewhere, labels, lengths, masked, copies=copies)
     torch.testing.assert_close(again.pixels, found.pixels)
     if copies:
-        torch.testing.assert_close(found.classification, model.losses(given, labels, lengths).classification)
+        torch.testing.assert_close(
+            found.classification, model.losses(given, labels, lengths).classification
+        )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [TOKENS, PREDICTED, PIXELS], ids=["tokens", "masked tokens", "pixels"])
+@pytest.mark.parametrize(
+    "config", [TOKENS, PREDICTED, PIXELS], ids=["tokens", "masked tokens", "pixels"]
+)
 def test_the_losses_are_one_graph(config) -> None:
     model = build(config, "sdpa")
     given = pixels() if config is PIXELS else tokens()
@@ -222,7 +252,8 @@ def test_layers_that_are_added_change_nothing_until_they_learn() -> None:
 
 
 def test_a_row_of_some_pixels_is_read_by_where_they_are() -> None:
-    """All pixels in any order give the same answer, and with some of them the others might as well not exist."""
+    """All pixels in any order give the same answer, and with some of them the others
+    might as well not exist."""
     model, images = build(PIXELS), pixels()
     order = torch.stack([torch.randperm(64) for _ in images])
     loss = model.losses(images, torch.tensor([0, 1, 1]))
@@ -242,7 +273,11 @@ def test_pixels_that_are_not_dark_are_read_first_and_dark_ones_by_chance() -> No
     assert (found[:, 1:] > found[:, :-1]).all()
     assert all({3, 17, 40} <= set(row) for row in found.tolist())
     assert len({tuple(row) for row in found.tolist()}) == 50
-    assert set(pixels_to_read(levels, 2, torch.Generator().manual_seed(0)).flatten().tolist()) == {3, 17, 40}
+    assert set(pixels_to_read(levels, 2, torch.Generator().manual_seed(0)).flatten().tolist()) == {
+        3,
+        17,
+        40,
+    }
 
 
 def test_pathx_has_under_a_million_parameters_and_the_cost_that_its_note_says() -> None:
@@ -276,9 +311,11 @@ def test_padding_under_a_block_pattern_is_refused() -> None:
         model(tokens(length=32), torch.tensor([32, 1, 2, 3]))
 
 
-def on_a_gpu(config: ClassifierConfig, attention: str, exact: bool = False) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The pixels' loss, and the gradients of the first layer's weights of q, k and v: compiled, in bfloat16 by
-    autocast, or `exact` in float64."""
+def on_a_gpu(
+    config: ClassifierConfig, attention: str, exact: bool = False
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The pixels' loss, and the gradients of the first layer's weights of q, k and v: compiled, in
+    bfloat16 by autocast, or `exact` in float64."""
     torch.manual_seed(0)
     model = Classifier(config, attention).cuda()
     loss = model.double().losses if exact else torch.compile(model.losses, fullgraph=True)
@@ -297,18 +334,28 @@ def on_a_gpu(config: ClassifierConfig, attention: str, exact: bool = False) -> t
 @pytest.mark.gpu
 @pytest.mark.parametrize("pattern", ["dense", "butterfly-local-global", "tiles"])
 def test_on_a_gpu_our_kernels_are_as_exact_as_standard_attention(pattern) -> None:
-    """Gradients: at most twice standard attention's error against float64, and one rounding of the largest value more.
+    """Gradients: at most twice standard attention's error against float64, and one rounding of
+    the largest value more.
 
-    With mean pooling: which token max pooling hands a gradient to turns on the rounding of nearly equal states, so that
-    with it any two computations in bfloat16 differ by far more than their rounding.
+    With mean pooling: which token max pooling hands a gradient to turns on the rounding
+    of nearly equal states, so that with it any two computations in bfloat16 differ by far
+    more than their rounding.
     """
     config = ClassifierConfig(
-        classes=2, length=4096, side=64, grey_bins=256, pooling="mean", pattern=pattern, pattern_local=4
+        classes=2,
+        length=4096,
+        side=64,
+        grey_bins=256,
+        pooling="mean",
+        pattern=pattern,
+        pattern_local=4,
     )
     _, exact = on_a_gpu(config, "standard", exact=True)
     loss, ours = on_a_gpu(config, "flash")
     standard_loss, theirs = on_a_gpu(config, "standard")
     torch.testing.assert_close(loss, standard_loss, rtol=5e-3, atol=0)
     for got, other, wanted in zip(ours, theirs, exact, strict=True):
-        bound = 2 * (other - wanted).abs().max() + torch.finfo(torch.bfloat16).eps * wanted.abs().max()
+        bound = (
+            2 * (other - wanted).abs().max() + torch.finfo(torch.bfloat16).eps * wanted.abs().max()
+        )
         assert (got - wanted).abs().max() <= bound

@@ -49,7 +49,9 @@ def test_packed_documents_train_as_separate_rows_do(family, kind, tokens, mask_o
     labels = tokens.roll(-1, 1)
     positions = torch.tensor([[*range(5), *range(7)]], dtype=torch.int32).expand(2, -1)
     packed = model.loss(tokens, labels, positions=positions, mask=mask_of_lengths([5, 7], [5, 7]))
-    first, second = (model.loss(tokens[:, part], labels[:, part]) for part in (slice(0, 5), slice(5, 12)))
+    first, second = (
+        model.loss(tokens[:, part], labels[:, part]) for part in (slice(0, 5), slice(5, 12))
+    )
     separate = (5 * first + 7 * second) / 12
     torch.testing.assert_close(packed, separate, atol=1e-12, rtol=0)
     wanted = torch.autograd.grad(separate, weights)
@@ -109,7 +111,12 @@ def test_reading_with_a_cache_gives_the_same_logits(family, kind, tokens):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "kind", "packed"),
-    [("gpt2", "flash", True), ("gpt2", "standard", False), ("llama", "flash", False), ("llama", "sdpa", True)],
+    [
+        ("gpt2", "flash", True),
+        ("gpt2", "standard", False),
+        ("llama", "flash", False),
+        ("llama", "sdpa", True),
+    ],
 )
 def test_the_loss_compiles_whole(family, kind, packed, tokens, mask_of_lengths):
     torch.compiler.reset()
@@ -121,7 +128,9 @@ def test_the_loss_compiles_whole(family, kind, packed, tokens, mask_of_lengths):
     loss = compiled(tokens, tokens, positions=positions, mask=mask)
     torch.testing.assert_close(loss, expected, atol=1e-12, rtol=0)
     wanted = torch.autograd.grad(expected, list(model.parameters()))
-    torch.testing.assert_close(torch.autograd.grad(loss, list(model.parameters())), wanted, atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        torch.autograd.grad(loss, list(model.parameters())), wanted, atol=1e-12, rtol=0
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -138,7 +147,9 @@ def test_autocast_to_bfloat16_stays_near_the_exact_loss(family, kind, tokens):
 
 def test_the_last_tokens_logits_alone_are_the_same(tokens):
     model = build()
-    torch.testing.assert_close(model(tokens, last_only=True), model(tokens)[:, -1:], atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        model(tokens, last_only=True), model(tokens)[:, -1:], atol=1e-12, rtol=0
+    )
 
 
 def test_learned_positions_past_the_context_are_refused_and_rotary_ones_are_not():
@@ -148,10 +159,14 @@ def test_learned_positions_past_the_context_are_refused_and_rotary_ones_are_not(
     assert build("llama")(long).shape[1] == 17
 
 
-@pytest.mark.parametrize(("residual", "dtype"), [("weights", torch.float32), ("compute", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("residual", "dtype"), [("weights", torch.float32), ("compute", torch.bfloat16)]
+)
 def test_under_autocast_the_residual_stream_is_kept_as_asked(residual, dtype):
     model = Decoder(
-        small_config(vocab_size=17, vocab_rows=20, context=9, heads=2, kv_heads=2, embed=8, ffn=16), "sdpa", residual
+        small_config(vocab_size=17, vocab_rows=20, context=9, heads=2, kv_heads=2, embed=8, ffn=16),
+        "sdpa",
+        residual,
     )
     seen = []
     model.blocks[1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))
@@ -163,10 +178,14 @@ def test_under_autocast_the_residual_stream_is_kept_as_asked(residual, dtype):
     assert seen[1:] == [torch.float32]
 
 
-@pytest.mark.parametrize("savings", [MemorySavings(), MemorySavings("selective", ffn_chunk=8, loss_chunk=8)], ids=str)
+@pytest.mark.parametrize(
+    "savings", [MemorySavings(), MemorySavings("selective", ffn_chunk=8, loss_chunk=8)], ids=str
+)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_on_the_meta_device_shapes_are_those_of_the_cpu(family, kind, savings, tokens, mask_of_lengths):
+def test_on_the_meta_device_shapes_are_those_of_the_cpu(
+    family, kind, savings, tokens, mask_of_lengths
+):
     shapes = {}
     for device in ("cpu", "meta"):
         model = build(family, kind, dropout=0.1).to(device)

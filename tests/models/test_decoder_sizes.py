@@ -1,4 +1,5 @@
-"""What a model is made of: its sizes and published parameter counts, its first weights, and shapes that are refused."""
+"""What a model is made of: its sizes and published parameter counts, its first weights, and
+shapes that are refused."""
 
 from __future__ import annotations
 
@@ -17,8 +18,12 @@ FAMILIES = ["gpt2", "llama"]
 # Sizes
 
 
-def on_meta(size: str, family: str = "gpt2", vocab_rows: int = 50257, context: int = 1024) -> Decoder:
-    config = DecoderConfig.of_size(size, family, vocab_size=50257, vocab_rows=vocab_rows, context=context)
+def on_meta(
+    size: str, family: str = "gpt2", vocab_rows: int = 50257, context: int = 1024
+) -> Decoder:
+    config = DecoderConfig.of_size(
+        size, family, vocab_size=50257, vocab_rows=vocab_rows, context=context
+    )
     with torch.device("meta"):
         return Decoder(config, attention="sdpa")
 
@@ -66,7 +71,10 @@ def test_flops_per_token_give_the_measured_mfu_of_gpt2_124m():
 
 
 def test_an_untied_input_embedding_adds_no_flops():
-    assert build(tie_embeddings=False).flops_per_token() == build(tie_embeddings=True).flops_per_token()
+    assert (
+        build(tie_embeddings=False).flops_per_token()
+        == build(tie_embeddings=True).flops_per_token()
+    )
 
 
 # Initial weights

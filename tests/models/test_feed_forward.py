@@ -1,4 +1,5 @@
-"""The feed-forward over pieces of the tokens: the same values and gradients, and less of the inner width stored."""
+"""The feed-forward over pieces of the tokens: the same values and gradients, and less of
+the inner width stored."""
 
 from __future__ import annotations
 
@@ -12,7 +13,14 @@ from flashtrain.models import feed_forward
 from flashtrain.models.feed_forward import FeedForward
 
 E, F = 12, 20
-KINDS = [("gelu", True), ("gelu", False), ("swiglu", True), ("swiglu", False), ("gelu_exact", True), ("geglu", False)]
+KINDS = [
+    ("gelu", True),
+    ("gelu", False),
+    ("swiglu", True),
+    ("swiglu", False),
+    ("gelu_exact", True),
+    ("geglu", False),
+]
 
 
 def build(activation: str, bias: bool, dtype: torch.dtype = torch.float64) -> torch.nn.Module:
@@ -26,7 +34,9 @@ def results(module: torch.nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
 
 
 def inputs(dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return torch.randn(2, 15, E, dtype=dtype, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    return torch.randn(
+        2, 15, E, dtype=dtype, generator=torch.Generator().manual_seed(1)
+    ).requires_grad_()
 
 
 @pytest.mark.parametrize(("activation", "bias"), KINDS)
@@ -42,7 +52,14 @@ def test_pieces_of_any_size_give_the_value_and_gradients_of_the_whole(activation
 def test_torch_finds_the_operators_well_formed(activation, bias):
     module = build(activation, bias)
     x = inputs().detach().flatten(0, 1).requires_grad_()
-    weights = (module.up.weight, module.up.bias, module.down.weight, module.down.bias, activation, 7)
+    weights = (
+        module.up.weight,
+        module.up.bias,
+        module.down.weight,
+        module.down.bias,
+        activation,
+        7,
+    )
     torch.library.opcheck(feed_forward.FEED_FORWARD, (x, *weights))
     plain = [w.detach() if isinstance(w, torch.Tensor) else w for w in (x, *weights)]
     torch.library.opcheck(feed_forward.BACKWARD, (torch.randn(30, E, dtype=torch.float64), *plain))
@@ -63,7 +80,11 @@ def test_under_autocast_it_computes_as_linear_layers_do(activation):
 
 def test_many_pieces_add_up_their_gradients_in_float32():
     module = build("gelu", True, torch.bfloat16)
-    x = torch.randn(1, 4096, E, generator=torch.Generator().manual_seed(1)).bfloat16().requires_grad_()
+    x = (
+        torch.randn(1, 4096, E, generator=torch.Generator().manual_seed(1))
+        .bfloat16()
+        .requires_grad_()
+    )
     exact = results(build("gelu", True, torch.float64), x.detach().double().requires_grad_())
     module.chunk = 8
     for ours, wanted in zip(results(module, x), exact, strict=True):
@@ -77,7 +98,9 @@ def test_the_inner_width_is_not_kept_for_all_tokens():
     def kept_by(chunk: int | None) -> int:
         sizes.clear()
         module.chunk = chunk
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: (sizes.append(t.numel()), t)[1], lambda t: t):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: (sizes.append(t.numel()), t)[1], lambda t: t
+        ):
             module(x)
         return sum(sizes)
 
@@ -106,7 +129,8 @@ class Held(TorchDispatchMode):
 
 @pytest.mark.parametrize("activation", ["swiglu", "geglu"])
 def test_a_piece_of_a_gated_one_holds_four_tensors_of_the_inner_width(activation):
-    """Gate and value, in whose place their gradients come; the inner gradient, and the activated gate's."""
+    """Gate and value, in whose place their gradients come; the inner gradient,
+    and the activated gate's."""
     tokens, embed, ffn, pieces = 4096, 8, 64, 3
     x, dy = torch.randn(2, tokens * pieces, embed)
     up, down = torch.randn(2 * ffn, embed), torch.randn(embed, ffn)

@@ -35,7 +35,10 @@ def tokens(length: int = 40) -> torch.Tensor:
 def test_tokens_one_by_one_give_what_the_whole_gives(pattern):
     model, rows = build(pattern), tokens()
     cache = model.new_cache()
-    parts = [model(rows[:, :9], cache=cache), *(model(rows[:, t : t + 1], cache=cache) for t in range(9, 40))]
+    parts = [
+        model(rows[:, :9], cache=cache),
+        *(model(rows[:, t : t + 1], cache=cache) for t in range(9, 40)),
+    ]
     torch.testing.assert_close(torch.cat(parts, 1)[..., :61], model(rows)[..., :61])
 
 
@@ -59,7 +62,10 @@ def test_a_layer_of_a_window_is_attention_under_the_mask_of_that_window(attentio
 
 def test_layers_of_one_window_read_one_mask_which_is_planned_once(monkeypatch):
     planned = []
-    monkeypatch.setattr("flashtrain.models.layer_masks.plan_mask", lambda mask, *_, **__: planned.append(mask) or mask)
+    monkeypatch.setattr(
+        "flashtrain.models.layer_masks.plan_mask",
+        lambda mask, *_, **__: planned.append(mask) or mask,
+    )
     model, rows = build(["window:8", "window:8", "full"]), tokens()
     model(rows, mask=masks.causal(40))
     assert len(planned) == 2
@@ -116,7 +122,9 @@ def test_more_kinds_of_layers_than_torch_compiles_are_refused_rather_than_run_ea
     ],
     ids=["experts", "chunks", "narrow values"],
 )
-def test_layers_that_only_hugging_faces_classes_compute_are_refused_rather_than_made_as_others(changes):
+def test_layers_that_only_hugging_faces_classes_compute_are_refused_rather_than_made_as_others(
+    changes,
+):
     config = build(["full"]).config
     layers = tuple(replace(layer, **changes) for layer in config.layers)
     with pytest.raises(UserError, match=r"Use recipe=hf"):

@@ -15,7 +15,9 @@ TOKENS = torch.arange(40)[None] % 13
 def small(family: str = "gpt2", **changes) -> Decoder:
     torch.manual_seed(0)
     config = DecoderConfig.of_size("demo", family, vocab_size=13, context=16)
-    return Decoder(config.changed(**{"layers": 1, "embed": 32, "ffn": 32, **changes}), attention="sdpa")
+    return Decoder(
+        config.changed(**{"layers": 1, "embed": 32, "ffn": 32, **changes}), attention="sdpa"
+    )
 
 
 def extended(model: Decoder, context: int, **options) -> Decoder:
@@ -35,7 +37,9 @@ def test_learned_positions_do_not_fit_past_the_trained_ones_unless_asked_for():
 def test_a_stretched_model_sees_the_trained_positions_where_they_lie_on_its_grid():
     model = small()
     longer = extended(model, 31, interpolate=True)  # every second position is a trained one
-    torch.testing.assert_close(longer.position_embedding.weight[::2], model.position_embedding.weight)
+    torch.testing.assert_close(
+        longer.position_embedding.weight[::2], model.position_embedding.weight
+    )
     assert torch.equal(longer.token_embedding.weight, model.token_embedding.weight)
 
 
@@ -64,7 +68,10 @@ def test_a_rope_factor_raises_the_base_of_every_layer():
 
 
 def test_another_base_is_taken():
-    assert extended(small("llama"), 16, rope_base=500_000.0).blocks[0].attention.rotary.base == 500_000.0
+    assert (
+        extended(small("llama"), 16, rope_base=500_000.0).blocks[0].attention.rotary.base
+        == 500_000.0
+    )
 
 
 @pytest.mark.parametrize("option", ["rope_base", "rope_factor"])

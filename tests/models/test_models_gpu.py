@@ -11,7 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from flashtrain.models import Decoder, DecoderConfig, MemorySavings
 from flashtrain_kernels import masks
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 S = 300
 FAMILIES = ["gpt2", "llama"]
@@ -62,7 +65,9 @@ def assert_near(ours, exact, tolerance):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(("precision", "tolerance"), [(None, 5e-3), (torch.bfloat16, 4e-2)])
-def test_flash_gives_the_loss_and_gradients_of_standard_attention(family, packed, precision, tolerance):
+def test_flash_gives_the_loss_and_gradients_of_standard_attention(
+    family, packed, precision, tolerance
+):
     mask = masks.document(batch()[1], causal=True) if packed else None
     model, exact = build(family, "flash"), build(family, "standard")
     ours = loss_and_gradients(model, model.loss, precision, mask)
@@ -80,7 +85,11 @@ def test_the_compiled_loss_of_packed_documents_is_the_eager_one(family, precisio
     # aot_eager, since inductor draws nn.Dropout's numbers in another way.
     backend = "inductor" if dropout == 0 else "aot_eager"
     compiled = torch.compile(model.loss, dynamic=False, fullgraph=True, backend=backend)
-    assert_near(loss_and_gradients(model, compiled, precision, mask), eager, 4e-2 if precision is not None else 5e-3)
+    assert_near(
+        loss_and_gradients(model, compiled, precision, mask),
+        eager,
+        4e-2 if precision is not None else 5e-3,
+    )
 
 
 @pytest.mark.longest
@@ -93,7 +102,9 @@ def test_with_dropout_the_loss_compiles_with_inductor(family):
     first, *_ = loss_and_gradients(model, compiled, torch.bfloat16, mask)
     again, *_ = loss_and_gradients(model, compiled, torch.bfloat16, mask)
     assert first == again
-    assert first.item() == pytest.approx(loss_and_gradients(model, model.loss, None, mask)[0].item(), rel=0.02)
+    assert first.item() == pytest.approx(
+        loss_and_gradients(model, model.loss, None, mask)[0].item(), rel=0.02
+    )
 
 
 @pytest.mark.parametrize("precision", [None, torch.bfloat16])
@@ -107,7 +118,7 @@ def test_a_mask_is_planned_once_for_the_forward_and_backward_of_all_layers(preci
     assert counted.calls["forward"] == len(model.blocks)
 
 
-# --- memory savings --------------------------------------------------------------------------------------------------
+# --- memory savings -------------------------------------------------------------------------------
 
 SAVINGS = {
     "selective": MemorySavings("selective"),

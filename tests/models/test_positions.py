@@ -12,10 +12,14 @@ from flashtrain.models.rope_scaling import RopeScaling
 def test_rotary_angles_are_exact_a_million_tokens_in():
     x = torch.randn(1, 3, 1, 64)
     positions = torch.tensor([[1_000_003, 2**20 - 1, 2**24 + 1]])
-    pairs = 10000.0 ** -(torch.arange(0, 64, 2, dtype=torch.float32) / 64)  # the frequencies that float32 has
+    # The frequencies that float32 has.
+    pairs = 10000.0 ** -(torch.arange(0, 64, 2, dtype=torch.float32) / 64)
     angle = positions.double()[:, :, None, None] * pairs.double()
     first, second = x.double().chunk(2, dim=-1)
-    exact = torch.cat((first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()), dim=-1)
+    exact = torch.cat(
+        (first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()),
+        dim=-1,
+    )
     torch.testing.assert_close(RotaryPositions(64)(x, positions).double(), exact, atol=1e-5, rtol=0)
 
 
@@ -50,7 +54,9 @@ def test_rotary_holds_nothing_to_save_or_cast():
 
 def test_stretching_agrees_with_torchs_interpolation_at_an_odd_length():
     table = torch.randn(63, 8)
-    theirs = torch.nn.functional.interpolate(table.t()[None], size=1000, mode="linear", align_corners=True)[0].t()
+    theirs = torch.nn.functional.interpolate(
+        table.t()[None], size=1000, mode="linear", align_corners=True
+    )[0].t()
     torch.testing.assert_close(stretched(table, 1000), theirs, atol=1e-4, rtol=0)
 
 

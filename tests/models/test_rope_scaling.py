@@ -1,4 +1,5 @@
-"""Scaled rotary positions: transformers' formulas in float64, and the angles that older runs had."""
+"""Scaled rotary positions: transformers' formulas in float64, and the angles
+that older runs had."""
 
 from __future__ import annotations
 
@@ -15,13 +16,20 @@ from flashtrain.models.decoder_config import DecoderConfig
 from flashtrain.models.rope_scaling import RopeScaling
 
 # Entries of published models, with their base and head dimension.
-LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 PUBLISHED = {
     "llama-3.1-8b": ({"rope_type": "llama3", **LLAMA3}, 5e5, 128),
     "llama-3.2-1b": ({"rope_type": "llama3", **LLAMA3, "factor": 32.0}, 5e5, 64),
-    "qwen2.5-7b": ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 1e6, 128),
+    "qwen2.5-7b": ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+        1e6, 128),
     "deepseek-v2": (
-        {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "mscale": 0.707,
+        {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096,
+         "mscale": 0.707,
          "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1}, 1e4, 64,
     ),
     "linear": ({"rope_type": "linear", "factor": 8.0}, 1e4, 128),
@@ -93,14 +101,19 @@ def test_angles_at_131072_positions_are_those_of_the_formulas(name) -> None:
     x[..., : head_dim // 2] = 1  # the pair (1, 0) becomes (cos, sin)
     rotary = RotaryPositions(head_dim, base, RopeScaling.of_entries(entries))
     torch.testing.assert_close(rotary(x, positions)[0, :, 0], expected, rtol=0, atol=1e-8)
-    torch.testing.assert_close(rotary(x.float(), positions)[0, :, 0].double(), expected, rtol=0, atol=2e-6)
+    torch.testing.assert_close(
+        rotary(x.float(), positions)[0, :, 0].double(), expected, rtol=0, atol=2e-6
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("factor", [1.0, 4.0])
 def test_no_scaling_and_ntk_have_the_bits_that_older_runs_had(dtype, factor) -> None:
     base = 500.0 * factor ** (64 / 62) if factor != 1 else 500.0
-    x, positions = torch.randn(2, 5, 3, 64).to(dtype), torch.tensor([[0, 3, 700, 100_000, 2**20 + 7]])
+    x, positions = (
+        torch.randn(2, 5, 3, 64).to(dtype),
+        torch.tensor([[0, 3, 700, 100_000, 2**20 + 7]]),
+    )
     precise = torch.promote_types(dtype, torch.float32)
     turns = positions.double()[:, :, None, None] * (
         (base ** -(torch.arange(0, 64, 2, dtype=precise) / 64)).double() * (1 / math.tau)
@@ -141,7 +154,9 @@ def test_a_kind_and_a_factor_scale_from_the_context_without_scaling(kind) -> Non
 
 def test_a_second_scaling_a_kind_without_a_factor_and_unknown_kinds_are_refused() -> None:
     yarn = llama(rope="yarn", rope_factor=4.0)
-    with pytest.raises(UserError, match=r"model\.rope=linear would scale positions twice: the weights have yarn"):
+    with pytest.raises(
+        UserError, match=r"model\.rope=linear would scale positions twice: the weights have yarn"
+    ):
         with_context(yarn, {}, 128, rope="linear", rope_factor=2.0)
     with pytest.raises(UserError, match=r"model\.rope=yarn needs model\.rope_factor"):
         llama(rope="yarn")

@@ -1,4 +1,5 @@
-"""One vector a sequence from its tokens' states: the mean or the largest, padded and packed alike, compiled too."""
+"""One vector a sequence from its tokens' states: the mean or the largest, padded and
+packed alike, compiled too."""
 
 from __future__ import annotations
 
@@ -16,14 +17,19 @@ POOLS = pytest.mark.parametrize("pool", [mean_of_tokens, max_of_tokens])
 def padded(packed: torch.Tensor) -> torch.Tensor:
     """The rows of LENGTHS, what is behind them filled with what must not be seen."""
     parts = packed[: sum(LENGTHS)].split(LENGTHS)
-    return torch.stack([F.pad(part, (0, 0, 0, max(LENGTHS) - len(part)), value=1e4) for part in parts])
+    return torch.stack(
+        [F.pad(part, (0, 0, 0, max(LENGTHS) - len(part)), value=1e4) for part in parts]
+    )
 
 
 @POOLS
 def test_packed_sequences_give_what_each_gives_alone_and_an_empty_one_gives_zero(pool) -> None:
-    states = torch.randn(10, 5, dtype=torch.float64)  # two tokens behind the last sequence belong to none
+    # Two tokens behind the last sequence belong to none.
+    states = torch.randn(10, 5, dtype=torch.float64)
     exact = [
-        part.mean(0) if pool is mean_of_tokens else part.amax(0) for part in states[:8].split(LENGTHS) if len(part)
+        part.mean(0) if pool is mean_of_tokens else part.amax(0)
+        for part in states[:8].split(LENGTHS)
+        if len(part)
     ]
     exact.insert(1, torch.zeros(5, dtype=torch.float64))
     torch.testing.assert_close(pool(states, cu_seqlens=CU_SEQLENS), torch.stack(exact))
@@ -45,7 +51,8 @@ def test_of_equal_states_the_first_gets_the_gradient() -> None:
 
 @pytest.mark.parametrize("layout", ["packed", "padded", "whole"])
 def test_compiled_half_precision_has_the_gradients_of_eager(layout: str) -> None:
-    """Where the backward compares rounded with unrounded states, it finds none that is the largest: 0 / 0."""
+    """Where the backward compares rounded with unrounded states, it finds none that
+    is the largest: 0 / 0."""
 
     def loss(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         states = (x * weight).to(torch.bfloat16) * 1.3
@@ -57,8 +64,11 @@ def test_compiled_half_precision_has_the_gradients_of_eager(layout: str) -> None
             pooled = max_of_tokens(states.view(2, 4, 16))
         return (pooled.float() ** 2).sum()
 
-    x = torch.stack([torch.randperm(8) / 3 + 0.7 for _ in range(16)], 1).requires_grad_()  # no two too near each other
+    # No two too near each other.
+    x = torch.stack([torch.randperm(8) / 3 + 0.7 for _ in range(16)], 1).requires_grad_()
     weight = (torch.rand(16) + 0.5).requires_grad_()
     exact = torch.autograd.grad(loss(x, weight), (x, weight))
-    found = torch.autograd.grad(torch.compile(loss, fullgraph=True, dynamic=False)(x, weight), (x, weight))
+    found = torch.autograd.grad(
+        torch.compile(loss, fullgraph=True, dynamic=False)(x, weight), (x, weight)
+    )
     torch.testing.assert_close(found, exact, atol=0.05, rtol=0.05)

@@ -1,4 +1,5 @@
-"""What lets tokens see each other beside shared attention is found; what computes token by token is not."""
+"""What lets tokens see each other beside shared attention is found; what computes
+token by token is not."""
 
 from __future__ import annotations
 
@@ -129,9 +130,13 @@ ATTENTION: dict[str, Callable[[Tensor], Tensor]] = {
     "sdpa of rows one after the other": lambda x: sdpa(x.flatten(0, 1)[None]),
     "sdpa with a bias": lambda x: sdpa(x, attn_mask=torch.ones(1, TOKENS, TOKENS, dtype=x.dtype)),
     "one query of a pooling": lambda x: x + sdpa(x[:, 5:6], x),
-    "flex attention": lambda x: flex_attention(*[heads(x).transpose(1, 2)] * 3).transpose(1, 2).flatten(2),
+    "flex attention": lambda x: (
+        flex_attention(*[heads(x).transpose(1, 2)] * 3).transpose(1, 2).flatten(2)
+    ),
     "attention by hand": by_hand,
-    "the framework's": lambda x: flash_attention(*[heads(x)] * 3, AttentionOptions(causal=True, scale=1.0)).flatten(2),
+    "the framework's": lambda x: flash_attention(
+        *[heads(x)] * 3, AttentionOptions(causal=True, scale=1.0)
+    ).flatten(2),
     "packed projections": lambda x: flash_attn_qkvpacked_func(heads(x, 3)).flatten(2),
     "packed keys and values": lambda x: flash_attn_kvpacked_func(heads(x), heads(x, 2)).flatten(2),
 }
@@ -150,7 +155,9 @@ BY_TOKEN = {
     "attention within a token": lambda: Mixer(lambda x: sdpa(x.view(-1, 4, 8)).view_as(x)),
     "attention to an image": lambda: Mixer(lambda x: sdpa(x, image(x))),
     "attention of an image": lambda: Mixer(lambda x: x + sdpa(image(x)).mean(1, keepdim=True)),
-    "the choice of an expert": lambda: Mixer(lambda x: x * x[..., :4].softmax(-1).amax(-1, keepdim=True)),
+    "the choice of an expert": lambda: Mixer(
+        lambda x: x * x[..., :4].softmax(-1).amax(-1, keepdim=True)
+    ),
     "the choice of as many experts as tokens": lambda: Mixer(
         lambda x: x * x.flatten(0, 1)[:, :TOKENS].softmax(-1).amax(-1)[None, :, None]
     ),
@@ -168,10 +175,13 @@ def test_what_mixes_tokens_is_found(name: str, dtype: torch.dtype) -> None:
 
 
 def test_what_pools_tokens_by_an_attention_of_its_own_is_found_in_a_loss_too() -> None:
-    """No state of a token depends on another one's, and yet the pooled one sees those of one device alone."""
+    """No state of a token depends on another one's, and yet the pooled one sees
+    those of one device alone."""
     model = Model(nn.Identity()).eval()
     for pool in (sdpa, by_hand):
-        where = found(lambda tokens, pool=pool: pool(torch.ones(1, 1, VOCABULARY), model(tokens)).sum())
+        where = found(
+            lambda tokens, pool=pool: pool(torch.ones(1, 1, VOCABULARY), model(tokens)).sum()
+        )
         assert where is not None
         assert "in the step itself" in where
     assert found(lambda tokens: F.cross_entropy(model(tokens)[0], tokens[0])) is None
@@ -215,7 +225,10 @@ def test_a_model_made_from_one_of_ours_is_not_known() -> None:
     class Changed(Decoder):
         pass
 
-    assert Changed(DecoderConfig.of_size("demo", vocab_size=VOCABULARY, context=64)).shares_sequences is None
+    assert (
+        Changed(DecoderConfig.of_size("demo", vocab_size=VOCABULARY, context=64)).shares_sequences
+        is None
+    )
 
 
 def of_transformers(kind: str, **sizes: object) -> nn.Module:
@@ -234,7 +247,8 @@ HYBRIDS = {
     "lfm2": ({"layer_types": ["conv", "full_attention"]}, "layers.0.conv"),
     "qwen3_next": (
         {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8, "num_experts": 4,
-         "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
+         "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+         "shared_expert_intermediate_size": 16},
         "layers.0.linear_attn",
     ),
 }  # fmt: skip

@@ -1,4 +1,5 @@
-"""A model of one's own: what it must have, what it may have, and any module whose forward gives logits."""
+"""A model of one's own: what it must have, what it may have, and any module
+whose forward gives logits."""
 
 from __future__ import annotations
 
@@ -62,7 +63,9 @@ def test_logits_are_scored_by_their_cross_entropy_over_the_labels_that_count() -
 
 def test_a_modules_own_loss_is_its_loss() -> None:
     tokens, labels = batch()
-    torch.testing.assert_close(as_trainable(WithLoss()).loss(tokens, labels), 2 * labels.float().mean())
+    torch.testing.assert_close(
+        as_trainable(WithLoss()).loss(tokens, labels), 2 * labels.float().mean()
+    )
 
 
 def test_a_trainable_stays_itself_and_weights_keep_their_names() -> None:
@@ -72,16 +75,22 @@ def test_a_trainable_stays_itself_and_weights_keep_their_names() -> None:
     module = Logits()
     wrapped = as_trainable(module)
     assert set(wrapped.state_dict()) == set(module.state_dict())
-    wrapped.load_state_dict({name: torch.zeros_like(one) for name, one in module.state_dict().items()})
+    wrapped.load_state_dict(
+        {name: torch.zeros_like(one) for name, one in module.state_dict().items()}
+    )
     assert not any(one.any() for one in module.parameters())
-    assert set(LanguageModel(module).state_dict()) == {f"model.{name}" for name in module.state_dict()}
+    assert set(LanguageModel(module).state_dict()) == {
+        f"model.{name}" for name in module.state_dict()
+    }
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_losses_of_tokens_are_torchs_with_gradients_for_any_use_of_them(family: str) -> None:
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCABULARY, "context": 8, "vocab_rows": 24}
-    model = Decoder(DecoderConfig.of_size("demo", family, **sizes).changed(layers=2), attention="sdpa").double()
+    model = Decoder(
+        DecoderConfig.of_size("demo", family, **sizes).changed(layers=2), attention="sdpa"
+    ).double()
     tokens, labels = batch()
     weights = torch.randn(2, 5, dtype=torch.float64)
     positions = torch.tensor([[0, 1, 0, 1, 2]] * 2)
@@ -108,7 +117,9 @@ def test_what_a_model_lacks_is_named_with_its_signature_in_one_line() -> None:
         def parameter_count(self) -> int:
             return 1
 
-    with pytest.raises(UserError, match=r"model=half has no loss\(tokens, labels.*; no flops_per_token\(") as refused:
+    with pytest.raises(
+        UserError, match=r"model=half has no loss\(tokens, labels.*; no flops_per_token\("
+    ) as refused:
         check_contract(Half(), "model=half")
     assert "\n" not in str(refused.value)
 

@@ -18,17 +18,24 @@ from flashtrain_recipes.context_study import run_study
 
 RECIPES = sorted(recipe_files())
 # Trained by tests/recipes/arena/test_classifier_recipes.py.
-CLASSIFIERS = [name for name in RECIPES if name.startswith(("lra-", "path")) and name != "pathfinder-preview"]
+CLASSIFIERS = [
+    name for name in RECIPES if name.startswith(("lra-", "path")) and name != "pathfinder-preview"
+]
 # Likewise, by tests/tasks/masked_language/test_bert_recipes.py.
 BERTS = ["bert", "bert-lamb", "bert-finetune", "bert-speed", "long-document"]
-# Likewise, by tests/tasks/test_chat_runs.py: it needs somebody's conversations and a model's folder.
+# Likewise, by tests/tasks/test_chat_runs.py: it needs somebody's conversations
+# and a model's folder.
 CHATS = ["sft"]
 # What keeps a recipe that does more than one thing to its smallest.
-SMALLEST = {"gpt2-long": ("lengths.contexts=[64]", "lengths.windows=2"), "gpt2-speed": ("benchmark.batches=[1]",)}
+SMALLEST = {
+    "gpt2-long": ("lengths.contexts=[64]", "lengths.windows=2"),
+    "gpt2-speed": ("benchmark.batches=[1]",),
+}
 
 
 def run(words: list[str], folder: Path) -> int:
-    """The run of these words, in this process: tests/command/test_command.py starts the command as a user does."""
+    """The run of these words, in this process: tests/command/test_command.py starts the
+    command as a user does."""
     folder.mkdir(parents=True, exist_ok=True)
     return run_job(compose_settings(words), folder, overrides=words, started=time.monotonic())
 
@@ -36,22 +43,46 @@ def run(words: list[str], folder: Path) -> int:
 def run_training(words: list[str]) -> int:
     """A training that mode=lengths would start as a command of its own."""
     told = dict(word.split("=", 1) for word in words)
-    return run([word for word in words if not word.startswith("hydra.")], Path(told["hydra.run.dir"].strip("'")))
+    return run(
+        [word for word in words if not word.startswith("hydra.")],
+        Path(told["hydra.run.dir"].strip("'")),
+    )
 
 
 QUICK = ("gpt2", "gpt2-speed", "hf")
 
 
-@pytest.mark.parametrize("recipe", each((name for name in RECIPES if name not in CLASSIFIERS + BERTS + CHATS), *QUICK))
+@pytest.mark.parametrize(
+    "recipe", each((name for name in RECIPES if name not in CLASSIFIERS + BERTS + CHATS), *QUICK)
+)
 def test_it_trains_or_measures_a_step_on_a_cpu(recipe: str, tmp_path) -> None:
-    words = [f"recipe={recipe}", "hardware=cpu", "logger=none", *SMALLEST.get(recipe, ()), f"output={tmp_path}"]
+    words = [
+        f"recipe={recipe}",
+        "hardware=cpu",
+        "logger=none",
+        *SMALLEST.get(recipe, ()),
+        f"output={tmp_path}",
+    ]
     settings = compose_settings(words)
     if settings.mode in ("train", "lengths"):
         words += ["trainer.steps=1", "trainer.tokens_per_step=512", "generate.max_new_tokens=4"]
     elif settings.mode == "benchmark":
-        words += ["benchmark.rounds=1", "benchmark.steps=1", "benchmark.contexts=[32,64]", "benchmark.max_seconds=null"]
+        words += [
+            "benchmark.rounds=1",
+            "benchmark.steps=1",
+            "benchmark.contexts=[32,64]",
+            "benchmark.max_seconds=null",
+        ]
     if settings.mode == "lengths":
-        assert run_study(compose_settings(words), CommandLine(words), started=time.monotonic(), start=run_training) == 0
+        assert (
+            run_study(
+                compose_settings(words),
+                CommandLine(words),
+                started=time.monotonic(),
+                start=run_training,
+            )
+            == 0
+        )
     else:
         assert run(words, tmp_path / recipe / "run") == 0
     (summary,) = tmp_path.glob(f"{recipe}/*/summary.json")
@@ -79,7 +110,9 @@ def test_every_published_figure_is_drawn_by_the_script_that_draws_all() -> None:
 
 
 @pytest.mark.parametrize("figure", FIGURES)
-def test_a_figure_is_drawn_from_its_published_rows_and_from_no_others(figure: str, tmp_path, monkeypatch) -> None:
+def test_a_figure_is_drawn_from_its_published_rows_and_from_no_others(
+    figure: str, tmp_path, monkeypatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     drawn = ["--figure", figure]
     assert report([str(RESULTS / "first-call-h200.json"), *drawn]) != 0

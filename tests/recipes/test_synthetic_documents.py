@@ -19,7 +19,11 @@ def test_a_label_is_present_exactly_where_its_cue_is():
 
 
 def test_documents_follow_from_seed_and_number_alone():
-    one, same, other = SyntheticDocuments(9, 200), SyntheticDocuments(99, 200), SyntheticDocuments(9, 200, seed=1)
+    one, same, other = (
+        SyntheticDocuments(9, 200),
+        SyntheticDocuments(99, 200),
+        SyntheticDocuments(9, 200, seed=1),
+    )
     assert np.array_equal(one.document(5)[0], same.document(5)[0])
     assert not np.array_equal(one.document(5)[0], other.document(5)[0])
     assert not np.array_equal(one.document(5)[0], one.document(6)[0])
@@ -46,8 +50,15 @@ def test_no_rule_of_what_to_guess_scores_above_the_bound_and_one_reaches_it():
     for number in range(4000):
         tokens, present[number] = documents.document(number)
         visible[number] = [(tokens[:15] == label).any() for label in range(3)]
-    guesses = [np.zeros((4000, 3), dtype=bool), np.arange(4000)[:, None] % 2 == 0, np.ones((4000, 3), dtype=bool)]
-    scores = [2 * ((visible | guess) & present).sum() / ((visible | guess).sum() + present.sum()) for guess in guesses]
+    guesses = [
+        np.zeros((4000, 3), dtype=bool),
+        np.arange(4000)[:, None] % 2 == 0,
+        np.ones((4000, 3), dtype=bool),
+    ]
+    scores = [
+        2 * ((visible | guess) & present).sum() / ((visible | guess).sum() + present.sum())
+        for guess in guesses
+    ]
     assert max(scores) == pytest.approx(best_micro_f1(60, 15, 0.4), abs=0.02)
 
 

@@ -46,4 +46,8 @@ def test_a_cell_reads_by_its_columns_format(key: str, value: object, text: str):
 
 def test_headings_carry_units_and_settings_keep_their_names():
     names = ("peak_memory_gib", "my_measure", "optimizer.learning_rate")
-    assert [heading(name) for name in names] == ["peak memory (GiB)", "my measure", "optimizer.learning_rate"]
+    assert [heading(name) for name in names] == [
+        "peak memory (GiB)",
+        "my measure",
+        "optimizer.learning_rate",
+    ]

@@ -17,7 +17,9 @@ from flashtrain.report.curves import curves
 from flashtrain.report.page import write_page
 from flashtrain.report.sweep import report_sweep
 
-EVIL = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">'\"&${x}"
+EVIL = (
+    "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">'\"&${x}"
+)
 ROW = {
     "recipe": "gpt2",
     "model": "gpt2-demo",
@@ -28,11 +30,22 @@ ROW = {
     "device": "a GPU",
     "overrides": "recipe=gpt2 context=32",
 }
-SHARED = {"lr-AdamW/pg1": 0.001, "lr-AdamW/pg2": 0.001, "tokens_per_second": 1000, "peak_memory_gib": 0.5}
+SHARED = {
+    "lr-AdamW/pg1": 0.001,
+    "lr-AdamW/pg2": 0.001,
+    "tokens_per_second": 1000,
+    "peak_memory_gib": 0.5,
+}
 METRICS = [
     {"step": 0, "train_loss": 5.5, "gradient_norm": 2.5, **SHARED},
     {"step": 1, "train_loss": 5.0, "gradient_norm": 2.0, **SHARED},
-    {"step": 2, "train_loss": 4.5, "gradient_norm": float("nan"), **SHARED, "validation_loss": 4.75},
+    {
+        "step": 2,
+        "train_loss": 4.5,
+        "gradient_norm": float("nan"),
+        **SHARED,
+        "validation_loss": 4.75,
+    },
 ]
 
 
@@ -83,7 +96,12 @@ def a_picture(path: Path) -> None:
 def test_a_runs_page_has_its_row_curves_sample_settings_and_files(tmp_path: Path) -> None:
     page = Page(write_page(a_run(tmp_path / "run")))
     assert page.headings == ["Curves", "What it writes", "Settings", "Files"]
-    for text in ("gpt2: gpt2-demo", "3.250", "4,321", "python -m flashtrain recipe=gpt2 context=32"):
+    for text in (
+        "gpt2: gpt2-demo",
+        "3.250",
+        "4,321",
+        "python -m flashtrain recipe=gpt2 context=32",
+    ):
         assert text in page.texts, text
     assert "def main():\n    return <what>\n" in page.texts
     assert (tmp_path / "run" / "config.yaml").read_text() in page.texts
@@ -94,20 +112,32 @@ def test_a_runs_page_has_its_row_curves_sample_settings_and_files(tmp_path: Path
 
 def test_the_curves_are_those_of_training(tmp_path: Path) -> None:
     drawn = dict(curves(a_run(tmp_path) / "metrics.jsonl"))
-    assert list(drawn) == ["loss (nats)", "learning rate", "gradient norm", "tokens/s", "peak memory (GiB)"]
-    for text in ("train loss", "validation loss", ">1<", ">2<", ">3<"):  # steps as a user counts them, each named
+    assert list(drawn) == [
+        "loss (nats)",
+        "learning rate",
+        "gradient norm",
+        "tokens/s",
+        "peak memory (GiB)",
+    ]
+    # Steps as a user counts them, each named.
+    for text in ("train loss", "validation loss", ">1<", ">2<", ">3<"):
         assert text in drawn["loss (nats)"], text
     assert "pg2" not in drawn["learning rate"]  # the same course is drawn once
 
 
 def test_a_long_course_keeps_its_peaks_and_is_small(tmp_path: Path) -> None:
-    rows = [{"step": n, "train_loss": 3.0 if n != 7777 else 99.0, "tokens_per_second": 1 + n % 3} for n in range(20000)]
+    rows = [
+        {"step": n, "train_loss": 3.0 if n != 7777 else 99.0, "tokens_per_second": 1 + n % 3}
+        for n in range(20000)
+    ]
     drawn = dict(curves(write_metrics(tmp_path, rows)))
     assert ">100<" in drawn["loss (nats)"]  # the axis reaches the peak
     assert all(len(svg) < 60_000 for svg in drawn.values())
 
 
-def test_a_sweep_has_its_figure_and_its_table_side_by_side_with_a_link_to_each_job(tmp_path: Path) -> None:
+def test_a_sweep_has_its_figure_and_its_table_side_by_side_with_a_link_to_each_job(
+    tmp_path: Path,
+) -> None:
     for number, context in enumerate((16, 32)):
         losses = {"context": context, "validation_loss": 3.5 - number}  # the best job comes first
         write_page(a_run(tmp_path / f"{number:02d}", {**ROW, **losses}))
@@ -128,7 +158,14 @@ def test_a_study_shows_its_rows_figures_and_trainings(tmp_path: Path) -> None:
         a_run(study / f"context-{context}", {**ROW, "context": context})
     (study / "wandb").mkdir()
     rows = [{"context": 16, "perplexity": 12.5}, {"context": 64, "perplexity": 11.5}]
-    result = {"recipe": "gpt2-long", "command": "c", "date": "2026-11-21", "device": "d", "versions": {}, "rows": rows}
+    result = {
+        "recipe": "gpt2-long",
+        "command": "c",
+        "date": "2026-11-21",
+        "device": "d",
+        "versions": {},
+        "rows": rows,
+    }
     (study / "result.json").write_text(json.dumps(result))
     for name in ("lengths.png", "positions.png"):
         a_picture(study / name)
@@ -138,8 +175,12 @@ def test_a_study_shows_its_rows_figures_and_trainings(tmp_path: Path) -> None:
 
 
 def test_what_files_say_is_text_and_never_the_page(tmp_path: Path) -> None:
-    run = a_run(tmp_path / "run", {**dict.fromkeys(ROW, EVIL), EVIL: EVIL, "error": EVIL, "train_loss": 3.0})
-    (run / "config.yaml").write_text(json.dumps({"recipe": EVIL, EVIL: {EVIL: EVIL}, "data": {"path": EVIL}}))
+    run = a_run(
+        tmp_path / "run", {**dict.fromkeys(ROW, EVIL), EVIL: EVIL, "error": EVIL, "train_loss": 3.0}
+    )
+    (run / "config.yaml").write_text(
+        json.dumps({"recipe": EVIL, EVIL: {EVIL: EVIL}, "data": {"path": EVIL}})
+    )
     (run / "sample.txt").write_text(f"</pre>{EVIL}")
     a_picture(run / "x' onerror='alert(1).png")
     page = Page(write_page(run))
@@ -160,7 +201,8 @@ def test_a_run_ends_with_its_page_and_the_report_writes_it_anew(
     (run / "report.html").unlink()
     assert main([str(run)]) == 0
     assert f"wrote {run / 'report.html'}" in capsys.readouterr().err
-    anew = Page(run / "report.html")  # other tests share the trained folder: a file of theirs may be listed too
+    # Other tests share the trained folder: a file of theirs may be listed too.
+    anew = Page(run / "report.html")
     assert (anew.headings, anew.values("src")) == (page.headings, page.values("src"))
     assert (run / "sample.txt").read_text() in anew.texts
 

@@ -7,11 +7,41 @@ from flashtrain.report.rows import has_failed
 from flashtrain.report.table import View, make_table, view_of
 
 ROWS = [
-    {"seqlen_q": 1024, "direction": "forward", "implementation": "flashtrain", "tflops": 250.0, "error": 0.002},
-    {"seqlen_q": 1024, "direction": "forward", "implementation": "cuDNN", "tflops": 337.0, "error": 0.002},
-    {"seqlen_q": 1024, "direction": "backward", "implementation": "flashtrain", "tflops": 217.0, "error": 0.003},
-    {"seqlen_q": 4096, "direction": "forward", "implementation": "flashtrain", "tflops": 300.0, "error": 0.002},
-    {"seqlen_q": 4096, "direction": "forward", "implementation": "cuDNN", "tflops": None, "status": "out of memory"},
+    {
+        "seqlen_q": 1024,
+        "direction": "forward",
+        "implementation": "flashtrain",
+        "tflops": 250.0,
+        "error": 0.002,
+    },
+    {
+        "seqlen_q": 1024,
+        "direction": "forward",
+        "implementation": "cuDNN",
+        "tflops": 337.0,
+        "error": 0.002,
+    },
+    {
+        "seqlen_q": 1024,
+        "direction": "backward",
+        "implementation": "flashtrain",
+        "tflops": 217.0,
+        "error": 0.003,
+    },
+    {
+        "seqlen_q": 4096,
+        "direction": "forward",
+        "implementation": "flashtrain",
+        "tflops": 300.0,
+        "error": 0.002,
+    },
+    {
+        "seqlen_q": 4096,
+        "direction": "forward",
+        "implementation": "cuDNN",
+        "tflops": None,
+        "status": "out of memory",
+    },
 ]
 
 
@@ -26,9 +56,19 @@ def test_a_key_becomes_columns_of_another_keys_values():
 
 
 def test_only_some_of_the_rows():
-    view = view_of({"columns": "seqlen_q", "pivot": "implementation", "value": "tflops", "only": "direction:backward"})
+    view = view_of(
+        {
+            "columns": "seqlen_q",
+            "pivot": "implementation",
+            "value": "tflops",
+            "only": "direction:backward",
+        }
+    )
     assert view.table(ROWS).cells == [["1,024", "217"]]
-    assert view_of({"only": "seqlen_q:4096"}).table(ROWS[:4]).cells[0][:2] == ["flashtrain", "forward"]
+    assert view_of({"only": "seqlen_q:4096"}).table(ROWS[:4]).cells[0][:2] == [
+        "flashtrain",
+        "forward",
+    ]
 
 
 def test_several_values_for_one_cell_give_their_median():
@@ -41,7 +81,10 @@ def test_several_values_for_one_cell_give_their_median():
     [
         ({"pivot": "implementation", "value": "tflops"}, "pivot=KEY needs columns="),
         ({"columns": "seqlen_q", "pivot": "implementation"}, "pivot=KEY needs columns="),
-        ({"columns": "seqlen", "pivot": "implementation", "value": "tflops"}, "unknown column 'seqlen'"),
+        (
+            {"columns": "seqlen", "pivot": "implementation", "value": "tflops"},
+            "unknown column 'seqlen'",
+        ),
         ({"only": "direction"}, "expected pairs key:value"),
         ({"only": "way:forward"}, "unknown column 'way'"),
         ({"only": "direction:up"}, "no row has direction up"),

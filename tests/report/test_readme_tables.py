@@ -27,7 +27,12 @@ def results(tmp_path: Path) -> Path:
     for name in ("speed", "other"):
         rows = [{"model": name, "context": 1024, "tokens_per_second": 412345.0}]
         write_result(
-            tmp_path / f"{name}.json", "gpt2", "python -m flashtrain recipe=gpt2", rows, "a GPU", {"torch": "2.13"}
+            tmp_path / f"{name}.json",
+            "gpt2",
+            "python -m flashtrain recipe=gpt2",
+            rows,
+            "a GPU",
+            {"torch": "2.13"},
         )
     return tmp_path
 
@@ -43,10 +48,23 @@ def test_tables_are_drawn_between_their_markers_and_the_rest_is_left_alone(resul
     assert insert_tables(file, results) == ["speed", "other"]
     text = file.read_text(encoding="utf-8")
     assert "| context | tokens/s |\n| ---: | ---: |\n| 1,024 | 412,345 |\n\nMeasured " in text
-    assert text.count(" on a GPU.\n\n<details><summary>Command, versions</summary>\n\ntorch 2.13\n\n```bash\n") == 2
     assert (
-        "\n```bash\npython -m flashtrain recipe=gpt2\n```\n\n</details>\n<!-- end table -->\n\ntext between\n" in text
+        text.count(
+            " on a GPU.\n\n<details><summary>Command, versions</summary>\n\ntorch 2.13\n\n```bash\n"
+        )
+        == 2
     )
+    assert (
+        "\n"
+        "```bash\n"
+        "python -m flashtrain recipe=gpt2\n"
+        "```\n"
+        "\n"
+        "</details>\n"
+        "<!-- end table -->\n"
+        "\n"
+        "text between\n"
+    ) in text
     assert text.startswith("# Title\n\n<!-- table: speed columns=context,tokens_per_second -->\n|")
     assert text.endswith("<!-- end table -->\nthe end\n")
     assert "typed in" not in text
@@ -54,24 +72,40 @@ def test_tables_are_drawn_between_their_markers_and_the_rest_is_left_alone(resul
 
 def test_a_fold_has_one_command_a_line_and_words_that_are_no_command_in_no_block(tmp_path: Path):
     commands = {
-        "A=1 python x 'y=[1,2]'; B=2 python x y=3": "```bash\nA=1 python x 'y=[1,2]'\nB=2 python x y=3\n```",
-        "attention(q, k, v); CUDA events around each": "`attention(q, k, v); CUDA events around each`",
+        "A=1 python x 'y=[1,2]'; B=2 python x y=3": (
+            "```bash\nA=1 python x 'y=[1,2]'\nB=2 python x y=3\n```"
+        ),
+        "attention(q, k, v); CUDA events around each": (
+            "`attention(q, k, v); CUDA events around each`"
+        ),
     }
     for command, shown in commands.items():
-        write_result(tmp_path / "one.json", "gpt2", command, [{"context": 1024}], "a GPU", {"torch": "2.13"})
+        write_result(
+            tmp_path / "one.json", "gpt2", command, [{"context": 1024}], "a GPU", {"torch": "2.13"}
+        )
         file = readme(tmp_path, "<!-- table: one command=details -->\n<!-- end table -->\n")
         insert_tables(file, tmp_path)
         assert f"torch 2.13\n\n{shown}" in file.read_text(encoding="utf-8")
 
 
 def test_a_link_leads_to_the_heading_of_the_table_in_full_or_to_the_file(results: Path):
-    readme(results, "# All\n\n## How fast, in tokens\n\n<!-- table: speed -->\n<!-- end table -->\n")
+    readme(
+        results, "# All\n\n## How fast, in tokens\n\n<!-- table: speed -->\n<!-- end table -->\n"
+    )
     page = results / "guide" / "page.md"
     page.parent.mkdir()
-    page.write_text("".join(f"<!-- table: {one} command=link -->\n<!-- end table -->\n" for one in ("speed", "other")))
+    page.write_text(
+        "".join(
+            f"<!-- table: {one} command=link -->\n<!-- end table -->\n"
+            for one in ("speed", "other")
+        )
+    )
     insert_tables(page, results)
     text = page.read_text(encoding="utf-8")
-    assert " on a GPU: [command, versions and all rows](../README.md#how-fast-in-tokens).\n<!-- end table -->" in text
+    assert (
+        " on a GPU: [command, versions and all rows](../README.md#how-fast-in-tokens).\n"
+        "<!-- end table -->"
+    ) in text
     assert "[command, versions and all rows](../other.json)." in text
     assert check_tables(page, results) == ["speed", "other"]
 
@@ -81,18 +115,34 @@ def test_the_check_passes_after_an_insertion_and_names_what_has_changed_since(re
     insert_tables(file, results)
     assert insert_tables(file, results) == []  # nothing is left to change
     assert check_tables(file, results) == ["speed", "other"]
-    file.write_text(file.read_text(encoding="utf-8").replace("412,345", "500,000", 1), encoding="utf-8")
-    with pytest.raises(UserError, match=r"disagrees with the result files of: speed\. Run: .*--insert"):
+    file.write_text(
+        file.read_text(encoding="utf-8").replace("412,345", "500,000", 1), encoding="utf-8"
+    )
+    with pytest.raises(
+        UserError, match=r"disagrees with the result files of: speed\. Run: .*--insert"
+    ):
         check_tables(file, results)
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("<!-- table: sped -->\n<!-- end table -->\n", "unknown result 'sped'. Did you mean 'speed'?"),
-        ("<!-- table: speed columns=contxt -->\n<!-- end table -->\n", "table speed: unknown column 'contxt'"),
-        ("<!-- table: speed colums=context -->\n<!-- end table -->\n", "unknown table option 'colums'"),
-        ("<!-- table: speed command=lnk -->\n<!-- end table -->\n", "unknown form of the command 'lnk'. Did you mean"),
+        (
+            "<!-- table: sped -->\n<!-- end table -->\n",
+            "unknown result 'sped'. Did you mean 'speed'?",
+        ),
+        (
+            "<!-- table: speed columns=contxt -->\n<!-- end table -->\n",
+            "table speed: unknown column 'contxt'",
+        ),
+        (
+            "<!-- table: speed colums=context -->\n<!-- end table -->\n",
+            "unknown table option 'colums'",
+        ),
+        (
+            "<!-- table: speed command=lnk -->\n<!-- end table -->\n",
+            "unknown form of the command 'lnk'. Did you mean",
+        ),
         ("<!-- table: speed -->\n", "no partner"),
         ("\n<!-- end table -->\n", "no partner"),
         ("<!-- table: a -->\n<!-- table: b -->\n<!-- end table -->\n", "no partner"),

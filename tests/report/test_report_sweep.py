@@ -3,7 +3,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from flashtrain.report.sweep import override_values, ranked, report_sweep, sweep_table, varied_keys, with_overrides
+from flashtrain.report.sweep import (
+    override_values,
+    ranked,
+    report_sweep,
+    sweep_table,
+    varied_keys,
+    with_overrides,
+)
 
 
 def job(number: int, **changes: object) -> dict:
@@ -35,7 +42,9 @@ def sweep_folder(folder: Path, jobs: list[dict]) -> Path:
     return folder
 
 
-CONTEXTS = [job(i, context=1024 << i, batch=64 >> i, overrides=f"context={1024 << i}") for i in range(3)]
+CONTEXTS = [
+    job(i, context=1024 << i, batch=64 >> i, overrides=f"context={1024 << i}") for i in range(3)
+]
 OUT_OF_MEMORY = {
     "recipe": "gpt2",
     "run": "3",
@@ -49,7 +58,10 @@ def test_a_sweep_ends_with_a_table_in_three_forms_and_a_figure(tmp_path: Path, c
     report_sweep(sweep_folder(tmp_path, [*CONTEXTS, OUT_OF_MEMORY]))
     assert all((tmp_path / f"sweep.{kind}").stat().st_size > 0 for kind in ("md", "png"))
     assert "8,192" in capsys.readouterr().out
-    assert "| 8,192 | - | - | - | - | - | - | - | - | out of memory |" in (tmp_path / "sweep.md").read_text()
+    assert (
+        "| 8,192 | - | - | - | - | - | - | - | - | out of memory |"
+        in (tmp_path / "sweep.md").read_text()
+    )
 
 
 def test_reporting_again_does_not_count_the_report_as_a_job(tmp_path: Path):
@@ -71,36 +83,54 @@ def test_columns_are_what_varies_and_what_was_measured_and_the_title_has_the_res
         "seconds",
     )
     assert table.title == (
-        "recipe gpt2, model gpt2-124m, attention flash, steps 500, held-out samples 512, device NVIDIA H200"
+        "recipe gpt2, model gpt2-124m, attention flash, steps 500, held-out samples 512, "
+        "device NVIDIA H200"
     )
-    differing = sweep_table([job(i, context=1024 << i, held_out_samples=512 >> i) for i in range(2)])
+    differing = sweep_table(
+        [job(i, context=1024 << i, held_out_samples=512 >> i) for i in range(2)]
+    )
     assert differing.columns[-1] == "held_out_samples"
 
 
 def test_the_best_job_comes_first_and_is_marked_and_failed_ones_come_last():
     losses = {0: 3.5, 1: float("nan"), 2: 3.1}
-    rows = [OUT_OF_MEMORY, *[job(i, context=1024 << i, validation_loss=loss) for i, loss in losses.items()]]
+    rows = [
+        OUT_OF_MEMORY,
+        *[job(i, context=1024 << i, validation_loss=loss) for i, loss in losses.items()],
+    ]
     table = sweep_table(with_overrides(rows))
     assert [row["run"] for row in table.rows] == ["2", "0", "3", "1"]
     assert [row.get("best") for row in table.rows] == ["validation loss", None, None, None]
     scores = {"0": 0.7, "1": 0.9}
-    table = sweep_table([job(int(i), context=1024 << int(i), accuracy=score) for i, score in scores.items()])
+    table = sweep_table(
+        [job(int(i), context=1024 << int(i), accuracy=score) for i, score in scores.items()]
+    )
     assert [row["run"] for row in table.rows] == ["1", "0"]
 
 
 def test_an_override_with_several_values_is_a_column():
-    rows = [job(i, overrides=f"context=1024 optimizer.learning_rate={rate}") for i, rate in enumerate((1e-3, 3e-4))]
+    rows = [
+        job(i, overrides=f"context=1024 optimizer.learning_rate={rate}")
+        for i, rate in enumerate((1e-3, 3e-4))
+    ]
     assert varied_keys(with_overrides(rows)) == ["optimizer.learning_rate"]
     assert sweep_table(with_overrides(rows)).cells[1][0] == "0.0003"
 
 
 def test_overrides_are_keys_with_typed_values_but_for_where_a_job_writes_and_is_logged():
     words = "+a.b=1 c=x rate=1e-3 demo=true logger.group=g hydra.run.dir=runs/0 output=o"
-    assert override_values({"overrides": words}) == {"a.b": 1, "c": "x", "rate": 0.001, "demo": True}
+    assert override_values({"overrides": words}) == {
+        "a.b": 1,
+        "c": "x",
+        "rate": 0.001,
+        "demo": True,
+    }
 
 
 def test_a_sweep_of_another_number_is_drawn_against_it(tmp_path: Path):
-    rows = [job(i, overrides=f"optimizer.learning_rate={rate}") for i, rate in enumerate((1e-3, 3e-4))]
+    rows = [
+        job(i, overrides=f"optimizer.learning_rate={rate}") for i, rate in enumerate((1e-3, 3e-4))
+    ]
     report_sweep(sweep_folder(tmp_path, rows))
     assert (tmp_path / "sweep.png").is_file()
 
@@ -113,7 +143,17 @@ def test_a_sweep_in_which_nothing_ran_is_a_table_without_a_figure(tmp_path: Path
 
 
 def test_a_job_that_failed_comes_last_and_is_not_the_best_whatever_its_score(tmp_path: Path):
-    failed = job(3, status="failed", error="loss is not finite", validation_loss=0.1, overrides="context=8192")
+    failed = job(
+        3,
+        status="failed",
+        error="loss is not finite",
+        validation_loss=0.1,
+        overrides="context=8192",
+    )
     rows = ranked([failed, job(1), job(2, validation_loss=3.4)], "validation_loss")
-    assert [(row["run"], "best" in row) for row in rows] == [("2", True), ("1", False), ("3", False)]
+    assert [(row["run"], "best" in row) for row in rows] == [
+        ("2", True),
+        ("1", False),
+        ("3", False),
+    ]
     assert "best" not in ranked([failed], "validation_loss")[0]

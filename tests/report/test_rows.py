@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from flashtrain.errors import UserError
-from flashtrain.report.rows import collect_summaries, has_failed, read_result, status_text, write_result
+from flashtrain.report.rows import (
+    collect_summaries,
+    has_failed,
+    read_result,
+    status_text,
+    write_result,
+)
 
 ROWS = [{"context": 1024, "train_loss": 3.5, "mfu": None}]
 
@@ -20,7 +26,9 @@ def job(folder: Path, **row: object) -> Path:
 
 
 def test_what_is_written_is_read_back(tmp_path: Path):
-    written = write_result(tmp_path / "new" / "r.json", "gpt2", "the command", ROWS, "a GPU", {"torch": "2.13.0"})
+    written = write_result(
+        tmp_path / "new" / "r.json", "gpt2", "the command", ROWS, "a GPU", {"torch": "2.13.0"}
+    )
     assert read_result(tmp_path / "new" / "r.json") == written
     assert written.rows == ROWS
     write_result(tmp_path / "r.json", "gpt2", "c", [{"a": math.nan, "b": math.inf, "c": 1.5}])
@@ -35,7 +43,8 @@ def test_date_device_and_versions_are_filled_in(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [('{"recipe": ', "line 1"), ('{"recipe": "gpt2", "rows": [{}]}', "'command'"), ("[]", "list")]
+    ("content", "said"),
+    [('{"recipe": ', "line 1"), ('{"recipe": "gpt2", "rows": [{}]}', "'command'"), ("[]", "list")],
 )
 def test_a_file_of_another_kind_is_named(tmp_path: Path, content: str, said: str):
     (tmp_path / "some.json").write_text(content, encoding="utf-8")

@@ -24,7 +24,9 @@ def sweep_folder(folder: Path, **changes: object) -> Path:
             "overrides": f"recipe=gpt2 context={context} +a.rate=1e-3 logger.group=g",
         }
         (folder / str(number)).mkdir(parents=True)
-        (folder / str(number) / "summary.json").write_text(json.dumps({**row, **changes}), encoding="utf-8")
+        (folder / str(number) / "summary.json").write_text(
+            json.dumps({**row, **changes}), encoding="utf-8"
+        )
     return folder
 
 
@@ -47,16 +49,31 @@ def test_runs_of_which_none_finished_are_refused(tmp_path: Path):
 def test_what_was_swept_over_is_in_every_row_even_a_killed_jobs(tmp_path: Path):
     folder = sweep_folder(tmp_path / "sweep")
     (folder / "2").mkdir()
-    killed = {"status": "failed", "error": "killed by signal 9", "overrides": "recipe=gpt2 context=4096 +a.rate=3e-3"}
+    killed = {
+        "status": "failed",
+        "error": "killed by signal 9",
+        "overrides": "recipe=gpt2 context=4096 +a.rate=3e-3",
+    }
     (folder / "2" / "summary.json").write_text(json.dumps(killed), encoding="utf-8")
     rows = save_result(tmp_path / "r.json", folder).rows
-    assert [(row["context"], row["a.rate"]) for row in rows] == [(1024, 0.001), (2048, 0.001), (4096, 0.003)]
+    assert [(row["context"], row["a.rate"]) for row in rows] == [
+        (1024, 0.001),
+        (2048, 0.001),
+        (4096, 0.003),
+    ]
 
 
 def measured(folder: Path, context: int, device: str = "NVIDIA H200") -> Path:
     command = f"python -m flashtrain recipe=context-speed 'benchmark.contexts=[{context}]'"
     folder.mkdir()
-    write_result(folder / "result.json", "context-speed", command, [{"context": context}], device, {"torch": "2.13.0"})
+    write_result(
+        folder / "result.json",
+        "context-speed",
+        command,
+        [{"context": context}],
+        device,
+        {"torch": "2.13.0"},
+    )
     return folder
 
 
@@ -68,7 +85,9 @@ def test_a_benchmark_done_in_parts_becomes_one_result(tmp_path: Path):
         "python -m flashtrain recipe=context-speed 'benchmark.contexts=[1024]'; "
         "python -m flashtrain recipe=context-speed 'benchmark.contexts=[2048]'"
     )
-    again = join_results(tmp_path / "again.json", [tmp_path / "joined.json", measured(tmp_path / "c", 4096)])
+    again = join_results(
+        tmp_path / "again.json", [tmp_path / "joined.json", measured(tmp_path / "c", 4096)]
+    )
     assert len(again.rows) == 3
 
 

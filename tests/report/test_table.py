@@ -8,10 +8,27 @@ from rich.console import Console
 from flashtrain.report.table import Table, make_table
 
 ROWS = [
-    {"context": 1024, "tokens_per_second": 412345.0, "model": "gpt2-124m", "mfu": None, "device": "H200"},
-    {"context": 2048, "tokens_per_second": None, "model": "gpt2-124m", "mfu": None, "device": "H200"},
+    {
+        "context": 1024,
+        "tokens_per_second": 412345.0,
+        "model": "gpt2-124m",
+        "mfu": None,
+        "device": "H200",
+    },
+    {
+        "context": 2048,
+        "tokens_per_second": None,
+        "model": "gpt2-124m",
+        "mfu": None,
+        "device": "H200",
+    },
 ]
-FAILED = {"context": 4096, "status": "failed", "error": "RuntimeError: a | b <c>\nsecond line", "device": "H200"}
+FAILED = {
+    "context": 4096,
+    "status": "failed",
+    "error": "RuntimeError: a | b <c>\nsecond line",
+    "device": "H200",
+}
 
 
 def printed(table: Table, terminal: bool = False, width: int = 40) -> str:
@@ -36,7 +53,9 @@ def test_markdown_aligns_numbers_right_and_shows_missing_values_as_a_dash():
 
 
 def test_markdown_shows_its_own_signs_and_those_of_html_as_they_are():
-    (line,) = make_table([{"recipe": "a|b `c` <img src=x> [d](e) \\\n\n# f"}]).markdown().splitlines()[2:]
+    (line,) = (
+        make_table([{"recipe": "a|b `c` <img src=x> [d](e) \\\n\n# f"}]).markdown().splitlines()[2:]
+    )
     assert line == "| a\\|b \\`c\\` &lt;img src=x> \\[d\\](e) \\\\ # f |"
 
 
@@ -45,7 +64,9 @@ def test_a_failed_row_stays_with_its_status_and_its_error_below():
     assert table.columns[-1] == "status"
     assert [row[-1] for row in table.cells] == ["ok", "ok", "failed"]
     assert table.notes == ("context 4,096: failed (RuntimeError: a | b <c> second line)",)
-    assert table.markdown().endswith("- context 4,096: failed (RuntimeError: a \\| b &lt;c> second line)\n")
+    assert table.markdown().endswith(
+        "- context 4,096: failed (RuntimeError: a \\| b &lt;c> second line)\n"
+    )
 
 
 def test_a_long_error_stays_one_readable_line():

@@ -33,12 +33,16 @@ def settings_of(*words: str):
 def batching(*words: str, hardware: Hardware = H200) -> Batching:
     settings = settings_of(*words)
     with torch.device("meta"):
-        model = make_model(settings.model, vocab_size=50257, context=settings.context, attention=hardware.attention)
+        model = make_model(
+            settings.model, vocab_size=50257, context=settings.context, attention=hardware.attention
+        )
     return choose_batching(settings, hardware, model)
 
 
 def one_sequence(context: int, *words: str, hardware: Hardware = H200) -> Batching:
-    return batching(f"context={context}", f"trainer.tokens_per_step={context}", *words, hardware=hardware)
+    return batching(
+        f"context={context}", f"trainer.tokens_per_step={context}", *words, hardware=hardware
+    )
 
 
 LONG = [("124m", 1_048_576), ("1.3b", 524_288)]
@@ -47,7 +51,9 @@ LONG = [("124m", 1_048_576), ("1.3b", 524_288)]
 @pytest.mark.parametrize(("size", "context"), LONG)
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
-def test_one_sequence_of_half_a_million_tokens_and_more_fits_an_h200(size, context, positions, precision):
+def test_one_sequence_of_half_a_million_tokens_and_more_fits_an_h200(
+    size, context, positions, precision
+):
     words = (f"model.size={size}", f"model.positions={positions}")
     found = one_sequence(context, *words, hardware=replace(H200, precision=precision))
     assert found.micro_batch == found.accumulate == 1
@@ -57,8 +63,13 @@ def test_one_sequence_of_half_a_million_tokens_and_more_fits_an_h200(size, conte
 
 
 def test_gpt2s_estimates_are_at_most_7_percent_above_the_peaks_of_an_h200_and_never_below():
-    """docs/train/longer-context.md says so, of today's estimates; the file holds those of its day."""
-    rows = [row for row in read_result(RESULTS / "gpt2-speed-h200.json").rows if row["implementation"] == "flashtrain"]
+    """docs/train/longer-context.md says so, of today's estimates; the file
+    holds those of its day."""
+    rows = [
+        row
+        for row in read_result(RESULTS / "gpt2-speed-h200.json").rows
+        if row["implementation"] == "flashtrain"
+    ]
     assert len(rows) == 7
     for row in rows:
         size, context, batch = row["model"], row["context"], row["batch"]
@@ -86,7 +97,9 @@ def test_a_micro_batch_that_fits_in_no_way_is_tried_all_the_same_and_said_to_be_
     small = replace(H200, free_memory_bytes=2 * GIB, host_memory_bytes=0)
     settings = settings_of("trainer.micro_batch=64")
     with torch.device("meta"):
-        model = make_model(settings.model, vocab_size=50257, context=settings.context, attention="flash")
+        model = make_model(
+            settings.model, vocab_size=50257, context=settings.context, attention="flash"
+        )
     found = choose_batching(settings, small, model)
     assert (found.micro_batch, found.fits) == (64, False)
     assert found.savings == MemorySavings("full", ffn_chunk=16384, loss_chunk=2048)
@@ -109,14 +122,20 @@ def test_what_may_be_tried_where_memory_runs_out_needs_less():
 
 def test_several_ranks_go_by_the_card_and_choose_alike():
     words = ("trainer.devices=2", "trainer.tokens_per_step=131072")
-    busy = [replace(H200, free_memory_bytes=free * GIB, host_memory_bytes=None) for free in (20, 139)]
+    busy = [
+        replace(H200, free_memory_bytes=free * GIB, host_memory_bytes=None) for free in (20, 139)
+    ]
     one, other = (batching(*words, hardware=hardware) for hardware in busy)
     assert (one.micro_batch, one.savings) == (other.micro_batch, other.savings)
 
 
 def test_a_sample_that_fits_in_no_way_is_one_line():
     with pytest.raises(
-        UserError, match=r"the smallest micro-batch, 1, needs an estimated .* memory.activation_checkpointing=auto"
+        UserError,
+        match=(
+            r"the smallest micro-batch, 1, needs an estimated .* "
+            r"memory.activation_checkpointing=auto"
+        ),
     ):
         one_sequence(1_048_576, hardware=replace(H200, free_memory_bytes=20 * GIB))
 
@@ -132,14 +151,25 @@ class Registered(Trainable):
 
 
 def test_a_registered_model_has_no_savings_and_reports_it():
-    assert choose_batching(settings_of("trainer.micro_batch=4"), CPU, Registered()).savings == MemorySavings()
-    with pytest.raises(UserError, match=r"Registered has no memory savings.* memory.activation_checkpointing=none"):
-        fit_memory(settings_of("trainer.micro_batch=4", "memory.activation_checkpointing=full"), CPU, Registered())
+    assert (
+        choose_batching(settings_of("trainer.micro_batch=4"), CPU, Registered()).savings
+        == MemorySavings()
+    )
+    with pytest.raises(
+        UserError, match=r"Registered has no memory savings.* memory.activation_checkpointing=none"
+    ):
+        fit_memory(
+            settings_of("trainer.micro_batch=4", "memory.activation_checkpointing=full"),
+            CPU,
+            Registered(),
+        )
 
 
 def test_a_model_without_blocks_is_refused_before_ranks_that_share_its_weights_start():
     words = ("trainer.micro_batch=4", "trainer.strategy=fsdp", "trainer.devices=2")
-    with pytest.raises(UserError, match=r"Registered has no attribute 'blocks'.* trainer.strategy=ddp"):
+    with pytest.raises(
+        UserError, match=r"Registered has no attribute 'blocks'.* trainer.strategy=ddp"
+    ):
         fit_memory(settings_of(*words), CPU, Registered())
 
 
@@ -164,7 +194,12 @@ def test_feed_forwards_with_adapters_are_not_counted_as_chunks():
 
 
 def test_mode_plan_prints_every_kind_and_marks_the_one_taken():
-    words = ("mode=plan", "context=1048576", "trainer.tokens_per_step=1048576", "model.positions=rotary")
+    words = (
+        "mode=plan",
+        "context=1048576",
+        "trainer.tokens_per_step=1048576",
+        "model.positions=rotary",
+    )
     text = plan(settings_of(*words), H200)
     lines = [line for line in text.splitlines() if "checkpointing=" in line]
     assert [line.split()[0] for line in lines] == [
@@ -178,7 +213,9 @@ def test_mode_plan_prints_every_kind_and_marks_the_one_taken():
     assert "GiB in host memory" in lines[-1]
 
 
-def test_a_decoder_with_a_layer_of_unknown_memory_asks_for_the_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decoder_with_a_layer_of_unknown_memory_asks_for_the_micro_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(AttentionSpec, "memory", lambda self, **_: None)
     with pytest.raises(UserError, match=r"Decoder cannot be estimated\. Set trainer\.micro_batch"):
         batching()

@@ -1,4 +1,5 @@
-"""A tiny Llama whose tokenizer puts a begin of text: scored and prompted as transformers does it."""
+"""A tiny Llama whose tokenizer puts a begin of text: scored and prompted as
+transformers does it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,12 @@ HELD_OUT = 8  # of 40 documents, all alike
 def runs(tmp_path_factory) -> TinyRuns:
     folder = tmp_path_factory.mktemp("begins")
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     save_tokenizer_folder(folder / "model", None, begins=True)
     end = transformers.AutoTokenizer.from_pretrained(folder / "model").eos_token_id
     config = transformers.LlamaConfig(
@@ -32,8 +38,14 @@ def runs(tmp_path_factory) -> TinyRuns:
         (folder / "texts" / f"{number}.txt").write_text(TEXT)
     left_out = ("recipe=", "model.size=", "model.vocab_rows=", "data.tokenizer=")
     words = [word for word in TINY if not word.startswith(left_out)]
-    places = [f"data.path={folder / 'texts'}", f"data.cache_dir={folder / 'cache'}", f"model.path={folder / 'model'}"]
-    return TinyRuns(folder, ["recipe=hf", *words, *places, f"output={folder}", "trainer.compile=false"])
+    places = [
+        f"data.path={folder / 'texts'}",
+        f"data.cache_dir={folder / 'cache'}",
+        f"model.path={folder / 'model'}",
+    ]
+    return TinyRuns(
+        folder, ["recipe=hf", *words, *places, f"output={folder}", "trainer.compile=false"]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +83,9 @@ def written(theirs, prompt: str, *, begins: bool) -> str:
 def test_the_held_out_loss_is_transformers_of_what_its_tokenizer_gives(run, theirs):
     found = flashtrain.evaluate(run, hardware="cpu")["validation_loss"]
     assert found == pytest.approx(loss(theirs, begins=True), abs=1e-5)
-    off = flashtrain.evaluate(run, hardware="cpu", **{"data.begin_of_text": False})["validation_loss"]
+    off = flashtrain.evaluate(run, hardware="cpu", **{"data.begin_of_text": False})[
+        "validation_loss"
+    ]
     assert off == pytest.approx(loss(theirs, begins=False), abs=1e-5)
     assert abs(off - found) > 1e-2
 

@@ -1,4 +1,5 @@
-"""Where training starts from: random weights, Hugging Face's, an export of ours, a run; and at which context."""
+"""Where training starts from: random weights, Hugging Face's, an export of ours, a
+run; and at which context."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ from flashtrain.training.hardware import detect_hardware
 
 
 def start(*words: str, vocab_size: int = 257) -> Decoder:
-    model = model_builder(compose_settings(["recipe=gpt2", *words]))(vocab_size=vocab_size, attention="sdpa")
+    model = model_builder(compose_settings(["recipe=gpt2", *words]))(
+        vocab_size=vocab_size, attention="sdpa"
+    )
     assert isinstance(model, Decoder)
     return model
 
@@ -42,7 +45,9 @@ def demo() -> Decoder:
 @pytest.fixture(scope="module")
 def rotary() -> Decoder:
     torch.manual_seed(0)
-    return Decoder(DecoderConfig.of_size("demo", "llama", vocab_size=257, context=64), attention="sdpa")
+    return Decoder(
+        DecoderConfig.of_size("demo", "llama", vocab_size=257, context=64), attention="sdpa"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -59,20 +64,30 @@ def exported(rotary, tmp_path_factory):
     return folder
 
 
-def test_hugging_face_weights_at_a_longer_context_are_refused_with_the_setting_that_allows_it(hugging_face) -> None:
-    with pytest.raises(UserError, match=r"context=256 is longer than the 64 positions .*interpolate_positions=true"):
+def test_hugging_face_weights_at_a_longer_context_are_refused_with_the_setting_that_allows_it(
+    hugging_face,
+) -> None:
+    with pytest.raises(
+        UserError, match=r"context=256 is longer than the 64 positions .*interpolate_positions=true"
+    ):
         start(f"weights={hugging_face}", "context=256")
 
 
-def test_hugging_face_weights_are_stretched_to_a_longer_context_when_asked(hugging_face, demo) -> None:
+def test_hugging_face_weights_are_stretched_to_a_longer_context_when_asked(
+    hugging_face, demo
+) -> None:
     model = start(f"weights={hugging_face}", "context=256", "model.interpolate_positions=true")
     assert model.config.context == 256
-    assert torch.equal(model.position_embedding.weight, stretched(demo.position_embedding.weight, 256))
+    assert torch.equal(
+        model.position_embedding.weight, stretched(demo.position_embedding.weight, 256)
+    )
     assert torch.equal(model.blocks[3].attention.qkv.weight, demo.blocks[3].attention.qkv.weight)
     assert model(torch.zeros(1, 256, dtype=torch.long)).shape[1] == 256
 
 
-def test_an_export_of_ours_is_a_start_too_and_a_longer_context_is_pointed_out(exported, rotary, caplog) -> None:
+def test_an_export_of_ours_is_a_start_too_and_a_longer_context_is_pointed_out(
+    exported, rotary, caplog
+) -> None:
     with caplog.at_level("INFO"):
         model = start(f"weights={exported}", "context=256")
     assert "context=256 is 4 times the 64 that the weights" in caplog.text
@@ -80,7 +95,9 @@ def test_an_export_of_ours_is_a_start_too_and_a_longer_context_is_pointed_out(ex
     assert (model.config.context, model.config.rope.factor) == (256, 1.0)
     assert torch.equal(model.token_embedding.weight, rotary.token_embedding.weight)
     caplog.clear()
-    assert start(f"weights={exported}", "context=256", "model.rope_factor=4").config.rope.factor == 4
+    assert (
+        start(f"weights={exported}", "context=256", "model.rope_factor=4").config.rope.factor == 4
+    )
     assert caplog.text == ""
 
 
@@ -90,13 +107,22 @@ def test_a_llama_of_transformers_is_a_start_of_a_modern_model(rotary, tmp_path) 
     tokens = torch.arange(64)[None]
     same = start(f"weights={tmp_path}", "context=64", "model.vocab_rows=null")
     assert torch.equal(same(tokens), rotary(tokens))
-    assert (model.config.norm, model.config.context, model.config.rope.factor) == ("rmsnorm", 256, 4)
+    assert (model.config.norm, model.config.context, model.config.rope.factor) == (
+        "rmsnorm",
+        256,
+        4,
+    )
 
 
 def test_a_run_and_its_checkpoint_are_starts(trained) -> None:
     saved = read_checkpoint(trained / "checkpoints" / "best.ckpt")["state_dict"]
     for path in (trained, trained / "checkpoints" / "best.ckpt"):
-        words = ("context=48", "model.interpolate_positions=true", "model.dropout=0.1", "model.residual=compute")
+        words = (
+            "context=48",
+            "model.interpolate_positions=true",
+            "model.dropout=0.1",
+            "model.residual=compute",
+        )
         model = start(f"weights={path}", *words)
         assert (model.config.context, model.config.dropout, model.residual) == (48, 0.1, "compute")
         assert torch.equal(model.token_embedding.weight, saved["model.token_embedding.weight"])
@@ -124,7 +150,10 @@ def test_settings_that_cannot_scale_are_refused_at_once(word) -> None:
 def test_a_checkpoint_of_another_model_is_not_resumed(trained) -> None:
     path = trained / "checkpoints" / "last.ckpt"
     saved = read_checkpoint(path)
-    description = {**saved["flashtrain"], "shape": {**saved["flashtrain"]["shape"], "rope_factor": 2.0}}
+    description = {
+        **saved["flashtrain"],
+        "shape": {**saved["flashtrain"]["shape"], "rope_factor": 2.0},
+    }
     with pytest.raises(UserError, match="rope_factor"):
         check_same_model(path, saved, description)
 
@@ -132,14 +161,22 @@ def test_a_checkpoint_of_another_model_is_not_resumed(trained) -> None:
 @pytest.fixture(scope="module")
 def words_of_its_own(tiny_runs: TinyRuns) -> Path:
     """The folder of a run whose tokenizer was trained on its text."""
-    status, folder = tiny_runs.run("own-words", "data.tokenizer=bpe", "data.vocab_size=300", "trainer.steps=1")
+    status, folder = tiny_runs.run(
+        "own-words", "data.tokenizer=bpe", "data.vocab_size=300", "trainer.steps=1"
+    )
     assert status == 0
     return folder
 
 
 def settled(*words: str) -> Settings:
     """The settings as a run on a CPU has them, its text not yet read."""
-    words = ("recipe=gpt2", "hardware=cpu", "data=files", f"data.path={Path(__file__).parents[2]}/README.md", *words)
+    words = (
+        "recipe=gpt2",
+        "hardware=cpu",
+        "data=files",
+        f"data.path={Path(__file__).parents[2]}/README.md",
+        *words,
+    )
     return adapt_to_machine(compose_settings(words), CommandLine(words))[0]
 
 
@@ -147,7 +184,11 @@ def test_a_runs_tokenizer_model_and_context_come_with_its_weights(words_of_its_o
     with caplog.at_level("INFO"):
         found = settled(f"weights={words_of_its_own}")
     assert (found.data.tokenizer, found.data.vocab_size) == ("bpe", 300)
-    assert (found.model.label, found.context, found.trainer.tokens_per_step) == ("gpt2-demo", 32, 65536)
+    assert (found.model.label, found.context, found.trainer.tokens_per_step) == (
+        "gpt2-demo",
+        32,
+        65536,
+    )
     assert f"as in {words_of_its_own}: tokenizer bpe, model gpt2-demo, context 32." in caplog.text
     assert "0.8M parameters, context 32" in task_of(found).plan(found, detect_hardware("cpu"))
 
@@ -159,39 +200,59 @@ def test_a_runs_tokenizer_model_and_context_come_with_its_weights(words_of_its_o
             ("data.tokenizer=bytes",),
             r"data\.tokenizer=bytes contradicts weights=.* with data\.tokenizer=bpe\. Remove it",
         ),
-        (("data.vocab_size=999",), r"data\.vocab_size=999 contradicts weights=.* with data\.vocab_size=300"),
+        (
+            ("data.vocab_size=999",),
+            r"data\.vocab_size=999 contradicts weights=.* with data\.vocab_size=300",
+        ),
         (("model=llama",), r"model=llama is another architecture"),
     ],
 )
-def test_what_contradicts_a_runs_weights_is_refused_before_any_text_is_read(words_of_its_own, words, line) -> None:
+def test_what_contradicts_a_runs_weights_is_refused_before_any_text_is_read(
+    words_of_its_own, words, line
+) -> None:
     with pytest.raises(UserError, match=line):
         settled(f"weights={words_of_its_own}", *words)
 
 
 def test_a_tokenizer_trained_on_this_text_is_none_of_weights_from_elsewhere(hugging_face) -> None:
-    with pytest.raises(UserError, match=r"data\.tokenizer=bpe is trained on this text, .* Use data\.tokenizer=gpt2"):
+    with pytest.raises(
+        UserError, match=r"data\.tokenizer=bpe is trained on this text, .* Use data\.tokenizer=gpt2"
+    ):
         settled(f"weights={hugging_face}")
     with pytest.raises(UserError, match=r"know 257 tokens and the tokenizer makes 50257"):
         start(f"weights={hugging_face}", "context=64", "data.tokenizer=gpt2")
 
 
 @pytest.mark.integration
-def test_another_text_is_read_in_the_runs_own_tokens(words_of_its_own, tiny_runs: TinyRuns, tmp_path, caplog) -> None:
-    """In training and in evaluation: a tokenizer trained on it would have as many tokens, and others."""
+def test_another_text_is_read_in_the_runs_own_tokens(
+    words_of_its_own, tiny_runs: TinyRuns, tmp_path, caplog
+) -> None:
+    """In training and in evaluation: a tokenizer trained on it would have as
+    many tokens, and others."""
     other = tmp_path / "other"
     other.mkdir()
-    (other / "a.md").write_text("Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. " * 60)
+    (other / "a.md").write_text(
+        "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. " * 60
+    )
     status, folder = tiny_runs.run(
-        "more-words", f"weights={words_of_its_own}", "data.tokenizer=bpe", "data.vocab_size=300", f"data.path={other}"
+        "more-words",
+        f"weights={words_of_its_own}",
+        "data.tokenizer=bpe",
+        "data.vocab_size=300",
+        f"data.path={other}",
     )
     assert status == 0
-    own, more = (load_trained(str(run), attention="sdpa").tokenizer for run in (words_of_its_own, folder))
+    own, more = (
+        load_trained(str(run), attention="sdpa").tokenizer for run in (words_of_its_own, folder)
+    )
     assert own.fingerprint() == more.fingerprint()
     reported = read_summary(folder)["validation_loss"]
     share = read_settings(folder).data.validation_fraction  # without it all of a path is scored
     for words in ((), ("data=files", f"data.path={other}", f"data.validation_fraction={share}")):
         caplog.clear()
-        settings = settings_from_checkpoint(["mode=evaluate", f"checkpoint={folder}", "hardware=cpu", *words])
+        settings = settings_from_checkpoint(
+            ["mode=evaluate", f"checkpoint={folder}", "hardware=cpu", *words]
+        )
         with caplog.at_level("INFO"):
             assert modes.run_mode(settings) == 0
         assert f"held-out loss {reported:.4f}" in caplog.text

@@ -1,4 +1,5 @@
-"""What a run of devices that share each sequence is planned to hold, send and take, on machines that are not here."""
+"""What a run of devices that share each sequence is planned to hold, send and take, on
+machines that are not here."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def one_sequence(context: int, *words: str):
 
 def model_of(settings):
     with torch.device("meta"):
-        return make_model(settings.model, vocab_size=50257, context=settings.context, attention="flash")
+        return make_model(
+            settings.model, vocab_size=50257, context=settings.context, attention="flash"
+        )
 
 
 def batching(settings) -> Batching:
@@ -43,8 +46,12 @@ def batching(settings) -> Batching:
 
 
 def test_a_device_keeps_its_share_of_the_activations_and_of_the_weights():
-    alone = batching(one_sequence(131072, "memory.activation_checkpointing=selective", "trainer.devices=1")).estimate
-    shared = batching(one_sequence(131072, "context_parallel=8", "memory.activation_checkpointing=selective")).estimate
+    alone = batching(
+        one_sequence(131072, "memory.activation_checkpointing=selective", "trainer.devices=1")
+    ).estimate
+    shared = batching(
+        one_sequence(131072, "context_parallel=8", "memory.activation_checkpointing=selective")
+    ).estimate
     assert shared.activations == pytest.approx(alone.activations / 8)
     assert shared.optimizer == pytest.approx(alone.optimizer / 8, rel=1e-2)
     assert shared.exchange > 0
@@ -59,7 +66,9 @@ def test_micro_batches_are_of_the_samples_that_a_group_of_devices_takes():
 
 def test_a_million_tokens_fit_eight_devices_for_124m_and_1_3b():
     for size in ("124m", "1.3b"):
-        found = batching(one_sequence(MILLION, "trainer.strategy=context_parallel", f"model.size={size}"))
+        found = batching(
+            one_sequence(MILLION, "trainer.strategy=context_parallel", f"model.size={size}")
+        )
         assert found.fits
         assert found.estimate.total <= FREE_SHARE * H200.total_memory_bytes
 
@@ -85,12 +94,20 @@ def test_only_gathering_needs_memory_for_the_whole_sequence():
 
 def test_the_plan_names_the_mesh_the_way_its_reason_the_layout_and_what_is_sent():
     lines = plan(one_sequence(MILLION, "context_parallel=8"), H200).splitlines()
-    assert any(line.startswith("devices: 1 (data) x 8 (context); weights, gradients") for line in lines)
-    assert any(line.startswith("context-parallel method: hybrid: 12 heads over 4 ranks x rings of 2") for line in lines)
     assert any(
-        "a device sends 960.00 MiB forward and 2.25 GiB backward for each of 12 layers" in line for line in lines
+        line.startswith("devices: 1 (data) x 8 (context); weights, gradients") for line in lines
     )
-    (layout,) = [line for line in lines if line.startswith("layout: balanced, 131,072 tokens a device")]
+    assert any(
+        line.startswith("context-parallel method: hybrid: 12 heads over 4 ranks x rings of 2")
+        for line in lines
+    )
+    assert any(
+        "a device sends 960.00 MiB forward and 2.25 GiB backward for each of 12 layers" in line
+        for line in lines
+    )
+    (layout,) = [
+        line for line in lines if line.startswith("layout: balanced, 131,072 tokens a device")
+    ]
     assert "attends 1.00 times the mean" in layout
     assert any(line.startswith("memory: ") and "of it exchanged" in line for line in lines)
 
@@ -110,7 +127,10 @@ def test_the_line_before_training_and_the_row_after_it_name_degree_and_way():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("trainer.context_parallel_method=ulysses",), r"ulysses with 12 heads on 8 ranks\. Use .* 2, 3, 4, 6, 12\)"),
+        (
+            ("trainer.context_parallel_method=ulysses",),
+            r"ulysses with 12 heads on 8 ranks\. Use .* 2, 3, 4, 6, 12\)",
+        ),
         (
             ("trainer.context_parallel_method=hybrid", "model.size=1.5b"),
             "hybrid with 25 heads on 8 ranks. Use all-gather or ring, or another",
@@ -120,12 +140,16 @@ def test_the_line_before_training_and_the_row_after_it_name_degree_and_way():
 def test_heads_that_do_not_fit_are_refused_before_any_text_is_read(monkeypatch, words, message):
     monkeypatch.setattr(machine, "detect_hardware", lambda accelerator: H200)
     with pytest.raises(UserError, match=message):
-        adapt_to_machine(one_sequence(8192, "trainer.strategy=context_parallel", *words), CommandLine())
+        adapt_to_machine(
+            one_sequence(8192, "trainer.strategy=context_parallel", *words), CommandLine()
+        )
 
 
 def test_a_model_whose_attention_cannot_be_shared_is_refused():
     settings = settings_of("model=plain", "trainer.devices=2", "trainer.strategy=context_parallel")
-    with pytest.raises(UserError, match=r"model=plain .* has no flashtrain\.Attention.* Use model=gpt2, llama"):
+    with pytest.raises(
+        UserError, match=r"model=plain .* has no flashtrain\.Attention.* Use model=gpt2, llama"
+    ):
         check_model(settings.sharding, model_of(settings), settings.model.name)
 
 
@@ -134,14 +158,22 @@ def test_a_cpu_computes_the_same_attention_and_an_old_gpu_is_refused(monkeypatch
     cpu = Hardware("cpu", "a CPU", 2, None, 2**34, 2**34, None, "32-true", "sdpa")
     monkeypatch.setattr(machine, "detect_hardware", lambda accelerator: cpu)
     assert adapt_to_machine(settings, CommandLine())[1].attention == "flash"
-    old = replace(H200, name="Tesla V100", capability=(7, 0), attention="sdpa", precision="16-mixed")
+    old = replace(
+        H200, name="Tesla V100", capability=(7, 0), attention="sdpa", precision="16-mixed"
+    )
     monkeypatch.setattr(machine, "detect_hardware", lambda accelerator: old)
-    with pytest.raises(UserError, match=r"needs attention=flash.* Tesla V100 \(sm_70\)\. Use trainer\.strategy=ddp"):
+    with pytest.raises(
+        UserError, match=r"needs attention=flash.* Tesla V100 \(sm_70\)\. Use trainer\.strategy=ddp"
+    ):
         adapt_to_machine(settings, CommandLine())
 
 
 def test_sharded_weights_have_no_float32_copies():
     half = torch.nn.Linear(2, 2, dtype=torch.bfloat16)
-    assert isinstance(optimizer_builder(settings_of().optimizer, sharded=False)(half), MasterWeights)
+    assert isinstance(
+        optimizer_builder(settings_of().optimizer, sharded=False)(half), MasterWeights
+    )
     shared = settings_of("trainer.devices=2", "context_parallel=2")
-    assert not isinstance(optimizer_builder(shared.optimizer, sharded=shared.shards_weights)(half), MasterWeights)
+    assert not isinstance(
+        optimizer_builder(shared.optimizer, sharded=shared.shards_weights)(half), MasterWeights
+    )

@@ -19,7 +19,8 @@ from flashtrain_kernels.options import Options
 
 @pytest.fixture
 def backwards(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """For each attention call whose backward begins: whether the Hopper kernels would add dQ up in a fixed order."""
+    """For each attention call whose backward begins: whether the Hopper kernels would add
+    dQ up in a fixed order."""
     from flashtrain_kernels.backends.hopper.backward import is_deterministic
 
     on_cpu = hardware._cpu

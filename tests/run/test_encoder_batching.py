@@ -26,7 +26,8 @@ def gpu(gib: float) -> Hardware:
     """A GPU with so much free memory."""
     free = round(gib * GIB)
     return replace(
-        detect_hardware("cpu"), kind="cuda", name="a GPU", precision="bf16-mixed", attention="flash",
+        detect_hardware("cpu"), kind="cuda", name="a GPU", precision="bf16-mixed",
+        attention="flash",
         free_memory_bytes=free, total_memory_bytes=free, peak_flops=1e15,
     )  # fmt: skip
 
@@ -35,7 +36,9 @@ def pathx(hardware: Hardware, *words: str, stage: int = -1) -> Batching:
     one = stages_of(compose_settings(["recipe=pathx", *words]))[stage]
     side = one.settings.pathfinder.side
     with torch.device("meta"):
-        model = Classifier(classifier_config(one.settings.classifier, SequenceShape(2, side * side, side=side)))
+        model = Classifier(
+            classifier_config(one.settings.classifier, SequenceShape(2, side * side, side=side))
+        )
     return choose_stage_batching(one, hardware, model)
 
 
@@ -60,13 +63,19 @@ def test_what_is_asked_for_stays_and_takes_the_savings_that_it_needs() -> None:
     small = bert(gpu(24))
     assert (small.micro_batch, small.savings.checkpointing) == (32768, "selective")
     assert bert(gpu(140)).savings.checkpointing == "none"
-    assert bert(gpu(140), "memory.activation_checkpointing=selective").savings.checkpointing == "selective"
+    assert (
+        bert(gpu(140), "memory.activation_checkpointing=selective").savings.checkpointing
+        == "selective"
+    )
 
 
 def test_padded_rows_need_memory_for_their_padding() -> None:
     packed, unread, read = (
         bert(
-            gpu(140), "memory.activation_checkpointing=none", f"masked.layout={layout}", padding=padding
+            gpu(140),
+            "memory.activation_checkpointing=none",
+            f"masked.layout={layout}",
+            padding=padding,
         ).estimate.activations
         for layout, padding in (("packed", None), ("padded", None), ("padded", 1.0))
     )
@@ -85,7 +94,9 @@ def test_without_a_budget_bert_takes_as_many_tokens_as_fit() -> None:
 
 
 def test_fine_tuning_takes_no_more_texts_than_tokens_at_once_holds() -> None:
-    settings = compose_settings(["recipe=bert-finetune", "context=4096", "finetune.tokens_at_once=32768"])
+    settings = compose_settings(
+        ["recipe=bert-finetune", "context=4096", "finetune.tokens_at_once=32768"]
+    )
 
     def chosen(gib: float) -> Batching:
         with torch.device("meta"):
@@ -115,5 +126,6 @@ def test_the_announcement_and_the_plan_name_the_estimate() -> None:
 def test_every_plan_prints_it(recipe: str) -> None:
     settings = compose_settings([f"recipe={recipe}", "mode=plan"])
     text = task_of(settings).plan(settings, gpu(80))
-    assert text.count("memory: ") == {"pathx": 6, "path256": 9}.get(recipe, 1)  # once for each length and batch
+    # Once for each length and batch.
+    assert text.count("memory: ") == {"pathx": 6, "path256": 9}.get(recipe, 1)
     assert "activations" in text

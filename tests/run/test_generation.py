@@ -15,7 +15,8 @@ def model(request) -> Decoder:
     torch.manual_seed(0)
     config = DecoderConfig.of_size("demo", request.param, vocab_size=50, context=CONTEXT)
     model = Decoder(config, attention="sdpa").double()
-    for parameter in model.parameters():  # far enough from the start that the likeliest token is no near tie
+    # Far enough from the start that the likeliest token is no near tie.
+    for parameter in model.parameters():
         parameter.data *= 3
     return model
 
@@ -109,11 +110,17 @@ def test_weights_that_are_no_numbers_are_reported_in_one_line(model, temperature
 
 @pytest.mark.parametrize("options", [{"temperature": 1e-40}, {"temperature": 1e-5}, {"top_k": 1}])
 def test_a_temperature_near_0_and_top_k_of_one_take_the_likeliest_token(model, options):
-    assert torch.equal(generate(model, PROMPT, 10, **options), generate(model, PROMPT, 10, temperature=0))
+    assert torch.equal(
+        generate(model, PROMPT, 10, **options), generate(model, PROMPT, 10, temperature=0)
+    )
 
 
-@pytest.mark.parametrize(("prompt", "new", "tokens"), [(3, 5, 8), (3, 40, CONTEXT), (CONTEXT + 5, 1, CONTEXT)])
-def test_the_cache_takes_the_memory_of_the_tokens_and_not_of_the_context(model, monkeypatch, prompt, new, tokens):
+@pytest.mark.parametrize(
+    ("prompt", "new", "tokens"), [(3, 5, 8), (3, 40, CONTEXT), (CONTEXT + 5, 1, CONTEXT)]
+)
+def test_the_cache_takes_the_memory_of_the_tokens_and_not_of_the_context(
+    model, monkeypatch, prompt, new, tokens
+):
     asked = []
     make = model.new_cache
     monkeypatch.setattr(model, "new_cache", lambda size: asked.append(size) or make(size))

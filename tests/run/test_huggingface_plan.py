@@ -1,4 +1,5 @@
-"""What a transformers model needs of a GPU, from its configuration alone: no weight is there to be read."""
+"""What a transformers model needs of a GPU, from its configuration alone: no
+weight is there to be read."""
 
 from __future__ import annotations
 
@@ -44,14 +45,21 @@ def config(tmp_path_factory) -> Path:
 
 
 def settings_of(config: Path, *words: str):
-    own = (f"model.config={config}", "data.tokenizer=gpt2", "context=32768", "trainer.tokens_per_step=65536")
+    own = (
+        f"model.config={config}",
+        "data.tokenizer=gpt2",
+        "context=32768",
+        "trainer.tokens_per_step=65536",
+    )
     return compose_settings(["recipe=hf", *own, *words])
 
 
 def batching(config: Path, *words: str) -> Batching:
     settings = settings_of(config, *words)
     with torch.device("meta"):
-        model = make_model(settings.model, vocab_size=50257, context=settings.context, attention="flash")
+        model = make_model(
+            settings.model, vocab_size=50257, context=settings.context, attention="flash"
+        )
     model.keep_in(H200.precision)
     return choose_batching(settings, H200, model)
 
@@ -60,7 +68,8 @@ def test_weights_and_states_are_divided_among_devices(config: Path) -> None:
     found = batching(config, "trainer.devices=2", "trainer.strategy=fsdp").estimate
     assert found.gradients == PARAMETERS * 4 // 2
     assert found.optimizer == PARAMETERS * 8 // 2
-    embeddings = 2 * 151936 * 4096 + 4096  # the head is no part of them, and the last norm is in no layer
+    # The head is no part of them, and the last norm is in no layer.
+    embeddings = 2 * 151936 * 4096 + 4096
     gathered = 2 * (PARAMETERS - embeddings) // 36 + embeddings
     assert found.weights == PARAMETERS * 4 // 2 + gathered * 2
     assert batching(
@@ -70,17 +79,26 @@ def test_weights_and_states_are_divided_among_devices(config: Path) -> None:
 
 def test_adapters_leave_the_weights_in_half_precision_and_without_gradients(config: Path) -> None:
     lora = batching(config, "model.adapter=lora").estimate
-    trained = 36 * 16 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 12288))  # two thin matrices each, rank 16
+    # Two thin matrices each, rank 16.
+    trained = 36 * 16 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 12288))
     assert lora.gradients == trained * 4
     assert lora.weights == PARAMETERS * 2 + trained * (4 + 2)
     pytest.importorskip("torchao")
     quantized = batching(config, "model.adapter=lora", "model.quantize=nf4").estimate
-    assert lora.weights - quantized.weights == pytest.approx(1.484375 * (PARAMETERS - 2 * 151936 * 4096), rel=1e-3)
+    assert lora.weights - quantized.weights == pytest.approx(
+        1.484375 * (PARAMETERS - 2 * 151936 * 4096), rel=1e-3
+    )
 
 
 def test_a_plan_says_what_would_be_trained_and_reads_no_weights(config: Path) -> None:
     text = plan_language(
-        settings_of(config, "memory.activation_checkpointing=full", "trainer.devices=2", "trainer.strategy=fsdp"), H200
+        settings_of(
+            config,
+            "memory.activation_checkpointing=full",
+            "trainer.devices=2",
+            "trainer.strategy=fsdp",
+        ),
+        H200,
     )
     assert text.startswith("qwen3-8b0: 8190.7M parameters, context 32768, attention flash")
     assert "full checkpointing" in text
@@ -93,10 +111,19 @@ HYBRIDS = {
     "lfm2": ({"layer_types": ["conv", "full_attention"]}, "layers of conv"),
     "qwen3_next": ({"full_attention_interval": 2, "head_dim": 8}, "layers of linear_attention"),
     "falcon_h1": ({"head_dim": 8}, "layers of hybrid"),
-    "bamba": ({"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 16}, "layers of linear_attention"),
+    "bamba": (
+        {"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 16},
+        "layers of linear_attention",
+    ),
     "jamba": ({"attn_layer_period": 2, "attn_layer_offset": 0}, "layers of linear_attention"),
-    "nemotron_h": ({"hybrid_override_pattern": "M-*E", "num_hidden_layers": 4}, "layers of linear_attention"),
-    "recurrent_gemma": ({"block_types": ["recurrent", "attention"]}, "by linear_attention in 1 of 2 layers"),
+    "nemotron_h": (
+        {"hybrid_override_pattern": "M-*E", "num_hidden_layers": 4},
+        "layers of linear_attention",
+    ),
+    "recurrent_gemma": (
+        {"block_types": ["recurrent", "attention"]},
+        "by linear_attention in 1 of 2 layers",
+    ),
     "zamba2": ({"layers_block_type": ["mamba", "hybrid"]}, "layers of linear_attention"),
     "rwkv": ({}, "by recurrent states"),  # whose configuration says nothing
 }
@@ -106,10 +133,16 @@ HYBRIDS = {
 def test_a_hybrid_whose_devices_would_share_sequences_is_refused_by_its_configuration(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each names its layers by another entry; RecurrentGemma and RWKV are not served on one device either."""
+    """Each names its layers by another entry; RecurrentGemma and RWKV are not
+    served on one device either."""
     monkeypatch.setattr(HuggingFaceDecoder, "materialise", None)
     more, said = HYBRIDS[kind]
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     config = {"model_type": kind, **sizes, "vocab_size": 50304, "num_key_value_heads": 2, **more}
     (tmp_path / "config.json").write_text(json.dumps(config))
     settings = settings_of(tmp_path, "trainer.devices=2", "trainer.strategy=context_parallel")
@@ -124,28 +157,55 @@ QWEN3_NEXT = {
 
 
 def test_a_plan_counts_layers_of_a_state_by_their_recurrence(tmp_path: Path) -> None:
-    """Sizes of Qwen3-Next: 32 value heads with states of 128 x 128, 16 query and key heads; attention of 16 x 256."""
+    """Sizes of Qwen3-Next: 32 value heads with states of 128 x 128, 16 query and key heads;
+    attention of 16 x 256."""
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_NEXT))
     settings = settings_of(tmp_path, "trainer.micro_batch=1")
     with torch.device("meta"):
-        model = make_model(settings.model, vocab_size=50257, context=settings.context, attention="flash")
+        model = make_model(
+            settings.model, vocab_size=50257, context=settings.context, attention="flash"
+        )
     *states, attention = (layer.mixer for layer in model.shape.layers)
-    assert [state.flops(32768) for state in states] == [3 * 6 * 32 * 128 * 128] * 3  # whatever the context
+    # Whatever the context.
+    assert [state.flops(32768) for state in states] == [3 * 6 * 32 * 128 * 128] * 3
     assert attention.flops(32768) == 12 * 16 * 256 * 32768 / 2
-    assert model.flops_per_token(32768) - model.flops_per_token(2) == attention.flops(32768) - attention.flops(2)
+    assert model.flops_per_token(32768) - model.flops_per_token(2) == attention.flops(
+        32768
+    ) - attention.flops(2)
     memory = states[0].memory(tokens=32768, context=32768, activation=2, attention="flash")
     keys, values, beta_and_decay, inverse = 2 * 16 * 128, 32 * 128, 2 * 32, 64 * 32
-    assert memory.inputs + memory.result == 2 * (2 * (keys + values) + 3 * values + beta_and_decay + inverse)
+    assert memory.inputs + memory.result == 2 * (
+        2 * (keys + values) + 3 * values + beta_and_decay + inverse
+    )
     lines = plan_language(settings, H200)
     assert "time:" in lines
     assert "memory:" in lines
 
 
 def test_layers_of_unknown_flops_give_no_time_and_no_mfu(tmp_path: Path) -> None:
-    latent = {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "q_lora_rank": 16, "kv_lora_rank": 16}
-    indexed = {**latent, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 4, "num_attention_heads": 4}
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 50304}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "deepseek_v32", **sizes, **indexed}))
+    latent = {
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+    }
+    indexed = {
+        **latent,
+        "index_n_heads": 2,
+        "index_head_dim": 16,
+        "index_topk": 4,
+        "num_attention_heads": 4,
+    }
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "vocab_size": 50304,
+    }
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "deepseek_v32", **sizes, **indexed})
+    )
     settings = settings_of(tmp_path, "trainer.micro_batch=1", "attention=standard")
     lines = plan_language(settings, replace(H200, attention="standard")).splitlines()
     assert lines.count("no TFLOP/s, MFU and time: the FLOPs of indexed_attention are unknown") == 1

@@ -1,4 +1,5 @@
-"""recipe=hf on a folder: trained, resumed, evaluated, asked for text, exported; adapters; mistakes in a line."""
+"""recipe=hf on a folder: trained, resumed, evaluated, asked for text, exported;
+adapters; mistakes in a line."""
 
 from __future__ import annotations
 
@@ -64,7 +65,14 @@ def runs(tmp_path_factory, text_folder, llama) -> TinyRuns:
     words = [word for word in TINY if not word.startswith(NOT_GIVEN)]
     folder = tmp_path_factory.mktemp("hf-runs")
     return TinyRuns(
-        folder, ["recipe=hf", *words, f"data.path={text_folder}", f"data.cache_dir={folder}", f"model.path={llama}"]
+        folder,
+        [
+            "recipe=hf",
+            *words,
+            f"data.path={text_folder}",
+            f"data.cache_dir={folder}",
+            f"model.path={llama}",
+        ],
     )
 
 
@@ -78,7 +86,10 @@ def trained(runs: TinyRuns) -> Path:
 @pytest.fixture(scope="module")
 def adapted(runs: TinyRuns) -> Path:
     status, folder = runs.run(
-        "adapted", "model.adapter=lora", "model.adapter_rank=4", "memory.activation_checkpointing=selective"
+        "adapted",
+        "model.adapter=lora",
+        "model.adapter_rank=4",
+        "memory.activation_checkpointing=selective",
     )
     assert status == 0
     return folder
@@ -126,25 +137,36 @@ class SignalAt(pl.Callback):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [(), ("model.adapter=lora", "model.adapter_rank=4")], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "words", [(), ("model.adapter=lora", "model.adapter_rank=4")], ids=["full", "lora"]
+)
 def test_two_devices_share_each_sequence_and_learn_what_one_does(
     words: tuple[str, ...], runs: TinyRuns, tmp_path: Path
 ) -> None:
     kind = "lora" if words else "full"
-    words = (*words, "data.document_mask=true", "trainer.compile=false", "hardware.precision=32-true")
+    words = (
+        *words,
+        "data.document_mask=true",
+        "trainer.compile=false",
+        "hardware.precision=32-true",
+    )
     status, one = runs.run(f"one-device-{kind}", *words)
     assert status == 0
     two = tmp_path / "two"
     both = ("trainer.devices=2", "context_parallel=2", f"hydra.run.dir={two}")
     run(runs.settings_words(*words, *both), tmp_path / "printed", ranks=2)
     assert summary(two)["train_loss"] == pytest.approx(summary(one)["train_loss"], rel=1e-5)
-    assert summary(two)["validation_loss"] == pytest.approx(summary(one)["validation_loss"], rel=1e-5)
+    assert summary(two)["validation_loss"] == pytest.approx(
+        summary(one)["validation_loss"], rel=1e-5
+    )
     mine, theirs = state(one), state(two)
     assert mine.keys() == theirs.keys()
     assert all(torch.allclose(value, mine[name], atol=1e-4) for name, value in theirs.items())
 
 
-def test_a_checkpoint_is_evaluated_and_writes_text(trained: Path, adapted: Path, caplog, capsys) -> None:
+def test_a_checkpoint_is_evaluated_and_writes_text(
+    trained: Path, adapted: Path, caplog, capsys
+) -> None:
     for folder in (trained, adapted):
         caplog.clear()
         with caplog.at_level("INFO"):
@@ -155,7 +177,9 @@ def test_a_checkpoint_is_evaluated_and_writes_text(trained: Path, adapted: Path,
 
 
 def logits(folder: Path, ids: torch.Tensor) -> torch.Tensor:
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(ids).logits
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(
+        ids
+    ).logits
 
 
 def test_an_export_is_what_from_pretrained_loads_with_tokenizer_and_generation_config(
@@ -177,7 +201,9 @@ def test_an_export_is_what_from_pretrained_loads_with_tokenizer_and_generation_c
     assert (folder / "chat_template.jinja").read_text() == "{{ messages }}"
 
 
-def test_adapters_are_exported_merged_and_alone_as_peft_reads_them(adapted: Path, llama: Path) -> None:
+def test_adapters_are_exported_merged_and_alone_as_peft_reads_them(
+    adapted: Path, llama: Path
+) -> None:
     peft = pytest.importorskip("peft")
     assert all(".lora_" in name for name in state(adapted))
     assert mode("export", adapted) == 0
@@ -188,7 +214,11 @@ def test_adapters_are_exported_merged_and_alone_as_peft_reads_them(adapted: Path
     torch.testing.assert_close(alone(ids).logits, merged, rtol=0, atol=1e-5)
     assert not torch.allclose(merged, logits(llama, ids), atol=1e-5)
     written = json.loads((adapted / "export" / "adapter" / "adapter_config.json").read_text())
-    assert (written["r"], written["lora_alpha"], written["base_model_name_or_path"]) == (4, 8, str(llama))
+    assert (written["r"], written["lora_alpha"], written["base_model_name_or_path"]) == (
+        4,
+        8,
+        str(llama),
+    )
 
 
 def refused(runs: TinyRuns, capsys, caplog, *words: str) -> str:
@@ -200,14 +230,16 @@ def refused(runs: TinyRuns, capsys, caplog, *words: str) -> str:
         return str(error)
     assert status != 0
     assert "documents" not in caplog.text
-    return [line for line in capsys.readouterr().err.splitlines() if line.startswith("flashtrain: ")][-1]
+    return [
+        line for line in capsys.readouterr().err.splitlines() if line.startswith("flashtrain: ")
+    ][-1]
 
 
 def test_weights_that_do_not_fit_are_reported_in_a_line(runs: TinyRuns, tmp_path, capsys) -> None:
     """On one device too, where Lightning's teardown then fails on the model without weights."""
-    transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SIZES, "num_hidden_layers": 1})).save_pretrained(
-        tmp_path
-    )
+    transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**{**SIZES, "num_hidden_layers": 1})
+    ).save_pretrained(tmp_path)
     transformers.LlamaConfig(**SIZES).save_pretrained(tmp_path)
     save_tokenizer(tmp_path)
     status, _ = runs.run("odd", f"model.path={tmp_path}")
@@ -231,7 +263,9 @@ def test_mistakes_are_reported_in_a_line_before_any_text_is_read(
     assert "the tokenizer has 257 tokens" in refused(runs, capsys, caplog, f"model.path={small}")
     speechless = changed("speechless")
     (speechless / "tokenizer.json").unlink()
-    assert f"no tokenizer.json in {speechless}" in refused(runs, capsys, caplog, f"model.path={speechless}")
+    assert f"no tokenizer.json in {speechless}" in refused(
+        runs, capsys, caplog, f"model.path={speechless}"
+    )
     assert "model.path" in refused(runs, capsys, caplog, "model.config=llama")
 
 
@@ -249,8 +283,13 @@ def test_states_of_8_bits_train_on_exactly_and_their_checkpoint_is_read_without_
     assert status == 0
     expected = state(whole)
     assert all(torch.equal(value, expected[name]) for name, value in state(resumed).items())
-    code = "import sys; from flashtrain.training.checkpoints import read_checkpoint; read_checkpoint(sys.argv[1])"
-    subprocess.run([sys.executable, "-c", code, str(whole / "checkpoints" / "last.ckpt")], check=True)
+    code = (
+        "import sys; from flashtrain.training.checkpoints import read_checkpoint; "
+        "read_checkpoint(sys.argv[1])"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code, str(whole / "checkpoints" / "last.ckpt")], check=True
+    )
 
 
 @pytest.mark.slow
@@ -266,8 +305,18 @@ def test_sharded_states_of_8_bits_go_on_exactly_and_rows_that_devices_cannot_sha
             config = transformers.LlamaConfig(**{**SIZES, "vocab_size": rows})
             transformers.LlamaForCausalLM(config).save_pretrained(model)
             save_tokenizer(model)
-        words = (f"model.path={model}", "optimizer.states=8bit", "optimizer.learning_rate=0.01", *words)
-        sharded = ("trainer.devices=2", "trainer.strategy=fsdp", "schedule.name=constant", f"output={tmp_path / kind}")
+        words = (
+            f"model.path={model}",
+            "optimizer.states=8bit",
+            "optimizer.learning_rate=0.01",
+            *words,
+        )
+        sharded = (
+            "trainer.devices=2",
+            "trainer.strategy=fsdp",
+            "schedule.name=constant",
+            f"output={tmp_path / kind}",
+        )
         return runs.command(*words, *sharded), tmp_path / kind
 
     ended, folder = train("whole", 512, "trainer.steps=4")

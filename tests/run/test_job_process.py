@@ -45,11 +45,17 @@ def is_alive(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text() if Path("/proc/self").exists() else True
+    return (
+        "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
+        if Path("/proc/self").exists()
+        else True
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_job_saves_and_ends_when_its_command_is_killed_or_reported_to_end(tmp_path: Path, number) -> None:
+def test_a_job_saves_and_ends_when_its_command_is_killed_or_reported_to_end(
+    tmp_path: Path, number
+) -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT_SCRIPT, str(tmp_path), JOB],
         env=checkout_environment(),
@@ -78,7 +84,10 @@ def test_what_a_job_starts_itself_is_not_reported_of_the_sweep(monkeypatch) -> N
 
 
 def test_handlers_are_as_they_were_afterwards_and_what_is_ignored_stays_so() -> None:
-    interrupt, terminate = signal.signal(signal.SIGINT, signal.SIG_IGN), signal.getsignal(signal.SIGTERM)
+    interrupt, terminate = (
+        signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.getsignal(signal.SIGTERM),
+    )
     try:
         with JobProcesses():
             assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
@@ -101,5 +110,7 @@ def test_ctrl_c_before_a_training_is_one_line_and_status_130_wherever_it_comes()
         "command._command = work\n"
         "command.main()"
     )
-    ended = subprocess.run([sys.executable, "-c", broken_off], capture_output=True, text=True, cwd=ROOT)
+    ended = subprocess.run(
+        [sys.executable, "-c", broken_off], capture_output=True, text=True, cwd=ROOT
+    )
     assert (ended.returncode, ended.stderr) == (130, "flashtrain: stopped by Ctrl-C\n")

@@ -15,7 +15,9 @@ from flashtrain.tasks.optimization import optimizer_builder, schedule_builder
 @pytest.mark.parametrize("every", [1, 3, 4])
 def test_the_curve_ends_at_the_loss_of_the_summary(tiny_runs: TinyRuns, every: int, caplog) -> None:
     caplog.set_level("INFO")
-    status, folder = tiny_runs.run(f"every-{every}", "trainer.steps=5", f"trainer.log_every={every}")
+    status, folder = tiny_runs.run(
+        f"every-{every}", "trainer.steps=5", f"trainer.log_every={every}"
+    )
     assert status == 0
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     last = [(row["step"], row["train_loss"]) for row in rows if "train_loss" in row][-1]
@@ -34,18 +36,26 @@ class Derived(LanguageTask):
     def prepare(self, settings, hardware):
         setup = super().prepare(settings, hardware)
         ours, steps = setup.task, settings.trainer.steps
-        make = {"make_optimizer": optimizer_builder(settings.optimizer, sharded=False), "description": ours.description}
+        make = {
+            "make_optimizer": optimizer_builder(settings.optimizer, sharded=False),
+            "description": ours.description,
+        }
         make["make_schedule"] = schedule_builder(settings.schedule, steps)
         setup.task = OwnModule(ours.model, gradient_clip=settings.optimizer.gradient_clip, **make)
         return setup
 
 
-def test_a_derived_tasks_own_module_is_what_the_summary_reports(tiny_runs: TinyRuns, monkeypatch, caplog) -> None:
+def test_a_derived_tasks_own_module_is_what_the_summary_reports(
+    tiny_runs: TinyRuns, monkeypatch, caplog
+) -> None:
     caplog.set_level("INFO")
     status, folder = tiny_runs.run("ours", "trainer.steps=2")
     monkeypatch.setitem(registry._components["task"], "derived", Derived)
     derived, other = tiny_runs.run("derived", "trainer.steps=2", "task=derived")
     assert (status, derived) == (0, 0)
     one, two = (json.loads((path / "summary.json").read_text()) for path in (folder, other))
-    assert (two["train_loss_first"], two["train_loss"]) == (one["train_loss_first"], one["train_loss"])
+    assert (two["train_loss_first"], two["train_loss"]) == (
+        one["train_loss_first"],
+        one["train_loss"],
+    )
     assert caplog.text.count(f"training loss {two['train_loss']:.3f} at the last step") == 2

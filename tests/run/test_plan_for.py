@@ -1,4 +1,5 @@
-"""hardware.plan_for: a plan for GPUs that are not here, its estimates beside published peaks, and what fits."""
+"""hardware.plan_for: a plan for GPUs that are not here, its estimates beside
+published peaks, and what fits."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def gib_of(*words: str) -> float:
 
 
 def measured(file: str, **values: object) -> float:
-    (row,) = [one for one in read_result(RESULTS / f"{file}.json").rows if values.items() <= one.items()]
+    (row,) = [
+        one for one in read_result(RESULTS / f"{file}.json").rows if values.items() <= one.items()
+    ]
     return row["peak_memory_gib"]
 
 
@@ -58,7 +61,9 @@ def test_the_recipe_in_full_is_planned_for_eight_h100s() -> None:
 
 
 def test_a_gpu_that_flashtrain_never_ran_on_is_reported_to_be_one() -> None:
-    assert "computed; flashtrain has run on H100 and H200 only." in plan_of("recipe=bert", "hardware.plan_for=rtx4090")
+    assert "computed; flashtrain has run on H100 and H200 only." in plan_of(
+        "recipe=bert", "hardware.plan_for=rtx4090"
+    )
 
 
 def test_the_gpus_are_those_of_the_setting_and_have_a_peak() -> None:
@@ -71,7 +76,10 @@ def test_the_gpus_are_those_of_the_setting_and_have_a_peak() -> None:
     [
         (["hardware.plan_for=h100"], r"hardware\.plan_for=h100 is used by mode=plan alone"),
         (["hardware.plan_for=4xb100", "mode=plan"], r"unknown hardware\.plan_for 'b100'"),
-        (["hardware.plan_for=8xh100", "mode=plan", "trainer.devices=4"], r"trainer\.devices is given twice"),
+        (
+            ["hardware.plan_for=8xh100", "mode=plan", "trainer.devices=4"],
+            r"trainer\.devices is given twice",
+        ),
     ],
 )
 def test_what_cannot_be_planned_is_a_line(words: list[str], line: str) -> None:
@@ -94,9 +102,15 @@ def test_the_share_of_the_peak_is_within_what_the_named_files_measured() -> None
 def test_changes_that_are_reported_to_fit_do() -> None:
     words = ("recipe=hf", "model.config=llama-8b", "hardware.plan_for=h100")
     text = plan_of(*words)
-    assert re.search(r"does not fit: needs 12\d\.\d GiB, 71\.2 GiB may be used \(90% of what is free\)\.", text)
+    assert re.search(
+        r"does not fit: needs 12\d\.\d GiB, 71\.2 GiB may be used \(90% of what is free\)\.", text
+    )
     changes = re.findall(r"^  ((?:[\w.]+=\w+ ?)+): ([\d.]+) GiB", text, re.MULTILINE)
-    assert [change.split("=")[0] for change, _ in changes] == ["model.adapter", "trainer.devices", "trainer.devices"]
+    assert [change.split("=")[0] for change, _ in changes] == [
+        "model.adapter",
+        "trainer.devices",
+        "trainer.devices",
+    ]
     change, gib = changes[1]
     assert change == "trainer.devices=2 trainer.strategy=fsdp"
     assert f"{gib_of(*words, *change.split()):.1f}" == gib
@@ -105,8 +119,14 @@ def test_changes_that_are_reported_to_fit_do() -> None:
 
 @pytest.mark.parametrize(("size", "context", "batch"), [("1.3b", 2048, 16), ("124m", 65536, 1)])
 def test_gpt2s_steps_need_what_was_measured_on_an_h200(size: str, context: int, batch: int) -> None:
-    step = (f"context={context}", f"trainer.micro_batch={batch}", f"trainer.tokens_per_step={batch * context}")
-    peak = measured("gpt2-speed-h200", implementation="flashtrain", model=size, context=context, weights="fp32")
+    step = (
+        f"context={context}",
+        f"trainer.micro_batch={batch}",
+        f"trainer.tokens_per_step={batch * context}",
+    )
+    peak = measured(
+        "gpt2-speed-h200", implementation="flashtrain", model=size, context=context, weights="fp32"
+    )
     found = gib_of("recipe=gpt2", f"model.size={size}", *step, "hardware.plan_for=h200")
     assert peak <= found <= 1.1 * peak
 
@@ -114,11 +134,14 @@ def test_gpt2s_steps_need_what_was_measured_on_an_h200(size: str, context: int, 
 def test_a_million_tokens_need_what_was_measured_on_an_h200() -> None:
     """Two steps were measured, the second with AdamW's moments."""
     peak = measured("gpt2-million-h200", model="gpt2-124m", devices=1)
-    found = gib_of("recipe=gpt2", "model.positions=rotary", *one_sequence(2**20), "hardware.plan_for=h200")
+    found = gib_of(
+        "recipe=gpt2", "model.positions=rotary", *one_sequence(2**20), "hardware.plan_for=h200"
+    )
     assert peak <= found <= 1.1 * peak
 
 
-# The two rows of gpt2-million-h200 on two GPUs are of code whose ring held more, and are not compared.
+# The two rows of gpt2-million-h200 on two GPUs are of code whose ring held more,
+# and are not compared.
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("file", "model", "context", "kind"),
@@ -135,5 +158,12 @@ def test_long_steps_need_what_was_measured(file: str, model: str, context: int, 
     on = ("hardware.plan_for=h100",) if file.endswith("h100") else pair
     lora = ("model.adapter=lora",) if model.endswith("lora") else ()
     peak = measured(file, implementation="flashtrain", model=model, context=context)
-    words = ("recipe=hf", f"model.config={model.removesuffix('-lora')}", *one_sequence(context), *on, *lora, *PIECES)
+    words = (
+        "recipe=hf",
+        f"model.config={model.removesuffix('-lora')}",
+        *one_sequence(context),
+        *on,
+        *lora,
+        *PIECES,
+    )
     assert peak <= gib_of(*words, f"memory.activation_checkpointing={kind}") <= 1.1 * peak

@@ -38,7 +38,9 @@ from flashtrain.settings.schema import schema_of
 from flashtrain.settings.settings import Settings
 
 
-def leave_run(parent: Path, name: str, words: list[str], *, status: str | None = None, checkpoint: bool = True) -> Path:
+def leave_run(
+    parent: Path, name: str, words: list[str], *, status: str | None = None, checkpoint: bool = True
+) -> Path:
     folder = parent / name
     (folder / CHECKPOINTS).mkdir(parents=True)
     write_config(asdict(compose_settings(["recipe=gpt2", *words])), folder)
@@ -50,7 +52,9 @@ def leave_run(parent: Path, name: str, words: list[str], *, status: str | None =
 
 
 def test_settings_survive_the_way_through_config_yaml(tmp_path) -> None:
-    settings = compose_settings(["recipe=gpt2", "context=512", "data=hub", "data.name=a/b", "+data.options.depth=3"])
+    settings = compose_settings(
+        ["recipe=gpt2", "context=512", "data=hub", "data.name=a/b", "+data.options.depth=3"]
+    )
     write_config(asdict(settings), tmp_path)
     assert read_settings(tmp_path) == settings
 
@@ -68,7 +72,9 @@ def test_two_folders_of_the_same_name_are_two_folders(tmp_path) -> None:
 
 
 def test_a_folder_appears_when_it_is_whole_and_a_kill_leaves_none(tmp_path) -> None:
-    process = multiprocessing.get_context("fork").Process(target=killed_in_new_folder, args=(tmp_path,))
+    process = multiprocessing.get_context("fork").Process(
+        target=killed_in_new_folder, args=(tmp_path,)
+    )
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
@@ -96,7 +102,10 @@ def test_a_run_folder_gives_its_last_checkpoint_to_go_on_and_its_best_to_use(tmp
     (folder / CHECKPOINTS / BEST).write_bytes(b"x")
     assert find_checkpoint(str(folder), prefer=BEST)[1].name == BEST
     assert find_checkpoint(str(folder), prefer=LAST)[1].name == LAST
-    assert find_checkpoint(str(folder / CHECKPOINTS / LAST), prefer=BEST) == (folder, folder / CHECKPOINTS / LAST)
+    assert find_checkpoint(str(folder / CHECKPOINTS / LAST), prefer=BEST) == (
+        folder,
+        folder / CHECKPOINTS / LAST,
+    )
     with pytest.raises(UserError, match=f"The newest run in it is {folder}."):
         find_checkpoint(str(tmp_path), prefer=BEST)
     (tmp_path / "config.json").touch()
@@ -114,7 +123,9 @@ def test_a_checkpoint_that_is_not_there_is_named(tmp_path, given) -> None:
 
 def test_resume_auto_takes_the_newest_unfinished_run_of_the_same_training(tmp_path) -> None:
     leave_run(tmp_path, "2026-01-01_00-00-00", [])
-    newest = leave_run(tmp_path, "2026-01-02_00-00-00", ["trainer.micro_batch=8", "logger=none"], status="stopped")
+    newest = leave_run(
+        tmp_path, "2026-01-02_00-00-00", ["trainer.micro_batch=8", "logger=none"], status="stopped"
+    )
     leave_run(tmp_path, "2026-01-03_00-00-00", [], status="finished")
     leave_run(tmp_path, "2026-01-04_00-00-00", ["seed=5"])
     leave_run(tmp_path, "2026-01-05_00-00-00", [], checkpoint=False)
@@ -124,29 +135,49 @@ def test_resume_auto_takes_the_newest_unfinished_run_of_the_same_training(tmp_pa
     assert find_unfinished(tmp_path / "nowhere", compose_settings(["recipe=gpt2"])) is None
 
 
-def test_the_nearest_unfinished_run_is_named_with_what_differs(tmp_path, monkeypatch, caplog) -> None:
+def test_the_nearest_unfinished_run_is_named_with_what_differs(
+    tmp_path, monkeypatch, caplog
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text").mkdir()
-    there = leave_run(tmp_path, "2026-01-01_00-00-00", ["data=files", "data.path=text", "context=512"])
+    there = leave_run(
+        tmp_path, "2026-01-01_00-00-00", ["data=files", "data.path=text", "context=512"]
+    )
     leave_run(tmp_path, "2026-01-02_00-00-00", ["seed=5"])
     words = ["recipe=gpt2", "data=files", f"data.path={tmp_path}/text"]
     with caplog.at_level("INFO"):
         assert find_unfinished(tmp_path, compose_settings(words)) is None
     assert caplog.messages[-1].endswith(f"{there}, differs in context (512 there, 1024 here).")
-    assert find_unfinished(tmp_path, compose_settings([*words, "context=512"])) == there  # however the path is written
+    # However the path is written.
+    assert find_unfinished(tmp_path, compose_settings([*words, "context=512"])) == there
     let_go(there)
 
 
 def test_a_failure_is_noted_of_a_run_under_way_and_of_no_other(tmp_path) -> None:
     write_summary(tmp_path, {"recipe": "gpt2", "status": "running"})
     note_failure(tmp_path, "rank 1 of 2 has died")
-    assert read_summary(tmp_path) == {"recipe": "gpt2", "status": "failed", "error": "rank 1 of 2 has died"}
+    assert read_summary(tmp_path) == {
+        "recipe": "gpt2",
+        "status": "failed",
+        "error": "rank 1 of 2 has died",
+    }
     write_summary(tmp_path, {"status": "finished"})
     note_failure(tmp_path, "too late")
     assert read_summary(tmp_path) == {"status": "finished"}
 
 
-TEXTS = ["${x}", "${oc.env:HOME}", "\\${x}", "\\\\", "a\\", "${", "1e-4", "yes", "null", " #: &a *a"]
+TEXTS = [
+    "${x}",
+    "${oc.env:HOME}",
+    "\\${x}",
+    "\\\\",
+    "a\\",
+    "${",
+    "1e-4",
+    "yes",
+    "null",
+    " #: &a *a",
+]
 TEXTS += ["\x1b\x85\ufeff\n\t😀"]
 
 
@@ -175,7 +206,8 @@ def test_nothing_is_looked_up_for_a_config_yaml_from_elsewhere(tmp_path, monkeyp
     config = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(config.replace("prompt: ''", "prompt: ${oc.env:SECRET}"))
     assert read_settings(folder).prompt == "${oc.env:SECRET}"
-    for mode in ("generate", "evaluate", "export"):  # the run's settings with the command line's on top
+    # The run's settings with the command line's on top.
+    for mode in ("generate", "evaluate", "export"):
         settings = settings_from_checkpoint([f"mode={mode}", f"checkpoint={folder}"])
         assert settings is not None
         assert settings.prompt == "${oc.env:SECRET}"
@@ -198,9 +230,12 @@ def test_a_run_of_other_settings_is_named_in_one_line_and_passed_over(tmp_path, 
 
 @pytest.mark.parametrize("name", ["config.yaml", "summary.json"])
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", "7", "a\0b", b"\x80\xff\0\n", "data: {path: ~no-such-user/here}", "trainer:"]
+    "content",
+    ["", "{", "[]", "7", "a\0b", b"\x80\xff\0\n", "data: {path: ~no-such-user/here}", "trainer:"],
 )
-def test_whatever_is_in_another_runs_file_that_folder_is_skipped_with_a_line(tmp_path, caplog, name, content) -> None:
+def test_whatever_is_in_another_runs_file_that_folder_is_skipped_with_a_line(
+    tmp_path, caplog, name, content
+) -> None:
     wanted = leave_run(tmp_path, "2026-01-01_00-00-00", [], status="stopped")
     other = leave_run(tmp_path, "2026-01-02_00-00-00", [], status="stopped")
     (other / name).write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -247,14 +282,17 @@ def test_what_differs_between_config_yaml_and_the_checkpoint_is_reported(saved, 
     edit(checkpoint, "  learning_rate: 0.0006\n", "  learning_rate: 0.0005\n")
     with caplog.at_level("INFO"):
         check_config(checkpoint, content)
-    line = r"config\.yaml has changed since last\.ckpt was saved: .*learning_rate 0\.0006 -> 0\.0005"
+    line = (
+        r"config\.yaml has changed since last\.ckpt was saved: .*learning_rate 0\.0006 -> 0\.0005"
+    )
     assert re.search(line, caplog.messages[-1])
     assert "seed 3 -> 4" in caplog.messages[-1]
     assert len(caplog.messages) == 1
 
 
 @pytest.mark.parametrize(
-    ("line", "name"), [("seed: 3\n", "seed=3"), ("  learning_rate: 0.0006\n", "optimizer.learning_rate=0.0006")]
+    ("line", "name"),
+    [("seed: 3\n", "seed=3"), ("  learning_rate: 0.0006\n", "optimizer.learning_rate=0.0006")],
 )
 def test_a_setting_that_config_yaml_has_lost_is_refused(saved, line, name) -> None:
     checkpoint, content = saved
@@ -279,8 +317,11 @@ def test_a_renamed_setting_is_no_difference(saved, caplog) -> None:
 
 
 @pytest.mark.parametrize("stores", [True, False])
-def test_a_setting_newer_than_the_run_repeats_what_the_run_did(saved, caplog, monkeypatch, stores) -> None:
-    """As if data.text_column were newer than the run, which did as with "content", and "text" is today's default."""
+def test_a_setting_newer_than_the_run_repeats_what_the_run_did(
+    saved, caplog, monkeypatch, stores
+) -> None:
+    """As if data.text_column were newer than the run, which did as with "content", and
+    "text" is today's default."""
     checkpoint, content = saved
     folder = checkpoint.parent.parent
     monkeypatch.setitem(NEWER, "data.text_column", "content")
@@ -299,15 +340,21 @@ def test_a_setting_newer_than_the_run_repeats_what_the_run_did(saved, caplog, mo
     caplog.clear()
     with caplog.at_level("INFO"):
         check_config(checkpoint, content)
-        # The run goes on, and its config.yaml has the setting, but no checkpoint has been written since.
+        # The run goes on, and its config.yaml has the setting, but no checkpoint
+        # has been written since.
         write_config(asdict(own), folder)
         check_config(checkpoint, content)
-    assert [line for line in caplog.messages if "has changed" in line or "text_column" in line] == []
-    assert older_values(settings, read_settings(folder), ["seed"]) == {"data.text_column": "content"}
+    assert [
+        line for line in caplog.messages if "has changed" in line or "text_column" in line
+    ] == []
+    assert older_values(settings, read_settings(folder), ["seed"]) == {
+        "data.text_column": "content"
+    }
 
 
 def test_a_value_that_no_older_run_had_is_another_training(saved, monkeypatch) -> None:
-    """A run of today that was given data.text_column=column is not continued by a command without it."""
+    """A run of today that was given data.text_column=column is not continued
+    by a command without it."""
     monkeypatch.setitem(NEWER, "data.text_column", "content")
     edit(saved[0], "  text_column: text\n", "  text_column: column\n")
     folder = saved[0].parent.parent

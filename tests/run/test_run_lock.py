@@ -66,8 +66,12 @@ def leave_unfinished(folder: Path) -> None:
 
 
 @pytest.mark.integration
-def test_a_folder_in_which_another_process_runs_is_refused_and_reports_whose_it_is(live: Path) -> None:
-    with pytest.raises(Busy, match=r"another run is using .*: process \d+ on .* since 20") as refusal:
+def test_a_folder_in_which_another_process_runs_is_refused_and_reports_whose_it_is(
+    live: Path,
+) -> None:
+    with pytest.raises(
+        Busy, match=r"another run is using .*: process \d+ on .* since 20"
+    ) as refusal:
         hold(live)
     assert "\n" not in str(refusal.value)
 
@@ -141,7 +145,9 @@ def test_slurms_other_ranks_go_where_their_first_one_has_gone(live: Path, monkey
     let_go(first)
 
 
-def test_a_file_system_without_locks_is_reported_and_the_run_goes_on(tmp_path: Path, monkeypatch, caplog) -> None:
+def test_a_file_system_without_locks_is_reported_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch, caplog
+) -> None:
     def no_locks(*_, **__):
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -163,7 +169,9 @@ def test_a_folder_with_a_row_and_a_folder_of_others_are_never_removed(tmp_path: 
     assert others.is_dir()
 
 
-def test_what_a_killed_process_had_half_written_goes_when_the_folder_is_taken_again(tmp_path: Path) -> None:
+def test_what_a_killed_process_had_half_written_goes_when_the_folder_is_taken_again(
+    tmp_path: Path,
+) -> None:
     half, whole = tmp_path / "stage-1" / ".summary.json.4711.unfinished", tmp_path / "summary.json"
     half.parent.mkdir()
     half.write_text("{")
@@ -183,7 +191,9 @@ def test_links_within_a_folder_and_those_of_wandb_are_no_matter(tmp_path: Path) 
     let_go(folder)
 
 
-def test_hydra_run_dir_of_a_finished_run_is_refused_and_its_own_goes_on(trained: Path, tmp_path: Path) -> None:
+def test_hydra_run_dir_of_a_finished_run_is_refused_and_its_own_goes_on(
+    trained: Path, tmp_path: Path
+) -> None:
     trained = shutil.copytree(trained, tmp_path / "run")
     settings = read_settings(trained)
     settings.hardware.demo = "never"

@@ -11,7 +11,13 @@ from chat_folders import CHATML, save_tokenizer_folder, write_sums
 from tiny_runs import TinyRuns, made_once
 from transformers import LlamaConfig, LlamaForCausalLM
 
-SMALL = ["hardware=cpu", "logger=none", "trainer.steps=2", "trainer.tokens_per_step=768", "generate.max_new_tokens=4"]
+SMALL = [
+    "hardware=cpu",
+    "logger=none",
+    "trainer.steps=2",
+    "trainer.tokens_per_step=768",
+    "generate.max_new_tokens=4",
+]
 LARGE = "optimizer.learning_rate=0.01"
 
 
@@ -19,7 +25,12 @@ LARGE = "optimizer.learning_rate=0.01"
 def base(tmp_path_factory) -> Path:
     """A Llama of random weights that are far from 0, with a ChatML tokenizer."""
     folder = save_tokenizer_folder(tmp_path_factory.mktemp("base") / "llama", CHATML)
-    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    shape = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     shape |= {"rms_norm_eps": 1e-5, "initializer_range": 0.5}
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**shape, vocab_size=265, max_position_embeddings=256))
@@ -31,7 +42,8 @@ def base(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def words(base: Path) -> list[str]:
     folder = base.parent
-    return ["recipe=sft", *SMALL, f"model.path={base}", f"data.path={folder / 'chats.jsonl'}", "context=96", LARGE,
+    return ["recipe=sft", *SMALL, f"model.path={base}", f"data.path={folder / 'chats.jsonl'}",
+            "context=96", LARGE,
             f"data.cache_dir={folder}", f"output={folder}"]  # fmt: skip
 
 
@@ -39,4 +51,6 @@ def words(base: Path) -> list[str]:
 def lora(base: Path, words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of adapters that has changed the model."""
     runs = TinyRuns(base.parent, words)
-    return made_once(tmp_path_factory, "adapters", lambda folder: runs.finished(folder, "model.adapter=lora"))
+    return made_once(
+        tmp_path_factory, "adapters", lambda folder: runs.finished(folder, "model.adapter=lora")
+    )

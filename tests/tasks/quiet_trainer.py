@@ -9,7 +9,8 @@ import pytorch_lightning as pl
 
 def quiet_trainer(steps: int, **options: Any) -> pl.Trainer:
     return pl.Trainer(
-        accelerator="cpu", max_steps=steps, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        accelerator="cpu", max_steps=steps, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False,
         enable_model_summary=False, **options,
     )  # fmt: skip
 

@@ -1,4 +1,5 @@
-"""Runs on conversations: trained, resumed, evaluated, asked, and what is refused before anything is built."""
+"""Runs on conversations: trained, resumed, evaluated, asked, and what is refused
+before anything is built."""
 
 from __future__ import annotations
 
@@ -32,9 +33,20 @@ def runs(tmp_path_factory) -> TinyRuns:
     folder = tmp_path_factory.mktemp("chats")
     save_tokenizer_folder(folder / "model", CHATML, words="What is the sum? user assistant " * 9)
     write_sums(folder / "chats.jsonl", product(range(8), range(8)))
-    without = [word for word in TINY if not word.startswith(("data=", "data.tokenizer=", "context=", "trainer.tokens"))]
-    words = ["data=chat", f"data.tokenizer={folder / 'model'}", "context=96", "trainer.tokens_per_step=768"]
-    return TinyRuns(folder, [*without, *words, f"data.path={folder / 'chats.jsonl'}", f"data.cache_dir={folder}",
+    without = [
+        word
+        for word in TINY
+        if not word.startswith(("data=", "data.tokenizer=", "context=", "trainer.tokens"))
+    ]
+    words = [
+        "data=chat",
+        f"data.tokenizer={folder / 'model'}",
+        "context=96",
+        "trainer.tokens_per_step=768",
+    ]
+    return TinyRuns(folder,
+                             [*without, *words, f"data.path={folder / 'chats.jsonl'}",
+                                 f"data.cache_dir={folder}",
                              f"output={folder}"])  # fmt: skip
 
 
@@ -56,7 +68,9 @@ def test_its_checkpoint_is_evaluated_on_the_held_out_answers(finished, caplog):
         assert run_mode("mode=evaluate", f"checkpoint={finished}/checkpoints/last.ckpt") == 0
     row = json.loads((finished / "summary.json").read_text())
     assert f"held-out loss {row['validation_loss']:.4f}" in caplog.text
-    with pytest.raises(UserError, match=r"nothing is held out to evaluate on\. Raise data\.validation_fraction"):
+    with pytest.raises(
+        UserError, match=r"nothing is held out to evaluate on\. Raise data\.validation_fraction"
+    ):
         run_mode("mode=evaluate", f"checkpoint={finished}", "data.validation_fraction=0")
 
 
@@ -85,20 +99,34 @@ def test_what_would_be_trained_is_planned(runs):
 
 @pytest.mark.integration
 def test_a_run_begun_before_answers_were_checked_resumes_on_its_own_labels(runs, tmp_path):
-    """Its config.yaml lacks the setting, and its checkpoint has none; losses are repeated bit for bit."""
+    """Its config.yaml lacks the setting, and its checkpoint has none; losses
+    are repeated bit for bit."""
     talk = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "5", "weight": 0},
-            {"role": "user", "content": "no"}, {"role": "assistant", "content": "4", "thinking": "hm"}]  # fmt: skip
+            {"role": "user", "content": "no"},
+            {"role": "assistant", "content": "4", "thinking": "hm"}]  # fmt: skip
     (tmp_path / "chats.jsonl").write_text(f"{json.dumps({'messages': talk})}\n" * 24)
-    words = [f"data.path={tmp_path / 'chats.jsonl'}", "context=192", "schedule=constant", f"output={tmp_path}"]
-    older = replace(runs, folder=tmp_path, words=runs.settings_words(*words, "data.check_answers=false"))
-    (_, whole), (_, halved) = older.run("whole", "trainer.steps=6"), older.run("halved", "trainer.steps=3")
+    words = [
+        f"data.path={tmp_path / 'chats.jsonl'}",
+        "context=192",
+        "schedule=constant",
+        f"output={tmp_path}",
+    ]
+    older = replace(
+        runs, folder=tmp_path, words=runs.settings_words(*words, "data.check_answers=false")
+    )
+    (_, whole), (_, halved) = (
+        older.run("whole", "trainer.steps=6"),
+        older.run("halved", "trainer.steps=3"),
+    )
     config = (halved / "config.yaml").read_text()
     (halved / "config.yaml").write_text(config.replace("  check_answers: false\n", ""))
     last = halved / "checkpoints" / "last.ckpt"
     saved = torch.load(last, weights_only=True)
     del saved[SETTINGS]  # which 00a7c4ca stores none of
     torch.save(saved, last)
-    settings = settings_from_checkpoint([f"resume={halved}", "trainer.steps=6", f"data.cache_dir={tmp_path / 'new'}"])
+    settings = settings_from_checkpoint(
+        [f"resume={halved}", "trainer.steps=6", f"data.cache_dir={tmp_path / 'new'}"]
+    )
     assert run_job(settings, halved, overrides=[], started=time.time()) == 0
     assert "check_answers" in config
     assert logged_losses(halved)[-4:] == logged_losses(whole)[-4:]
@@ -121,7 +149,8 @@ def test_what_cannot_be_trained_is_refused_at_once(words, message):
 
 
 @pytest.mark.parametrize(
-    ("word", "message"), [("data.path=null", r"data\.path="), ("data.path=nothing.jsonl", "nothing")]
+    ("word", "message"),
+    [("data.path=null", r"data\.path="), ("data.path=nothing.jsonl", "nothing")],
 )
 def test_conversations_must_be_somewhere(runs, word, message):
     with pytest.raises(UserError, match=message):
@@ -131,11 +160,19 @@ def test_conversations_must_be_somewhere(runs, word, message):
 @pytest.mark.longest
 @pytest.mark.slow  # processes of their own
 @pytest.mark.parametrize(
-    "devices", ["trainer.devices=2", "trainer.devices=2 context_parallel=2", "trainer.devices=4 context_parallel=2"]
+    "devices",
+    [
+        "trainer.devices=2",
+        "trainer.devices=2 context_parallel=2",
+        "trainer.devices=4 context_parallel=2",
+    ],
 )
 def test_several_devices_train_as_one_does(runs, finished, devices, tmp_path):
-    """Their losses are those of one, each step's over the labels of all, and so are the losses on what is held out."""
-    words = runs.settings_words(*devices.split(), "trainer.micro_batch=1", f"hydra.run.dir={tmp_path / 'run'}")
+    """Their losses are those of one, each step's over the labels of all, and so are the
+    losses on what is held out."""
+    words = runs.settings_words(
+        *devices.split(), "trainer.micro_batch=1", f"hydra.run.dir={tmp_path / 'run'}"
+    )
     run(words, tmp_path / "printed", ranks=int(devices.split()[0][-1]))
     one, several = (logged_losses(folder) for folder in (finished, tmp_path / "run"))
     assert several == pytest.approx(one, rel=1e-4)
@@ -147,18 +184,36 @@ def logged_losses(folder: Path) -> list[float]:
 
 
 def test_what_is_written_ends_with_the_turn_that_was_trained_on(tmp_path, capsys):
-    """Of a base model whose own files end a text alone: here, and with transformers' generate on the export."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
+    """Of a base model whose own files end a text alone: here, and with transformers'
+    generate on the export."""
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        GenerationConfig,
+        LlamaConfig,
+        LlamaForCausalLM,
+    )
 
     folder = save_tokenizer_folder(tmp_path / "llama", CHATML)
-    text_end, turn_end = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids(["<|end|>", "<|im_end|>"])
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    LlamaForCausalLM(LlamaConfig(**shape, vocab_size=272, max_position_embeddings=64)).save_pretrained(folder)
+    text_end, turn_end = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids(
+        ["<|end|>", "<|im_end|>"]
+    )
+    shape = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    LlamaForCausalLM(
+        LlamaConfig(**shape, vocab_size=272, max_position_embeddings=64)
+    ).save_pretrained(folder)
     GenerationConfig(eos_token_id=[text_end, 270], _from_model_config=True).save_pretrained(folder)
     row = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "yes"}]}
     (tmp_path / "chats.jsonl").write_text(f"{json.dumps(row)}\n" * 8)
-    words = ["recipe=sft", "hardware=cpu", "logger=none", "context=64", "trainer.tokens_per_step=128",
-             "trainer.steps=40", "trainer.micro_batch=2", "optimizer.learning_rate=0.01", "prompt=Hi",
+    words = ["recipe=sft", "hardware=cpu", "logger=none", "context=64",
+             "trainer.tokens_per_step=128",
+             "trainer.steps=40", "trainer.micro_batch=2", "optimizer.learning_rate=0.01",
+             "prompt=Hi",
              "generate.temperature=0", "generate.max_new_tokens=20", f"model.path={folder}",
              f"data.path={tmp_path / 'chats.jsonl'}", f"data.cache_dir={tmp_path}"]  # fmt: skip
     status, finished = TinyRuns(tmp_path, [*words, f"output={tmp_path}"]).run("sft")
@@ -167,9 +222,13 @@ def test_what_is_written_ends_with_the_turn_that_was_trained_on(tmp_path, capsys
     assert run_mode("mode=generate", f"checkpoint={finished}", "prompt=Hi") == 0
     assert capsys.readouterr().out.splitlines()[-1].removesuffix("<|im_end|>") == "yes"
     assert run_mode("mode=export", f"checkpoint={finished}") == 0
-    model, tokenizer = (one.from_pretrained(finished / "export") for one in (AutoModelForCausalLM, AutoTokenizer))
+    model, tokenizer = (
+        one.from_pretrained(finished / "export") for one in (AutoModelForCausalLM, AutoTokenizer)
+    )
     assert model.generation_config.eos_token_id == [text_end, 270, turn_end]
     assert not model.generation_config._from_model_config
-    asked = tokenizer.apply_chat_template(row["messages"][:1], add_generation_prompt=True, return_tensors="pt")
+    asked = tokenizer.apply_chat_template(
+        row["messages"][:1], add_generation_prompt=True, return_tensors="pt"
+    )
     written = model.generate(**asked, max_new_tokens=20, do_sample=False, pad_token_id=0)
     assert tokenizer.decode(written[0]) == expected

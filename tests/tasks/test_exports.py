@@ -1,4 +1,5 @@
-"""mode=export: in which dtype, what it says of rounding, and what a following training takes in its place."""
+"""mode=export: in which dtype, what it says of rounding, and what a following
+training takes in its place."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def written(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def test_an_export_has_the_origins_dtype_and_reports_by_how_much_it_rounds(of_half: Path, caplog) -> None:
+def test_an_export_has_the_origins_dtype_and_reports_by_how_much_it_rounds(
+    of_half: Path, caplog
+) -> None:
     exact = best(of_half)
     assert {one.dtype for one in exact.values()} == {torch.float32}
     with caplog.at_level("INFO", "flashtrain"):
@@ -60,7 +63,9 @@ def test_an_export_has_the_origins_dtype_and_reports_by_how_much_it_rounds(of_ha
     largest = max((one - one.bfloat16().float()).abs().max().item() for one in exact.values())
     change = torch.cat([(one - one.bfloat16().float()).flatten() for one in exact.values()]).norm()
     relative = change / torch.cat([one.flatten() for one in exact.values()]).norm()
-    assert f"rounds weights by at most {largest:.1e} ({relative:.1e} relative)" in caplog.messages[-1]
+    assert (
+        f"rounds weights by at most {largest:.1e} ({relative:.1e} relative)" in caplog.messages[-1]
+    )
     assert "export.dtype=float32" in caplog.messages[-1]
 
 
@@ -89,7 +94,9 @@ def test_looking_for_a_folder_exports_nothing_and_a_following_training_takes_one
 ) -> None:
     runs = TinyRuns(tmp_path, words)
     before = {one.name for one in of_half.iterdir()}
-    line = CommandLine(runs.settings_words(f"model.path={of_half}", f"output={tmp_path}", "resume=auto"))
+    line = CommandLine(
+        runs.settings_words(f"model.path={of_half}", f"output={tmp_path}", "resume=auto")
+    )
     settings, _ = adapt_to_machine(settings_of(line), line)
     assert not (run_folder(settings, line) / "config.yaml").exists()
     assert not [one for one in of_half.iterdir() if one.name.startswith(exports.EXACT)]
@@ -105,9 +112,13 @@ def test_looking_for_a_folder_exports_nothing_and_a_following_training_takes_one
 
 
 @pytest.mark.integration
-def test_adapters_are_merged_in_float32_and_then_rounded(half: Path, words: list[str], tmp_path: Path) -> None:
+def test_adapters_are_merged_in_float32_and_then_rounded(
+    half: Path, words: list[str], tmp_path: Path
+) -> None:
     peft = pytest.importorskip("peft")
-    run = TinyRuns(half.parent, [*words, f"model.path={half}"]).finished(tmp_path, "model.adapter=lora")
+    run = TinyRuns(half.parent, [*words, f"model.path={half}"]).finished(
+        tmp_path, "model.adapter=lora"
+    )
     folder = flashtrain.export(run)
     theirs = peft.PeftModel.from_pretrained(
         AutoModelForCausalLM.from_pretrained(half, dtype=torch.float32), folder / "adapter"
@@ -126,7 +137,9 @@ def test_an_export_that_is_interrupted_leaves_none(name: str, of_half: Path, mon
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(exports, "_round" if name == "model.safetensors" else "save_tokenizer", stopped)
+    monkeypatch.setattr(
+        exports, "_round" if name == "model.safetensors" else "save_tokenizer", stopped
+    )
     with pytest.raises(KeyboardInterrupt):
         flashtrain.export(of_half)
     assert {one.name for one in of_half.iterdir()} == {*before, ".export.lock"}
@@ -135,7 +148,9 @@ def test_an_export_that_is_interrupted_leaves_none(name: str, of_half: Path, mon
 
 
 def test_our_own_models_have_the_dtype_that_is_asked_for(trained: Path) -> None:
-    exact, half = (flashtrain.export(trained, export={"dtype": dtype}) for dtype in (None, "bfloat16"))
+    exact, half = (
+        flashtrain.export(trained, export={"dtype": dtype}) for dtype in (None, "bfloat16")
+    )
     assert AutoModelForCausalLM.from_pretrained(half).dtype == torch.bfloat16
     rounded = written(half)
     assert all(torch.equal(one.bfloat16(), rounded[name]) for name, one in written(exact).items())

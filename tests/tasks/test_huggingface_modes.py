@@ -1,4 +1,5 @@
-"""What is done with Hugging Face models beside training them: asked, scored, gone on from as transformers does it."""
+"""What is done with Hugging Face models beside training them: asked, scored, gone on from
+as transformers does it."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def logits(model, ids: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_run_of_a_transformers_model_is_asked_for_passkeys(lora: Path) -> None:
-    rows = flashtrain.evaluate(lora, mode="passkey", passkey={"lengths": [400], "depths": [0.5], "trials": 1})["rows"]
+    rows = flashtrain.evaluate(
+        lora, mode="passkey", passkey={"lengths": [400], "depths": [0.5], "trials": 1}
+    )["rows"]
     assert [(row["length"], row["trials"]) for row in rows] == [(400, 1)]
     assert read_result(lora / "passkey" / "result.json").rows == rows
 
@@ -39,40 +42,66 @@ def test_a_run_of_a_transformers_model_is_asked_for_passkeys(lora: Path) -> None
 def test_a_decoder_that_has_no_weights_yet_is_given_them_to_generate(base: Path) -> None:
     theirs, ids = AutoModelForCausalLM.from_pretrained(base), torch.arange(60, 70)[None]
     wanted = theirs.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=9, do_sample=False, eos_token_id=None, pad_token_id=0
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=9,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
     )
-    assert torch.equal(flashtrain.generate(transformers_decoder(str(base)), ids, 9, temperature=0), wanted)
+    assert torch.equal(
+        flashtrain.generate(transformers_decoder(str(base)), ids, 9, temperature=0), wanted
+    )
 
 
 def their_loss(folder: Path, settings) -> float:
-    """transformers' own mean loss over the labels that these settings hold out, each document or row read by itself."""
+    """transformers' own mean loss over the labels that these settings hold out, each document
+    or row read by itself."""
     data = make_data(settings, detect_hardware("cpu"))
     data.setup()
     model, total, count = AutoModelForCausalLM.from_pretrained(folder), 0.0, 0
     for batch in data.val_dataloader():
-        for tokens, labels, positions in zip(batch["tokens"], batch["labels"], batch["positions"], strict=True):
-            begins = positions.eq(0).nonzero().flatten().tolist() if settings.applied_mask.documents else [0]
+        for tokens, labels, positions in zip(
+            batch["tokens"], batch["labels"], batch["positions"], strict=True
+        ):
+            begins = (
+                positions.eq(0).nonzero().flatten().tolist()
+                if settings.applied_mask.documents
+                else [0]
+            )
             for begin, end in pairwise([*begins, len(tokens)]):
                 wanted = labels[None, begin:end]
                 if number := int((wanted != -100).sum()):
                     with torch.no_grad():
-                        loss = model(tokens[None, begin:end], labels=wanted, shift_labels=wanted).loss
+                        loss = model(
+                            tokens[None, begin:end], labels=wanted, shift_labels=wanted
+                        ).loss
                     total, count = total + loss.item() * number, count + number
     return total / count
 
 
 def held_out(folder: Path, source: str) -> dict[str, Any]:
-    """Settings of a small text, or of the conversations beside the model, of which much is held out."""
+    """Settings of a small text, or of the conversations beside the model, of
+    which much is held out."""
     path = folder.parent / ("chats.jsonl" if source == "chat" else "texts.jsonl")
     if source == "files":
-        texts = [{"text": "The quick brown fox jumps over the lazy dog. " * (1 + number % 9)} for number in range(30)]
+        texts = [
+            {"text": "The quick brown fox jumps over the lazy dog. " * (1 + number % 9)}
+            for number in range(30)
+        ]
         path.write_text("".join(json.dumps(row) + "\n" for row in texts))
-    data = {"source": source, "path": str(path), "cache_dir": str(folder.parent), "validation_fraction": 0.4}
+    data = {
+        "source": source,
+        "path": str(path),
+        "cache_dir": str(folder.parent),
+        "validation_fraction": 0.4,
+    }
     return {"data": data, "hardware": "cpu"}
 
 
 @pytest.mark.parametrize(
-    ("recipe", "source", "apart"), [("hf", "files", False), ("hf", "files", True), ("sft", "chat", True)]
+    ("recipe", "source", "apart"),
+    [("hf", "files", False), ("hf", "files", True), ("sft", "chat", True)],
 )
 def test_a_model_that_no_run_has_trained_has_transformers_own_loss(
     base: Path, recipe: str, source: str, apart: bool
@@ -87,8 +116,16 @@ def test_weights_are_scored_and_written_with_by_our_own_decoders(base: Path, cap
     words = ["recipe=gpt2", f"weights={base}", f"data.tokenizer={base}"]
     settings = settings_of(["mode=evaluate", *words, *words_of(held_out(base, "files"))])
     assert settings.context == 256  # the model's, and not the recipe's
-    assert modes.of_checkpoint(settings)["validation_loss"] == pytest.approx(their_loss(base, settings), abs=1e-5)
-    how = ["mode=generate", "hardware=cpu", "prompt=The quick", "generate.temperature=0", "generate.max_new_tokens=9"]
+    assert modes.of_checkpoint(settings)["validation_loss"] == pytest.approx(
+        their_loss(base, settings), abs=1e-5
+    )
+    how = [
+        "mode=generate",
+        "hardware=cpu",
+        "prompt=The quick",
+        "generate.temperature=0",
+        "generate.max_new_tokens=9",
+    ]
     assert modes.run_mode(settings_of([*words, *how])) == 0
     ours = capsys.readouterr().out
     assert modes.run_mode(settings_of([f"model.path={base}", *how])) == 0
@@ -97,33 +134,54 @@ def test_weights_are_scored_and_written_with_by_our_own_decoders(base: Path, cap
 
 
 def test_a_mode_without_any_model_names_the_settings_that_give_one() -> None:
-    with pytest.raises(flashtrain.UserError, match=r"mode=evaluate needs checkpoint=.*model\.path="):
+    with pytest.raises(
+        flashtrain.UserError, match=r"mode=evaluate needs checkpoint=.*model\.path="
+    ):
         settings_of(["mode=evaluate", "recipe=hf"])
     with pytest.raises(flashtrain.UserError, match=r"mode=export needs checkpoint="):
         settings_of(["mode=export", "model.path=x"])
 
 
-def test_a_training_goes_on_from_a_run_of_adapters(base: Path, words: list[str], lora: Path) -> None:
+def test_a_training_goes_on_from_a_run_of_adapters(
+    base: Path, words: list[str], lora: Path
+) -> None:
     ids = torch.arange(60, 90)[None]
     trained = logits(flashtrain.load(lora).model, ids)
-    assert not torch.allclose(trained, logits(AutoModelForCausalLM.from_pretrained(base), ids), atol=1e-2)
+    assert not torch.allclose(
+        trained, logits(AutoModelForCausalLM.from_pretrained(base), ids), atol=1e-2
+    )
     ended = json.loads((lora / "summary.json").read_text())["validation_loss"]
     runs = TinyRuns(base.parent, words)
-    for name, *how in (("path", f"model.path={lora}"), ("weights", "model.path=null", f"weights={lora}")):
-        status, folder = runs.run(name, "optimizer.learning_rate=1e-12", "model.adapter=lora", "trainer.steps=1", *how)
+    for name, *how in (
+        ("path", f"model.path={lora}"),
+        ("weights", "model.path=null", f"weights={lora}"),
+    ):
+        status, folder = runs.run(
+            name, "optimizer.learning_rate=1e-12", "model.adapter=lora", "trainer.steps=1", *how
+        )
         assert status == 0
-        torch.testing.assert_close(logits(flashtrain.load(folder).model, ids), trained, rtol=0, atol=1e-4)
-        assert json.loads((folder / "summary.json").read_text())["validation_loss"] == pytest.approx(ended, abs=1e-5)
+        torch.testing.assert_close(
+            logits(flashtrain.load(folder).model, ids), trained, rtol=0, atol=1e-4
+        )
+        assert json.loads((folder / "summary.json").read_text())[
+            "validation_loss"
+        ] == pytest.approx(ended, abs=1e-5)
     (exported,) = lora.glob("export*")  # made once
-    torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(exported), ids), trained, rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        logits(AutoModelForCausalLM.from_pretrained(exported), ids), trained, rtol=0, atol=1e-4
+    )
     (lora / "checkpoints" / "best.ckpt").touch()  # as one that was written since
-    assert settings_of(["mode=generate", f"model.path={lora}"]).model.path == str(lora / "export-exact-2")
+    assert settings_of(["mode=generate", f"model.path={lora}"]).model.path == str(
+        lora / "export-exact-2"
+    )
 
 
 def test_a_plan_from_a_run_writes_nothing(words: list[str], lora: Path) -> None:
     before = set(lora.iterdir())
     planned = [word for word in words if not word.startswith(("recipe", "model.path", "logger"))]
-    settings = {key: yaml.safe_load(value) for key, value in (word.split("=", 1) for word in planned)}
+    settings = {
+        key: yaml.safe_load(value) for key, value in (word.split("=", 1) for word in planned)
+    }
     assert "parameters" in flashtrain.plan("sft", **settings, weights=lora)
     assert set(lora.iterdir()) == before
 
@@ -134,22 +192,47 @@ MESSAGES = [
     {"role": "assistant", "content": "3"},
     {"role": "user", "content": "And 2+2?"},
 ]
-TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "add", "parameters": {"type": "object", "properties": {}}},
+    }
+]
 
 
 @pytest.mark.parametrize("row", [{"messages": MESSAGES}, {"messages": MESSAGES, "tools": TOOLS}])
-def test_a_conversation_is_answered_as_transformers_does(base: Path, row: dict, tmp_path: Path, capsys) -> None:
-    tokenizer, model = AutoTokenizer.from_pretrained(base), AutoModelForCausalLM.from_pretrained(base)
-    options = {"tokenize": True, "return_tensors": "pt", "return_dict": True, "add_generation_prompt": True}
+def test_a_conversation_is_answered_as_transformers_does(
+    base: Path, row: dict, tmp_path: Path, capsys
+) -> None:
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(base),
+        AutoModelForCausalLM.from_pretrained(base),
+    )
+    options = {
+        "tokenize": True,
+        "return_tensors": "pt",
+        "return_dict": True,
+        "add_generation_prompt": True,
+    }
     shown = tokenizer.apply_chat_template(row["messages"], tools=row.get("tools"), **options)
     ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")]
-    written = model.generate(**shown, max_new_tokens=20, do_sample=False, eos_token_id=ends, pad_token_id=0)
+    written = model.generate(
+        **shown, max_new_tokens=20, do_sample=False, eos_token_id=ends, pad_token_id=0
+    )
     wanted = tokenizer.decode(written[0, shown["input_ids"].shape[1] :], skip_special_tokens=True)
     assert flashtrain.generate(base, row, 20, temperature=0, hardware="cpu") == wanted
     (tmp_path / "talk.json").write_text(json.dumps(row if "tools" in row else row["messages"]))
     for prompt in (tmp_path / "talk.json", json.dumps(row)):
-        how = [f"prompt={prompt}", "generate.temperature=0", "generate.max_new_tokens=20", "hardware=cpu"]
-        assert modes.run_mode(settings_of(plain_words(["mode=generate", f"model.path={base}", *how]))) == 0
+        how = [
+            f"prompt={prompt}",
+            "generate.temperature=0",
+            "generate.max_new_tokens=20",
+            "hardware=cpu",
+        ]
+        assert (
+            modes.run_mode(settings_of(plain_words(["mode=generate", f"model.path={base}", *how])))
+            == 0
+        )
         assert capsys.readouterr().out == wanted + "\n"
 
 
@@ -160,4 +243,6 @@ def test_a_prompt_is_a_text_unless_it_is_a_conversation(base: Path, tmp_path: Pa
         flashtrain.generate(base, str(tmp_path / "talk.json"), 2, hardware="cpu")
     asked = "What is 2+2?"
     as_a_user = flashtrain.generate(base, asked, 9, recipe="sft", hardware="cpu")
-    assert as_a_user == flashtrain.generate(base, [{"role": "user", "content": asked}], 9, hardware="cpu")
+    assert as_a_user == flashtrain.generate(
+        base, [{"role": "user", "content": asked}], 9, hardware="cpu"
+    )

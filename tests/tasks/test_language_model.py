@@ -39,7 +39,10 @@ def test_with_a_document_mask_a_packed_row_is_scored_as_its_documents_alone(atte
     model = Decoder(DecoderConfig.of_size("demo", vocab_size=7, context=8), attention=attention)
     tokens, labels = batch()["tokens"], batch()["labels"]
     with torch.no_grad():
-        first, second = (model.loss(tokens[:, part], labels[:, part]).item() for part in (slice(0, 3), slice(3, 8)))
+        first, second = (
+            model.loss(tokens[:, part], labels[:, part]).item()
+            for part in (slice(0, 3), slice(3, 8))
+        )
     task = train_one_step(model, document_mask=True)
     assert task.first_loss == pytest.approx((2 * first + 4 * second) / 6, abs=1e-5)
 
@@ -52,7 +55,12 @@ def test_flops_are_those_of_the_documents_in_a_packed_row():
     assert train_one_step(model, document_mask=False).mean_length is None
 
 
-SAVINGS = [MemorySavings(), MemorySavings("selective"), MemorySavings("full"), MemorySavings("full", offload=True)]
+SAVINGS = [
+    MemorySavings(),
+    MemorySavings("selective"),
+    MemorySavings("full"),
+    MemorySavings("full", offload=True),
+]
 
 
 @pytest.mark.parametrize("savings", SAVINGS, ids=lambda savings: savings.describe() or "none")
@@ -109,9 +117,13 @@ class Watched(Trainable):
         return self.weight * 1.0
 
 
-@pytest.mark.parametrize(("accumulate", "there"), [(1, [False] * 4), (2, [False, True, False, True])])
+@pytest.mark.parametrize(
+    ("accumulate", "there"), [(1, [False] * 4), (2, [False, True, False, True])]
+)
 def test_a_steps_forward_begins_without_the_gradients_of_the_step_before(accumulate, there):
     model = Watched()
     trainer = quiet_trainer(4 // accumulate, accumulate_grad_batches=accumulate)
-    trainer.fit(LanguageModel(model, document_mask=False), DataLoader([batch()] * 4, batch_size=None))
+    trainer.fit(
+        LanguageModel(model, document_mask=False), DataLoader([batch()] * 4, batch_size=None)
+    )
     assert model.gradients == there

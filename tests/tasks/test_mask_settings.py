@@ -1,4 +1,5 @@
-"""mask=: which tokens a token sees, in training, scoring and writing, and which labels are left to predict."""
+"""mask=: which tokens a token sees, in training, scoring and writing, and which
+labels are left to predict."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ def dense(*words: str) -> torch.Tensor:
     settings = settings_of(*words)
     make = make_mask(settings.applied_mask)
     assert make is not None
-    mask = make(documents=DOCUMENTS, positions=positions_of(settings), seqlen=SIZE, device=DOCUMENTS.device)
+    mask = make(
+        documents=DOCUMENTS, positions=positions_of(settings), seqlen=SIZE, device=DOCUMENTS.device
+    )
     return mask.dense().expand(2, -1, -1)
 
 
@@ -53,7 +56,9 @@ BEGIN = torch.tensor([[0] * 5 + [5] * 7, [0] * 9 + [9] * 3])  # where each token
 WITHIN = "mask.documents=true"
 
 
-@pytest.mark.parametrize("words", [("mask=document",), (WITHIN,), ("data.document_mask=true",), ("mask=Document",)])
+@pytest.mark.parametrize(
+    "words", [("mask=document",), (WITHIN,), ("data.document_mask=true",), ("mask=Document",)]
+)
 def test_documents_are_kept_apart_however_it_is_set(words: tuple[str, ...]) -> None:
     assert torch.equal(dense(*words), CAUSAL & APART)
     assert settings_of(*words).mask_label == "document"
@@ -100,7 +105,10 @@ def test_flops_count_what_a_mask_shows() -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (("mask=window",), r"mask=window needs mask\.window=\.\.\., the tokens that each token sees"),
+        (
+            ("mask=window",),
+            r"mask=window needs mask\.window=\.\.\., the tokens that each token sees",
+        ),
         (("mask=window", "mask.window=0"), r"mask\.window=0 must be at least 1"),
         (("mask=windw",), r"unknown mask 'windw'\. Did you mean 'window'\?"),
         (("mask=false",), r"unknown mask 'false'\."),
@@ -115,7 +123,9 @@ def test_a_mistake_is_one_line(words: tuple[str, ...], line: str) -> None:
 
 def test_a_prefix_leaves_something_to_predict() -> None:
     settings = settings_of("mask=prefix", "mask.prefix=1024")
-    with pytest.raises(UserError, match=r"leaves none of context=1024 tokens to predict.* at most 1023"):
+    with pytest.raises(
+        UserError, match=r"leaves none of context=1024 tokens to predict.* at most 1023"
+    ):
         LanguageTask().check_step(settings, ())
 
 
@@ -135,12 +145,15 @@ def model() -> Decoder:
 
 
 def fit(task: LanguageModel) -> LanguageModel:
-    quiet_trainer(1).fit(task, DataLoader([batch()], batch_size=None), DataLoader([batch()], batch_size=None))
+    quiet_trainer(1).fit(
+        task, DataLoader([batch()], batch_size=None), DataLoader([batch()], batch_size=None)
+    )
     return task
 
 
 def test_what_a_prefix_shows_is_not_scored() -> None:
-    """Of a prefix of four the labels of the first three are in it; the fourth predicts what follows it."""
+    """Of a prefix of four the labels of the first three are in it; the fourth
+    predicts what follows it."""
     make = make_mask(settings_of("mask=prefix", "mask.prefix=4").applied_mask)
     whole, shown = model(), batch()
     labels = shown["labels"].clone()
@@ -159,7 +172,8 @@ def test_a_mask_that_shows_everything_leaves_nothing_to_predict() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("mask=window", "mask.window=4"), ("mask=chunked", "mask.chunk=4"), ("mask=prefix", "mask.prefix=3")],
+    "words", [("mask=window", "mask.window=4"), ("mask=chunked", "mask.chunk=4"),
+        ("mask=prefix", "mask.prefix=3")],
 )  # fmt: skip
 def test_what_is_written_is_predicted_under_the_mask(words: tuple[str, ...]) -> None:
     """Token by token with a cache as without one."""
@@ -170,7 +184,9 @@ def test_what_is_written_is_predicted_under_the_mask(words: tuple[str, ...]) -> 
     for length in range(5, 11):
         documents = torch.zeros(1, length, dtype=torch.int64)
         positions = torch.arange(length)[None]
-        mask = make(documents=documents, positions=positions, seqlen=length, device=documents.device)
+        mask = make(
+            documents=documents, positions=positions, seqlen=length, device=documents.device
+        )
         with torch.no_grad():
             expected = whole(written[:, :length], mask=mask)[:, -1].argmax(-1)
         assert torch.equal(written[:, length], expected)
@@ -178,14 +194,18 @@ def test_what_is_written_is_predicted_under_the_mask(words: tuple[str, ...]) -> 
 
 @pytest.fixture
 def own_mask(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(registry, "_components", {group: dict(own) for group, own in registry._components.items()})
+    monkeypatch.setattr(
+        registry, "_components", {group: dict(own) for group, own in registry._components.items()}
+    )
 
     @flashtrain.register("mask", "last")
     def last(settings, *, documents, positions, seqlen, device):
         return masks.sliding_window(seqlen, (settings.options["tokens"] - 1, 0), device=device)
 
 
-def test_a_mask_of_ones_own_trains_is_kept_evaluates_and_writes(own_mask, tiny_runs, caplog, capsys) -> None:
+def test_a_mask_of_ones_own_trains_is_kept_evaluates_and_writes(
+    own_mask, tiny_runs, caplog, capsys
+) -> None:
     from flashtrain.command import modes
     from flashtrain.folders.run_folder import read_settings, read_summary
 

@@ -12,7 +12,9 @@ from flashtrain.data.masking import score_arguments
 from flashtrain.models import Bert, BertConfig
 from flashtrain.tasks import MaskedLanguageModel
 
-TEXT = "\n\n".join(" ".join(f"{word}{number % 3}" for word in ("ab", "cd", "ef", "gh")) for number in range(200))
+TEXT = "\n\n".join(
+    " ".join(f"{word}{number % 3}" for word in ("ab", "cd", "ef", "gh")) for number in range(200)
+)
 
 
 class OneText:
@@ -42,7 +44,13 @@ class Losses(pl.Callback):
 
 
 def data(folder, **options) -> MaskedTextDataModule:
-    options = {"total_steps": 6, "validation_fraction": 0.4, "shortest": 4, "cache_dir": folder, **options}
+    options = {
+        "total_steps": 6,
+        "validation_fraction": 0.4,
+        "shortest": 4,
+        "cache_dir": folder,
+        **options,
+    }
     return MaskedTextDataModule(OneText(), "bytes", 32, 512, **options)
 
 
@@ -57,7 +65,8 @@ def fit(folder, module, *callbacks, stop_at=None, **options):
     source = data(folder / "cache", **options)
     accumulate = source.accumulate
     trainer = quiet_trainer(
-        stop_at or source.total_steps, log_every_n_steps=1, num_sanity_val_steps=0, limit_val_batches=1.0,
+        stop_at or source.total_steps, log_every_n_steps=1, num_sanity_val_steps=0,
+        limit_val_batches=1.0,
         accumulate_grad_batches=accumulate, callbacks=[losses, *callbacks], default_root_dir=folder,
     )  # fmt: skip
     trainer.fit(module, datamodule=source)
@@ -85,7 +94,9 @@ def test_a_step_of_two_micro_batches_learns_from_the_mean_over_its_labels(tmp_pa
     mean = sum(score.loss_sum for score in scores) / sum(score.labels for score in scores)
     assert losses.train[-1] == pytest.approx(mean.item(), abs=1e-5)
     assert module.tokens_done == sum(batch["real_tokens"] for batch in batches)
-    lengths = [length for batch in batches for length in batch["cu_seqlens"].diff().tolist() if length]
+    lengths = [
+        length for batch in batches for length in batch["cu_seqlens"].diff().tolist() if length
+    ]
     labels = sum(batch["scored"] for batch in batches)
     assert module.flops_done == pytest.approx(fresh.config.flops(lengths, labels))
 

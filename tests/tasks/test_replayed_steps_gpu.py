@@ -1,4 +1,5 @@
-"""Steps whose launches are recorded and replayed, on an NVIDIA GPU: the same losses as steps that are launched."""
+"""Steps whose launches are recorded and replayed, on an NVIDIA GPU: the same losses as
+steps that are launched."""
 
 from __future__ import annotations
 
@@ -8,16 +9,25 @@ import torch
 from flashtrain.models import Classifier, ClassifierConfig, Decoder, DecoderConfig
 from flashtrain.tasks import LanguageModel, MaskedPixels, SequenceClassification
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 STEPS = 6  # three of them are warm-up and recording
 
 
 def classifier_losses(cuda_graphs: bool) -> list[torch.Tensor]:
     torch.manual_seed(0)
-    config = ClassifierConfig(classes=2, length=1024, side=32, embed=64, heads=1, layers=2, grey_bins=256)
+    config = ClassifierConfig(
+        classes=2, length=1024, side=32, embed=64, heads=1, layers=2, grey_bins=256
+    )
     task = SequenceClassification(
-        Classifier(config).cuda(), masked=MaskedPixels(), compile=True, cuda_graphs=cuda_graphs, seed=1
+        Classifier(config).cuda(),
+        masked=MaskedPixels(),
+        compile=True,
+        cuda_graphs=cuda_graphs,
+        seed=1,
     )
     task.configure_model()
     images = torch.randint(
@@ -36,8 +46,13 @@ def language_model_losses(cuda_graphs: bool) -> list[torch.Tensor]:
     model = Decoder(DecoderConfig.of_size("demo", "gpt2", vocab_size=50, context=256)).cuda()
     task = LanguageModel(model, compile=True, cuda_graphs=cuda_graphs)
     task.configure_model()
-    tokens = torch.randint(0, 50, (STEPS, 4, 256), generator=torch.Generator().manual_seed(2)).cuda()
-    return trained(task, lambda step: task.batch_loss({"tokens": tokens[step], "labels": tokens[step].roll(-1, 1)}))
+    tokens = torch.randint(
+        0, 50, (STEPS, 4, 256), generator=torch.Generator().manual_seed(2)
+    ).cuda()
+    return trained(
+        task,
+        lambda step: task.batch_loss({"tokens": tokens[step], "labels": tokens[step].roll(-1, 1)}),
+    )
 
 
 def trained(task, loss) -> list[torch.Tensor]:

@@ -1,4 +1,5 @@
-"""mode=evaluate scores all of a given text, counts it, and calls held-out what the run was not trained on alone."""
+"""mode=evaluate scores all of a given text, counts it, and calls held-out what the run
+was not trained on alone."""
 
 from __future__ import annotations
 
@@ -38,8 +39,12 @@ def evaluated(caplog, *words: str) -> tuple[dict[str, Any], str]:
 
 
 @pytest.mark.parametrize("context", [16, 256])  # windows and a rest, and less than a window
-def test_a_text_is_scored_to_its_last_token(base: Path, tmp_path: Path, caplog, context: int) -> None:
-    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+def test_a_text_is_scored_to_its_last_token(
+    base: Path, tmp_path: Path, caplog, context: int
+) -> None:
+    (tmp_path / "texts.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
+    )
     tokenizer = huggingface_tokenizer(base)
     ids = [one for text in TEXTS for one in [*tokenizer.encode(text), tokenizer.end_of_text]]
     model, total = AutoModelForCausalLM.from_pretrained(base), 0.0
@@ -56,7 +61,9 @@ def test_a_text_is_scored_to_its_last_token(base: Path, tmp_path: Path, caplog, 
     assert f"3 documents, {len(ids)} tokens" in line
 
 
-def test_what_a_run_was_trained_on_is_not_called_held_out(base: Path, lora: Path, tmp_path: Path, caplog) -> None:
+def test_what_a_run_was_trained_on_is_not_called_held_out(
+    base: Path, lora: Path, tmp_path: Path, caplog
+) -> None:
     copy = shutil.copy(base.parent / "chats.jsonl", tmp_path / "copy.jsonl")
     for path in (base.parent / "chats.jsonl", copy):
         found, line = evaluated(caplog, f"checkpoint={lora}", f"data.path={path}")
@@ -83,7 +90,9 @@ def test_a_larger_share_than_was_held_out_is_not_called_so(lora: Path, caplog) -
     assert "held-out" not in line
 
 
-def test_a_folder_with_named_splits_is_scored_on_its_validation(base: Path, lora: Path, tmp_path: Path, caplog) -> None:
+def test_a_folder_with_named_splits_is_scored_on_its_validation(
+    base: Path, lora: Path, tmp_path: Path, caplog
+) -> None:
     shutil.copy(base.parent / "chats.jsonl", tmp_path / "train.jsonl")
     write_sums(tmp_path / "validation.jsonl", product([9], range(200, 207)))
     found, _ = evaluated(caplog, f"checkpoint={lora}", f"data.path={tmp_path}")
@@ -92,14 +101,23 @@ def test_a_folder_with_named_splits_is_scored_on_its_validation(base: Path, lora
 
 @pytest.mark.parametrize(
     ("words", "held_out"),
-    [(["context=32"], True), (["context=64"], False), (["context=16", "data.split_context=32"], True)],
+    [
+        (["context=32"], True),
+        (["context=64"], False),
+        (["context=16", "data.split_context=32"], True),
+    ],
 )
 def test_texts_are_held_out_where_the_longer_of_context_and_split_context_is_the_runs(
     tmp_path: Path, words: list[str], held_out: bool
 ) -> None:
     """Documents are drawn for samples of that length, whichever of the two settings gives it."""
     (tmp_path / "t.txt").write_text("a text. " * 200)
-    common = ["recipe=gpt2", "data=files", f"data.path={tmp_path / 't.txt'}", "data.tokenizer=bytes"]
+    common = [
+        "recipe=gpt2",
+        "data=files",
+        f"data.path={tmp_path / 't.txt'}",
+        "data.tokenizer=bytes",
+    ]
     write_config(asdict(settings_of([*common, "context=16", "data.split_context=32"])), tmp_path)
     reason = why_not_held_out(settings_of([*common, *words]), tmp_path)
     assert (reason is None) == held_out, reason

@@ -1,4 +1,5 @@
-"""Training a classifier: it learns what can be learned, from labels, from masked pixels, and draws the same again."""
+"""Training a classifier: it learns what can be learned, from labels, from masked pixels,
+and draws the same again."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from flashtrain.tasks import MaskedPixels, SequenceClassification
 from flashtrain.training.optimizers import adamw
 
 SIDE = 6
-CONFIG = ClassifierConfig(classes=2, length=36, side=SIDE, embed=32, layers=1, heads=2, ffn=64, grey_bins=16)
+CONFIG = ClassifierConfig(
+    classes=2, length=36, side=SIDE, embed=32, layers=1, heads=2, ffn=64, grey_bins=16
+)
 
 
 def images(count: int, seed: int) -> dict[str, torch.Tensor]:
@@ -38,23 +41,31 @@ def batches(count: int, size: int, seed: int = 0) -> list[dict[str, torch.Tensor
 
 def fit(task: SequenceClassification, steps: int, size: int = 64, **options) -> pl.Trainer:
     trainer = quiet_trainer(steps, **options)
-    trainer.fit(task, DataLoader(batches(steps * trainer.accumulate_grad_batches, size), batch_size=None))
+    trainer.fit(
+        task, DataLoader(batches(steps * trainer.accumulate_grad_batches, size), batch_size=None)
+    )
     return trainer
 
 
 def task(seed: int = 0, **options) -> SequenceClassification:
     torch.manual_seed(seed)
     return SequenceClassification(
-        Classifier(CONFIG, "sdpa"), make_optimizer=lambda model: adamw(model, lr=5e-3, weight_decay=0.0), **options
+        Classifier(CONFIG, "sdpa"),
+        make_optimizer=lambda model: adamw(model, lr=5e-3, weight_decay=0.0),
+        **options,
     )
 
 
 def test_it_learns_an_easy_task_to_over_90_percent_of_unseen_images() -> None:
     learned = task(masked=MaskedPixels(weight=0.1))
     trainer = fit(learned, steps=150)
-    found = trainer.validate(learned, DataLoader(batches(8, 64, seed=7), batch_size=None), verbose=False)[0]
+    found = trainer.validate(
+        learned, DataLoader(batches(8, 64, seed=7), batch_size=None), verbose=False
+    )[0]
     assert found["validation_accuracy"] > 0.9
-    tested = trainer.test(learned, DataLoader(batches(8, 64, seed=7), batch_size=None), verbose=False)[0]
+    tested = trainer.test(
+        learned, DataLoader(batches(8, 64, seed=7), batch_size=None), verbose=False
+    )[0]
     assert tested["test_accuracy"] == pytest.approx(found["validation_accuracy"])
 
 
@@ -84,7 +95,10 @@ def test_every_parameter_has_a_gradient_where_nothing_is_masked() -> None:
 def test_masks_are_drawn_from_seed_and_step_alone() -> None:
     first, again, batch = task(masked=MaskedPixels()), task(masked=MaskedPixels()), images(4, 0)
     with torch.no_grad():
-        drawn = [float(one.batch_losses(batch, step=step).pixels) for one, step in ((first, 5), (again, 5), (first, 6))]
+        drawn = [
+            float(one.batch_losses(batch, step=step).pixels)
+            for one, step in ((first, 5), (again, 5), (first, 6))
+        ]
         later = float(first.batch_losses(batch, step=5).pixels)
     assert drawn[0] == drawn[1] == later
     assert drawn[2] != drawn[0]
@@ -100,9 +114,14 @@ def test_the_accuracy_logged_is_the_mean_over_the_steps_micro_batches() -> None:
             return losses
 
     torch.manual_seed(0)
-    learner = Kept(Classifier(CONFIG, "sdpa"), make_optimizer=lambda model: adamw(model, lr=5e-3, weight_decay=0.0))
+    learner = Kept(
+        Classifier(CONFIG, "sdpa"),
+        make_optimizer=lambda model: adamw(model, lr=5e-3, weight_decay=0.0),
+    )
     trainer = fit(learner, 2, size=8, accumulate_grad_batches=3, log_every_n_steps=1)
-    assert float(trainer.callback_metrics["train_accuracy"]) == pytest.approx(sum(shares[3:]) / 3, abs=1e-6)
+    assert float(trainer.callback_metrics["train_accuracy"]) == pytest.approx(
+        sum(shares[3:]) / 3, abs=1e-6
+    )
     assert learner.take_train_accuracy() == pytest.approx(sum(shares) / 6, abs=1e-6)
     assert learner.take_train_accuracy() is None
 

@@ -1,4 +1,5 @@
-"""Checkpoints: what is written when, whole or not at all, read without running code, resumed exactly."""
+"""Checkpoints: what is written when, whole or not at all, read without running
+code, resumed exactly."""
 
 from __future__ import annotations
 
@@ -61,9 +62,23 @@ def test_a_longer_run_compares_with_the_validation_that_followed_the_fit(tmp_pat
     assert read_checkpoint(best)["global_step"] == 5
 
     last = str(tmp_path / "last.ckpt")
-    tiny_fit(tmp_path, *checkpoint_callbacks(tmp_path), task=Told(0.5, 0.5), resume=last, max_steps=7, **options)
+    tiny_fit(
+        tmp_path,
+        *checkpoint_callbacks(tmp_path),
+        task=Told(0.5, 0.5),
+        resume=last,
+        max_steps=7,
+        **options,
+    )
     assert read_checkpoint(best)["global_step"] == 5
-    tiny_fit(tmp_path, *checkpoint_callbacks(tmp_path), task=Told(0.2, 0.4), resume=last, max_steps=13, **options)
+    tiny_fit(
+        tmp_path,
+        *checkpoint_callbacks(tmp_path),
+        task=Told(0.2, 0.4),
+        resume=last,
+        max_steps=13,
+        **options,
+    )
     assert read_checkpoint(best)["global_step"] == 9
 
 
@@ -75,7 +90,9 @@ def test_last_is_written_every_n_optimiser_steps(tmp_path):
             written.append(checkpoint["global_step"])
             super().save_checkpoint(checkpoint, path, storage_options)
 
-    trainer = tiny_trainer(tmp_path, SaveLast(tmp_path, 3), plugins=[Watched()], max_steps=7, accumulate_grad_batches=2)
+    trainer = tiny_trainer(
+        tmp_path, SaveLast(tmp_path, 3), plugins=[Watched()], max_steps=7, accumulate_grad_batches=2
+    )
     trainer.fit(TinyTask(), datamodule=TinyData())
     assert written == [3, 6, 7]
 
@@ -94,7 +111,8 @@ def test_a_checkpoint_that_could_run_code_is_refused(tmp_path):
 
 
 class Fails(TinyTask):
-    """Draws random numbers in every step, and raises at a place of the eighth step's second micro-batch."""
+    """Draws random numbers in every step, and raises at a place of the eighth
+    step's second micro-batch."""
 
     def __init__(self, place: str | None = None) -> None:
         super().__init__()
@@ -126,11 +144,18 @@ class Fails(TinyTask):
 
 
 @pytest.mark.parametrize("place", ["forward", "backward", "end", "data"])
-def test_an_exception_leaves_the_last_whole_step_from_which_the_run_goes_on_bit_for_bit(tmp_path, place):
+def test_an_exception_leaves_the_last_whole_step_from_which_the_run_goes_on_bit_for_bit(
+    tmp_path, place
+):
     def fit(task: Fails, resume: str | None = None) -> list[float]:
         pl.seed_everything(1, verbose=False)
         callbacks = RandomState(), StopOnNonFinite(), DueValidation(7), SaveLast(tmp_path, 100)
-        options = {"max_steps": 10, "accumulate_grad_batches": 2, "limit_val_batches": 1, "val_check_interval": 14}
+        options = {
+            "max_steps": 10,
+            "accumulate_grad_batches": 2,
+            "limit_val_batches": 1,
+            "val_check_interval": 14,
+        }
         return tiny_fit(tmp_path, *callbacks, task=task, resume=resume, **options).losses
 
     whole, failing = fit(Fails()), Fails(place)
@@ -142,11 +167,19 @@ def test_an_exception_leaves_the_last_whole_step_from_which_the_run_goes_on_bit_
 
 def test_an_exception_while_the_optimiser_was_at_work_leaves_the_checkpoint_before(tmp_path):
     with pytest.raises(torch.OutOfMemoryError):
-        tiny_fit(tmp_path, SaveLast(tmp_path, 5), task=Fails("optimiser"), max_steps=10, accumulate_grad_batches=2)
+        tiny_fit(
+            tmp_path,
+            SaveLast(tmp_path, 5),
+            task=Fails("optimiser"),
+            max_steps=10,
+            accumulate_grad_batches=2,
+        )
     assert read_checkpoint(tmp_path / "last.ckpt")["global_step"] == 5
 
 
-def test_what_ended_the_fit_is_raised_where_no_checkpoint_can_be_written(tmp_path, monkeypatch, caplog):
+def test_what_ended_the_fit_is_raised_where_no_checkpoint_can_be_written(
+    tmp_path, monkeypatch, caplog
+):
     monkeypatch.setattr(torch, "save", lambda *_: 1 / 0)
     with pytest.raises(torch.OutOfMemoryError), caplog.at_level("INFO"):
         tiny_fit(tmp_path, SaveLast(tmp_path), task=Fails("forward"), max_steps=20)
@@ -161,7 +194,10 @@ def test_a_full_disk_is_one_line_and_the_previous_file_intact(tmp_path):
     save_atomically({"step": 1}, path)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
-        with pytest.raises(UserError, match=r"could not write checkpoint .*: File too large; the earlier .* is intact"):
+        with pytest.raises(
+            UserError,
+            match=r"could not write checkpoint .*: File too large; the earlier .* is intact",
+        ):
             save_atomically({"step": 2, "w": torch.ones(1_000_000)}, path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -172,7 +208,9 @@ def test_a_full_disk_is_one_line_and_the_previous_file_intact(tmp_path):
 def test_the_models_weights_are_read_under_their_own_names():
     state = {"model._orig_mod.w": torch.ones(2), "other.w": torch.zeros(1)}
     assert list(weights_in({"state_dict": state}, "a.ckpt")) == ["w"]
-    with pytest.raises(UserError, match=r"no weights whose names begin with 'model\.', only bert\.w"):
+    with pytest.raises(
+        UserError, match=r"no weights whose names begin with 'model\.', only bert\.w"
+    ):
         weights_in({"state_dict": {"bert.w": torch.ones(2)}}, "a.ckpt")
 
 
@@ -191,7 +229,11 @@ def test_a_changed_byte_of_a_checkpoint_is_refused_with_the_files_name(tmp_path)
             save_atomically(saved, path)
             assert read_checkpoint(path, mmap=True, checked=True)["step"] == 7
             name = path.read_bytes().index(part.filename.encode())
-            begin = name + len(part.filename) + int.from_bytes(path.read_bytes()[name - 2 : name], "little")
+            begin = (
+                name
+                + len(part.filename)
+                + int.from_bytes(path.read_bytes()[name - 2 : name], "little")
+            )
             flip(path, begin + part.file_size // 2)
             for options in ({}, {"mmap": True, "checked": True}):
                 with pytest.raises(UserError, match=f"{path} is damaged"):
@@ -222,7 +264,14 @@ def test_a_damaged_best_checkpoint_is_named_and_a_whole_last_one_resumes(tmp_pat
     else:
         torch.save({"callbacks": Evil()}, best)
     with caplog.at_level("INFO"):
-        tiny_fit(tmp_path, *checkpoint_callbacks(tmp_path, 4), task=Told(1.5), resume=str(last), max_steps=7, **options)
+        tiny_fit(
+            tmp_path,
+            *checkpoint_callbacks(tmp_path, 4),
+            task=Told(1.5),
+            resume=str(last),
+            max_steps=7,
+            **options,
+        )
     assert [line for line in caplog.messages if line.startswith(f"{best} cannot be read")]
     assert read_checkpoint(best)["global_step"] == 6  # a validation makes it anew
     assert read_checkpoint(last)["global_step"] == 7

@@ -20,12 +20,16 @@ class Validated(pl.Callback):
 
 
 @pytest.mark.parametrize(("validated", "expected"), [(True, [4]), (False, [2, 4])])
-def test_a_step_is_validated_once_whether_its_run_was_resumed_or_not(tmp_path, validated, expected) -> None:
+def test_a_step_is_validated_once_whether_its_run_was_resumed_or_not(
+    tmp_path, validated, expected
+) -> None:
     options = {"limit_val_batches": 1, "val_check_interval": 2 if validated else 3}
     first = tiny_trainer(tmp_path, DueValidation(2), max_steps=2, **options)
     first.fit(TinyTask(), datamodule=TinyData())
     first.save_checkpoint(tmp_path / "two.ckpt")
     seen = Validated()
-    again = tiny_trainer(tmp_path, DueValidation(2), seen, max_steps=4, limit_val_batches=1, val_check_interval=2)
+    again = tiny_trainer(
+        tmp_path, DueValidation(2), seen, max_steps=4, limit_val_batches=1, val_check_interval=2
+    )
     again.fit(TinyTask(), datamodule=TinyData(), ckpt_path=tmp_path / "two.ckpt", weights_only=True)
     assert seen.steps == expected

@@ -12,7 +12,9 @@ from flashtrain.training.early_stopping import StopAtTarget
 def test_the_seconds_to_a_target_are_those_of_all_parts_of_a_resumed_run(passing) -> None:
     def trainer(accuracy: float) -> SimpleNamespace:
         metrics = {"validation_accuracy": torch.tensor(accuracy)}
-        return SimpleNamespace(sanity_checking=False, callback_metrics=metrics, global_step=1, should_stop=False)
+        return SimpleNamespace(
+            sanity_checking=False, callback_metrics=metrics, global_step=1, should_stop=False
+        )
 
     first, second = StopAtTarget(0.9), StopAtTarget(0.9)
     first.on_train_start(trainer(0.1), None)

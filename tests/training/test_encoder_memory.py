@@ -1,6 +1,8 @@
-"""What an encoder's training step is estimated to keep, against what autograd saves, tensor by tensor.
+"""What an encoder's training step is estimated to keep, against what autograd
+saves, tensor by tensor.
 
-Without dropout: on a CPU its masks are of the activations' type and attention with it stores scores, on a GPU neither.
+Without dropout: on a CPU its masks are of the activations' type and attention with it stores
+scores, on a GPU neither.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ ROWS, LENGTH = 4, 128
 
 
 def saved_bytes(model: nn.Module, loss: Callable[[], Tensor]) -> int:
-    """Of the tensors that the loss keeps for its backward, each storage once; the parameters' own are left out."""
+    """Of the tensors that the loss keeps for its backward, each storage once; the
+    parameters' own are left out."""
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     found = {}
 
@@ -39,23 +42,32 @@ def saved_bytes(model: nn.Module, loss: Callable[[], Tensor]) -> int:
 def bert(family: str) -> Bert:
     modern = family == "modern"
     config = BertConfig(
-        vocab_size=64, vocab_rows=64, context=LENGTH, layers=3, heads=2, embed=64, ffn=192 if modern else 256,
+        vocab_size=64, vocab_rows=64, context=LENGTH, layers=3, heads=2, embed=64,
+        ffn=192 if modern else 256,
         segments=0 if modern else 2, positions="rotary" if modern else "learned",
-        norm_place="pre" if modern else "post", activation="geglu" if modern else "gelu", bias=not modern,
+        norm_place="pre" if modern else "post", activation="geglu" if modern else "gelu",
+        bias=not modern,
     )  # fmt: skip
     return Bert(config, "sdpa")
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize("checkpointing", ["none", "full"])  # what selective keeps, it keeps outside of these hooks
+# What selective keeps, it keeps outside of these hooks.
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
 @pytest.mark.parametrize(("family", "packed"), [("bert", False), ("modern", True)])
-def test_berts_kept_tensors_are_those_that_autograd_saves(family, packed, checkpointing, precision) -> None:
+def test_berts_kept_tensors_are_those_that_autograd_saves(
+    family, packed, checkpointing, precision
+) -> None:
     model, savings = bert(family), MemorySavings(checkpointing)
     model.save_memory(savings)
     tokens = torch.randint(0, 64, (ROWS * LENGTH,))
     masked = torch.arange(0, ROWS * LENGTH, 7)
     labels = tokens[masked]
-    layout = {"cu_seqlens": torch.arange(0, ROWS * LENGTH + 1, LENGTH, dtype=torch.int32)} if packed else {}
+    layout = (
+        {"cu_seqlens": torch.arange(0, ROWS * LENGTH + 1, LENGTH, dtype=torch.int32)}
+        if packed
+        else {}
+    )
     given = tokens if packed else tokens.view(ROWS, LENGTH)
     half = precision == "bf16-mixed"
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
@@ -71,7 +83,8 @@ def test_berts_kept_tensors_are_those_that_autograd_saves(family, packed, checkp
         savings=savings,
         attention="sdpa",
     )
-    copies = model.parameter_count() * 2 if half and checkpointing == "none" else 0  # else made again in the backward
+    # else made again in the backward.
+    copies = model.parameter_count() * 2 if half and checkpointing == "none" else 0
     assert saved == pytest.approx(estimate.activations + copies, rel=0.25)
 
 
@@ -93,7 +106,10 @@ def test_so_are_a_classifiers_with_the_rows_that_are_read_masked(kind, precision
     half = precision == "bf16-mixed"
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
         saved = saved_bytes(
-            model, lambda: sum(model.losses(tokens, torch.zeros(ROWS, dtype=torch.long), masked=masked)[:2])
+            model,
+            lambda: sum(
+                model.losses(tokens, torch.zeros(ROWS, dtype=torch.long), masked=masked)[:2]
+            ),
         )
     estimate = estimate_encoder_memory(
         model.parameter_count(),
@@ -104,7 +120,9 @@ def test_so_are_a_classifiers_with_the_rows_that_are_read_masked(kind, precision
         precision=precision,
         attention="sdpa",
     )
-    assert saved == pytest.approx(estimate.activations + half * 2 * model.parameter_count(), rel=0.25)
+    assert saved == pytest.approx(
+        estimate.activations + half * 2 * model.parameter_count(), rel=0.25
+    )
 
 
 def test_every_saving_needs_less_and_every_token_more() -> None:
@@ -112,7 +130,8 @@ def test_every_saving_needs_less_and_every_token_more() -> None:
 
     def needs(tokens: int, **savings) -> int:
         return estimate_encoder_memory(
-            335_000_000, shape, tokens=tokens, max_seqlen=512, head=PredictingHead(30528, tokens // 7),
+            335_000_000, shape, tokens=tokens, max_seqlen=512,
+            head=PredictingHead(30528, tokens // 7),
             savings=MemorySavings(**savings),
         ).total  # fmt: skip
 

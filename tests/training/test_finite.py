@@ -18,7 +18,9 @@ def fit(folder, task, *callbacks, **options):
 
 
 @pytest.mark.parametrize(("poison", "accumulated"), [(1, 1), (3, 1), (4, 1), (7, 1), (3, 2)])
-def test_the_first_bad_optimiser_step_is_named_wherever_it_lies_in_the_interval(tmp_path, poison, accumulated):
+def test_the_first_bad_optimiser_step_is_named_wherever_it_lies_in_the_interval(
+    tmp_path, poison, accumulated
+):
     options = {"log_every_n_steps": 4, "accumulate_grad_batches": accumulated}
     with pytest.raises(UserError, match=f"loss became nan at step {poison}; ") as error:
         fit(tmp_path, TinyTask(poison=poison), max_steps=7, **options)
@@ -38,6 +40,8 @@ def test_weights_that_are_no_longer_finite_are_not_saved_over_good_ones(tmp_path
                 with torch.no_grad():
                     pl_module.model.norm.weight[0] = float("inf")
 
-    with pytest.raises(UserError, match=r"weights were no longer finite after step 4 .*last good checkpoint"):
+    with pytest.raises(
+        UserError, match=r"weights were no longer finite after step 4 .*last good checkpoint"
+    ):
         fit(tmp_path, TinyTask(), Spoil(), SaveLast(tmp_path, 2), max_steps=8)
     assert read_checkpoint(tmp_path / "last.ckpt")["global_step"] == 2

@@ -40,7 +40,9 @@ def test_small_gradients_and_no_limit_change_nothing():
 def test_loss_scaled_gradients_are_clipped_as_if_they_were_not_scaled():
     plain, scaled = with_gradients(), with_gradients(1024.0)
     norm = clip_gradients(plain, 0.5)
-    assert clip_gradients(scaled, 0.5, scale=torch.tensor(1024.0)) == pytest.approx(norm.item(), rel=1e-6)
+    assert clip_gradients(scaled, 0.5, scale=torch.tensor(1024.0)) == pytest.approx(
+        norm.item(), rel=1e-6
+    )
     for one, other in zip(plain.parameters(), scaled.parameters(), strict=True):
         torch.testing.assert_close(one.grad * 1024, other.grad)
 

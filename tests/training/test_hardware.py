@@ -7,7 +7,12 @@ import torch
 
 from flashtrain.errors import UserError
 from flashtrain.training import hardware
-from flashtrain.training.hardware import attention_for, detect_hardware, peak_flops_of, precision_for
+from flashtrain.training.hardware import (
+    attention_for,
+    detect_hardware,
+    peak_flops_of,
+    precision_for,
+)
 
 
 @pytest.fixture

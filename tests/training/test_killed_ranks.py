@@ -23,12 +23,17 @@ from flashtrain.training.killed_ranks import killed_rank, lost_connection, name_
 
 @pytest.fixture(autouse=True)
 def untold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_ChildProcessObserver, "_terminate_all", _ChildProcessObserver._terminate_all)  # to put back
+    # To put back.
+    monkeypatch.setattr(
+        _ChildProcessObserver, "_terminate_all", _ChildProcessObserver._terminate_all
+    )
 
 
 def observe(monkeypatch: pytest.MonkeyPatch, *codes: str) -> None:
     """What Lightning's observer does once processes with these codes have ended."""
-    ranks = [subprocess.Popen([sys.executable, "-c", f"import os, signal; {code}"]) for code in codes]
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", f"import os, signal; {code}"]) for code in codes
+    ]
     for rank in ranks:
         rank.wait()
     statuses: list[int] = []
@@ -89,10 +94,17 @@ if __name__ == "__main__":
 
 @pytest.mark.integration  # starts ranks
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "context_parallel"])
-def test_a_killed_rank_ends_every_strategy_alike(strategy: str, tiny_runs: TinyRuns, tmp_path: Path) -> None:
+def test_a_killed_rank_ends_every_strategy_alike(
+    strategy: str, tiny_runs: TinyRuns, tmp_path: Path
+) -> None:
     script = tmp_path / "killing.py"
     script.write_text(SCRIPT)
-    own = ("trainer.devices=2", f"trainer.strategy={strategy}", "trainer.callbacks=[kill]", f"output={tmp_path}")
+    own = (
+        "trainer.devices=2",
+        f"trainer.strategy={strategy}",
+        "trainer.callbacks=[kill]",
+        f"output={tmp_path}",
+    )
     command = [sys.executable, str(script), *tiny_runs.settings_words(*own)]
     environment = {**checkout_environment(), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -112,7 +124,10 @@ def test_a_rank_that_ended_by_itself_has_reported_why(capsys, monkeypatch) -> No
 
 def test_who_lost_a_peer_names_the_rank_that_was_killed() -> None:
     codes = ("time.sleep(3600)", "time.sleep(0.2); os.kill(os.getpid(), signal.SIGSEGV)")
-    ranks = [subprocess.Popen([sys.executable, "-c", f"import os, signal, time; {code}"]) for code in codes]
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", f"import os, signal, time; {code}"])
+        for code in codes
+    ]
     try:
         assert killed_rank(ranks, seconds=600) == "rank 2 was killed by SIGSEGV"
     finally:
@@ -129,17 +144,26 @@ def test_who_lost_a_peer_names_the_rank_that_was_killed() -> None:
             RunFailed,
             r"rank 1 was killed by SIGTERM",
         ),
-        ("os.kill(os.getpid(), signal.SIGTERM)", RuntimeError("CUDA out of memory"), RuntimeError, "out of memory"),
+        (
+            "os.kill(os.getpid(), signal.SIGTERM)",
+            RuntimeError("CUDA out of memory"),
+            RuntimeError,
+            "out of memory",
+        ),
         ("raise SystemExit(2)", RuntimeError("reset by peer"), RuntimeError, "reset by peer"),
         (
             "raise SystemExit(2)",  # or another machine's, of which this process knows nothing
-            RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:17290. GLHF!"),
+            RuntimeError(
+                "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:17290. GLHF!"
+            ),
             RunFailed,
             r"process on 10\.0\.0\.2 broke: .*resume=auto",
         ),
     ],
 )
-def test_what_fails_beside_a_killed_rank_names_it_in_validation_too(code, error, raised, words) -> None:
+def test_what_fails_beside_a_killed_rank_names_it_in_validation_too(
+    code, error, raised, words
+) -> None:
     rank = subprocess.Popen([sys.executable, "-c", f"import os, signal; {code}"])
     rank.wait()
     trainer = SimpleNamespace(strategy=SimpleNamespace(launcher=SimpleNamespace(procs=[rank])))

@@ -18,7 +18,9 @@ def slow_lamb(histories, weights, *, lr, betas, eps, decay, adapt):
         for i, g in enumerate(gradients):
             m[i] = betas[0] * m[i] + (1 - betas[0]) * g
             v[i] = betas[1] * v[i] + (1 - betas[1]) * g**2
-            corrected = m[i] / (1 - betas[0] ** step) / ((v[i] / (1 - betas[1] ** step)).sqrt() + eps)
+            corrected = (
+                m[i] / (1 - betas[0] ** step) / ((v[i] / (1 - betas[1] ** step)).sqrt() + eps)
+            )
             update = corrected + decay[i] * weights[i]
             ratio = 1.0
             if adapt[i] and weights[i].norm() > 0 and update.norm() > 0:
@@ -28,7 +30,9 @@ def slow_lamb(histories, weights, *, lr, betas, eps, decay, adapt):
 
 
 @pytest.mark.parametrize("chunk", [1, 50, 2**26])
-def test_it_is_the_algorithm_in_float64_however_many_tensors_are_updated_together(monkeypatch, chunk):
+def test_it_is_the_algorithm_in_float64_however_many_tensors_are_updated_together(
+    monkeypatch, chunk
+):
     monkeypatch.setattr(module, "UPDATE_CHUNK", chunk)
     torch.manual_seed(0)
     model = TinyModel().double()
@@ -41,7 +45,13 @@ def test_it_is_the_algorithm_in_float64_however_many_tensors_are_updated_togethe
         optimizer.step()
     matrix = [p.dim() >= 2 for p in before]
     exact = slow_lamb(
-        histories, before, lr=0.02, betas=(0.9, 0.999), eps=1e-6, decay=[0.1 * m for m in matrix], adapt=matrix
+        histories,
+        before,
+        lr=0.02,
+        betas=(0.9, 0.999),
+        eps=1e-6,
+        decay=[0.1 * m for m in matrix],
+        adapt=matrix,
     )
     for ours, reference in zip(model.parameters(), exact, strict=True):
         torch.testing.assert_close(ours.detach(), reference, atol=1e-13, rtol=1e-12)

@@ -25,7 +25,13 @@ from flashtrain.training.metrics_file import MetricsFile
 @pytest.fixture(autouse=True)
 def no_wandb_settings(monkeypatch, tmp_path):
     """No key, no mode and no sweep, whatever the machine has; and never the network."""
-    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE", "WANDB_SWEEP_ID", "WANDB_BASE_URL"):
+    for name in (
+        "WANDB_API_KEY",
+        "WANDB_IDENTITY_TOKEN_FILE",
+        "WANDB_MODE",
+        "WANDB_SWEEP_ID",
+        "WANDB_BASE_URL",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
 
@@ -49,7 +55,11 @@ def test_without_a_key_it_is_offline_and_one_line_says_how_to_sync(tmp_path, mon
 
 @pytest.mark.parametrize(
     ("environment", "asked", "mode"),
-    [(None, "auto", "online"), ("disabled", "auto", "disabled"), ("disabled", "offline", "offline")],
+    [
+        (None, "auto", "online"),
+        ("disabled", "auto", "disabled"),
+        ("disabled", "offline", "offline"),
+    ],
 )
 def test_with_a_key_it_is_online_but_for_what_the_setting_and_then_wandb_mode_say(
     tmp_path, monkeypatch, environment, asked, mode
@@ -91,7 +101,11 @@ def test_a_table_may_have_numbers_and_words_in_a_column() -> None:
 
     wandb = pytest.importorskip("wandb")
     logger = Kept()
-    log_table([logger], "rows", [{"length": 128, "rate": 2.5}, {"length": "paragraph"}, {"length": None, "rate": 1.0}])
+    log_table(
+        [logger],
+        "rows",
+        [{"length": 128, "rate": 2.5}, {"length": "paragraph"}, {"length": None, "rate": 1.0}],
+    )
     assert logger.table.data == [["128", 2.5], ["paragraph", None], [None, 1.0]]
 
 
@@ -129,5 +143,7 @@ def test_what_is_not_installed_is_reported_before_anything_is_built(monkeypatch)
     settings = compose_settings(words)
     assert settings.logger.kinds == ["none", "tensorboard"]
     monkeypatch.setattr(logger, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"logger=tensorboard needs the package .*: pip install tensorboard"):
+    with pytest.raises(
+        UserError, match=r"logger=tensorboard needs the package .*: pip install tensorboard"
+    ):
         adapt_to_machine(settings, CommandLine(words))

@@ -56,7 +56,8 @@ def test_the_copies_follow_the_float32_course_and_the_weights_are_the_copies_rou
 @pytest.mark.parametrize("name", BUILDERS)
 def test_a_step_holds_a_part_of_the_gradients_in_float32_and_changes_nothing(name, monkeypatch):
     models = [tiny_gpt2().bfloat16() for _ in range(2)]
-    for model in models:  # a float32 parameter among them, which is no copy, and a step must move once
+    # A float32 parameter among them, which is no copy, and a step must move once.
+    for model in models:
         model.final_norm.float()
     whole, parts = (MasterWeights(BUILDERS[name](model, lr=1e-2)) for model in models)
     one, another = (model.loss(TOKENS[:, :-1], TOKENS[:, 1:]) for model in models)
@@ -68,7 +69,9 @@ def test_a_step_holds_a_part_of_the_gradients_in_float32_and_changes_nothing(nam
 
     def spied(optimizer):
         if optimizer is parts:
-            held.append(sum(master.grad.numel() for _, master in parts.pairs if master.grad is not None))
+            held.append(
+                sum(master.grad.numel() for _, master in parts.pairs if master.grad is not None)
+            )
         update(optimizer)
 
     monkeypatch.setattr(master_weights, "GRADIENT_CHUNK", 300)
@@ -86,7 +89,9 @@ def test_muon_trains_the_linear_layers_inside_and_adamw_the_rest():
     for tie in (True, False):
         model = tiny_gpt2(tie)
         chosen = {id(p) for p in inner_matrices(model)}
-        assert chosen == {id(m.weight) for m in model.blocks.modules() if isinstance(m, torch.nn.Linear)}
+        assert chosen == {
+            id(m.weight) for m in model.blocks.modules() if isinstance(m, torch.nn.Linear)
+        }
         optimizer = muon(model, lr=1e-2)
         of_all = [id(p) for group in optimizer.param_groups for p in group["params"]]
         assert sorted(of_all) == sorted(id(p) for p in model.parameters())
@@ -101,7 +106,11 @@ def test_a_schedule_reaches_every_group():
     optimizer.step()
     schedule.step()
     inner = optimizer.optimizers[0]
-    assert [group["lr"] for one in inner.optimizers for group in one.param_groups] == [0.5, 0.5, 0.5]
+    assert [group["lr"] for one in inner.optimizers for group in one.param_groups] == [
+        0.5,
+        0.5,
+        0.5,
+    ]
 
 
 def test_muon_learns():
@@ -130,5 +139,7 @@ def test_states_in_host_memory_change_nothing(dtype):
     assert not optimizers[2].state  # nothing for Lightning to move to the parameters' device
     for model, optimizer in zip(models, optimizers, strict=True):
         steps(model, optimizer, start=5)
-        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True)
+        )
     assert {master.device.type for _, master in optimizers[1].pairs} == {"cpu"}

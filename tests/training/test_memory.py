@@ -18,17 +18,23 @@ SAVINGS = ("checkpointing", "offload", "ffn_chunk", "loss_chunk")
 
 
 def estimate(parameters: int, **options) -> MemoryEstimate:
-    shape, savings = ({name: options.pop(name) for name in names if name in options} for names in (SHAPE, SAVINGS))
+    shape, savings = (
+        {name: options.pop(name) for name in names if name in options} for names in (SHAPE, SAVINGS)
+    )
     residual, gated = shape.pop("residual", "weights"), shape.pop("gated", False)
     by_autograd = shape.pop("by_autograd", False)
-    layers = layers_alike(kv_heads=shape["heads"], activation="swiglu" if gated else "gelu", **shape)
+    layers = layers_alike(
+        kv_heads=shape["heads"], activation="swiglu" if gated else "gelu", **shape
+    )
     inner = replace(layers[0].feed_forward, by_autograd=by_autograd)
     layers = tuple(replace(layer, feed_forward=inner) for layer in layers)
     blocks = Blocks(shape["embed"], layers, residual=residual)
     return estimate_memory(parameters, blocks, savings=MemorySavings(**savings), **options)
 
 
-OF_12_LAYERS = partial(estimate, layers=12, embed=768, heads=12, ffn=3072, vocab_rows=50304, context=1024)
+OF_12_LAYERS = partial(
+    estimate, layers=12, embed=768, heads=12, ffn=3072, vocab_rows=50304, context=1024
+)
 GPT2_124M = partial(OF_12_LAYERS, 124_475_904)
 
 
@@ -45,44 +51,66 @@ def test_gpt2_124m_is_estimated_as_it_was_measured_on_an_h200(micro_batch, measu
     [
         ("124m", {"context": 2**20, "checkpointing": "selective", "residual": "compute"}, 64.08),
         # Of a first step, which has no moments of AdamW yet: 8 bytes a parameter.
-        ("1.3b", {"context": 2**19, "checkpointing": "full", "ffn_chunk": 16384, "loss_chunk": 2048}, 89.77 + 9.77),
+        (
+            "1.3b",
+            {"context": 2**19, "checkpointing": "full", "ffn_chunk": 16384, "loss_chunk": 2048},
+            89.77 + 9.77,
+        ),
     ],
 )
-def test_long_contexts_that_compute_again_are_estimated_above_what_was_measured(size, options, measured_gib):
+def test_long_contexts_that_compute_again_are_estimated_above_what_was_measured(
+    size, options, measured_gib
+):
     shape = {"parameters": 123_700_000, "layers": 12, "embed": 768, "heads": 12, "ffn": 3072}
     large = {"parameters": 1_311_600_000, "layers": 24, "embed": 2048, "heads": 16, "ffn": 8192}
     large |= {"precision": "bf16-true", "master_weights": True}
-    found = estimate(**(shape if size == "124m" else large), vocab_rows=50304, micro_batch=1, rotary=True, **options)
+    found = estimate(
+        **(shape if size == "124m" else large),
+        vocab_rows=50304,
+        micro_batch=1,
+        rotary=True,
+        **options,
+    )
     assert measured_gib < found.total / GIB < 1.07 * measured_gib
 
 
 def test_on_a_cpu_the_mask_of_documents_and_copies_of_the_logits_are_counted():
     options = {"micro_batch": 4, "precision": "32-true", "compiled": False, "loss_chunk": 4096}
     plain, masked = (GPT2_124M(attention=name, **options) for name in ("sdpa", "masked"))
-    assert masked.activations - plain.activations == 12 * 5 * 4 * 1024**2  # a float32 mask and booleans in each layer
+    # A float32 mask and booleans in each layer.
+    assert masked.activations - plain.activations == 12 * 5 * 4 * 1024**2
     of_torch = GPT2_124M(attention="sdpa", kernels=False, **options)
     assert of_torch.logits - plain.logits == 2 * 4 * 4096 * 50304
 
 
 def test_what_is_compiled_and_computed_again_needs_no_copies_of_all_weights():
     parameters, head = 124_475_904, 50304 * 768
-    eager = (GPT2_124M(micro_batch=1, checkpointing=kind, compiled=False).weights for kind in ("none", "full"))
+    eager = (
+        GPT2_124M(micro_batch=1, checkpointing=kind, compiled=False).weights
+        for kind in ("none", "full")
+    )
     assert set(eager) == {6 * parameters}  # autocast keeps them until the loss is there
-    kept, again = (GPT2_124M(micro_batch=1, checkpointing=kind).weights for kind in ("none", "full"))
+    kept, again = (
+        GPT2_124M(micro_batch=1, checkpointing=kind).weights for kind in ("none", "full")
+    )
     assert kept - again == 2 * (parameters - head - 2 * ((parameters - head) // 12))
 
 
 def test_sharded_gradients_are_whole_before_they_are_shared_out():
     head = 50304 * 768
     block = (124_475_904 - head) // 12 * 12  # all of them are gathered at once
-    one, two = (GPT2_124M(micro_batch=1, checkpointing="full", shards=shards).block for shards in (1, 2))
-    # The buffer that a block is gathered in, its gradient, this one in float32 as it is sent; the head's gradient.
+    one, two = (
+        GPT2_124M(micro_batch=1, checkpointing="full", shards=shards).block for shards in (1, 2)
+    )
+    # The buffer that a block is gathered in, its gradient, this one in float32 as it is sent;
+    # the head's gradient.
     assert two - one == block * (2 + 2 + 4) + head * 2
     adapters = partial(GPT2_124M, micro_batch=1, checkpointing="full", frozen=124_000_000)
     assert adapters(shards=2).block - adapters(shards=1).block == pytest.approx(block * 2, rel=0.05)
     few = GPT2_124M(micro_batch=1, checkpointing="full", shards=2, frozen=4096)  # one norm, say
     whole = GPT2_124M(micro_batch=1, checkpointing="full", shards=2)
-    assert few.total == pytest.approx(whole.total, abs=1024 * 4 * 768 * 2)  # the output that an adapter would have
+    # The output that an adapter would have.
+    assert few.total == pytest.approx(whole.total, abs=1024 * 4 * 768 * 2)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +120,8 @@ def test_sharded_gradients_are_whole_before_they_are_shared_out():
 def test_sharded_gradients_are_sent_in_the_weights_own_type(precision, blocks, bytes_of_a_block):
     head = 50304 * 768
     one, two = (
-        GPT2_124M(micro_batch=1, checkpointing="full", precision=precision, shards=shards).block for shards in (1, 2)
+        GPT2_124M(micro_batch=1, checkpointing="full", precision=precision, shards=shards).block
+        for shards in (1, 2)
     )
     computed = bytes_of_a_block // 3
     assert two - one == (124_475_904 - head) // 12 * blocks * bytes_of_a_block + head * computed
@@ -103,8 +132,11 @@ def logits_of(tokens, **options):
 
 
 def test_gradients_come_while_what_the_blocks_kept_goes():
-    """Many tokens: the peak is the first block's backward. Few: the last one's. Never all of both."""
-    long, short = (GPT2_124M(micro_batch=size, checkpointing="selective", offload=True) for size in (64, 1))
+    """Many tokens: the peak is the first block's backward. Few: the last
+    one's. Never all of both."""
+    long, short = (
+        GPT2_124M(micro_batch=size, checkpointing="selective", offload=True) for size in (64, 1)
+    )
     head = 50304 * 768 * 4
     of_block = (124_475_904 * 4 - head) // 12
     assert long.parts()["gradients"] == head + of_block
@@ -124,7 +156,8 @@ def test_gradients_that_stay_are_there_beside_all_that_is_kept():
 
 def test_the_embeddings_gradients_are_shared_out_when_the_blocks_are_done():
     """Of a large vocabulary this is more than any block's backward."""
-    large = partial(OF_12_LAYERS, 200_000_000, vocab_rows=150_000, outside=150_000 * 768, shards=2, context_degree=2,
+    large = partial(OF_12_LAYERS, 200_000_000, vocab_rows=150_000, outside=150_000 * 768, shards=2,
+                    context_degree=2,
                     micro_batch=1, checkpointing="full")  # fmt: skip
     assert large().parts()["gradients"] == 200_000_000 * 4 // 2
     gathered = 150_000 * 768 + 2 * ((200_000_000 - 150_000 * 768) // 12)
@@ -141,9 +174,11 @@ def test_a_step_of_float32_copies_holds_a_part_of_the_gradients_in_float32():
 
 
 def test_logits_are_those_of_one_piece_of_the_loss():
-    table, gradient = 50304 * 768 * 4, 2 * 768 * 2  # the head's gradient, and a token's state with its own
+    # The head's gradient, and a token's state with its own.
+    table, gradient = 50304 * 768 * 4, 2 * 768 * 2
     assert logits_of(65536, loss_chunk=2048) == 2048 * 50304 * 2 + table + 65536 * gradient
-    assert logits_of(1024, loss_chunk=2048) == 2 * table + 1024 * gradient  # scaled in the backward, a second one
+    # Scaled in the backward, a second one.
+    assert logits_of(1024, loss_chunk=2048) == 2 * table + 1024 * gradient
     assert logits_of(65536) == logits_of(65536, loss_chunk=8192)  # what the loss takes by itself
 
 
@@ -154,7 +189,10 @@ def test_the_feed_forward_in_pieces_needs_its_inner_width_for_one_piece_only():
     assert GPT2_124M(micro_batch=1, checkpointing="full", ffn_chunk=4096) == GPT2_124M(
         micro_batch=1, checkpointing="full"
     )
-    assert GPT2_124M(micro_batch=64, ffn_chunk=4096).activations < GPT2_124M(micro_batch=64).activations
+    assert (
+        GPT2_124M(micro_batch=64, ffn_chunk=4096).activations
+        < GPT2_124M(micro_batch=64).activations
+    )
 
 
 def test_offloaded_inputs_are_counted_in_host_memory_as_its_allocator_rounds_them():
@@ -165,7 +203,10 @@ def test_offloaded_inputs_are_counted_in_host_memory_as_its_allocator_rounds_the
     assert (kept.host, moved.host) == (0, 12 * 2**28)  # 144 MiB each, in blocks of 256
     large = GPT2_124M(micro_batch=144, checkpointing="selective", offload=True)
     assert large.host == 12 * (2**28 + 2**28)  # 432 MiB each, in a piece of 256 and one of 176
-    assert large.activations == GPT2_124M(micro_batch=144, checkpointing="selective").activations - 12 * 3 * inputs
+    assert (
+        large.activations
+        == GPT2_124M(micro_batch=144, checkpointing="selective").activations - 12 * 3 * inputs
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,9 +218,13 @@ def test_offloaded_inputs_are_counted_in_host_memory_as_its_allocator_rounds_the
         ({"master_weights": True}, (6, 4, 8)),  # of float32 weights none
     ],
 )
-def test_the_fixed_part_is_weights_gradients_two_adam_states_and_copies(options, bytes_of_a_parameter):
+def test_the_fixed_part_is_weights_gradients_two_adam_states_and_copies(
+    options, bytes_of_a_parameter
+):
     found = GPT2_124M(micro_batch=8, **options)
-    assert (found.weights, found.gradients, found.optimizer) == tuple(124_475_904 * n for n in bytes_of_a_parameter)
+    assert (found.weights, found.gradients, found.optimizer) == tuple(
+        124_475_904 * n for n in bytes_of_a_parameter
+    )
 
 
 LADDER = (
@@ -195,9 +240,13 @@ LADDER = (
 @pytest.mark.parametrize("micro_batch", [1, 64])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("attention", ["flash", "standard"])
-def test_every_step_of_the_ladder_needs_no_more_than_the_one_before(context, micro_batch, gated, attention):
+def test_every_step_of_the_ladder_needs_no_more_than_the_one_before(
+    context, micro_batch, gated, attention
+):
     totals = [
-        GPT2_124M(context=context, micro_batch=micro_batch, gated=gated, attention=attention, **step).total
+        GPT2_124M(
+            context=context, micro_batch=micro_batch, gated=gated, attention=attention, **step
+        ).total
         for step in LADDER
     ]
     assert totals == sorted(totals, reverse=True)
@@ -213,7 +262,14 @@ def test_the_estimate_grows_with_the_context_and_never_faster_than_it(step):
 
 def test_standard_attention_is_quadratic_in_the_context_and_flash_linear():
     def activations(context, attention):
-        options = {"layers": 12, "embed": 768, "heads": 12, "ffn": 3072, "vocab_rows": 50304, "micro_batch": 1}
+        options = {
+            "layers": 12,
+            "embed": 768,
+            "heads": 12,
+            "ffn": 3072,
+            "vocab_rows": 50304,
+            "micro_batch": 1,
+        }
         return estimate(1, context=context, attention=attention, **options).activations
 
     assert activations(16384, "flash") == pytest.approx(4 * activations(4096, "flash"), rel=1e-6)
@@ -229,11 +285,13 @@ def test_autograd_through_a_gated_piece_holds_three_tensors_more():
 
 
 def test_what_devices_exchange_in_attention_is_not_there_beside_a_piece_of_the_feed_forward():
-    """Of a block's two halves each has its own: the larger one is the block's peak, not their sum."""
+    """Of a block's two halves each has its own: the larger one is the block's
+    peak, not their sum."""
     full = partial(GPT2_124M, micro_batch=64, checkpointing="full")
     whole, pieces = full(), full(ffn_chunk=32768)
     beside = pieces.block - full(ffn_chunk=1).block
-    assert 0 < beside < 32768 * 4 * 3072 * 2  # of the pieces' tensors, what attention's half does not need as well
+    # Of the pieces' tensors, what attention's half does not need as well.
+    assert 0 < beside < 32768 * 4 * 3072 * 2
     few, many = (full(ffn_chunk=32768, exchange=size) for size in (1000, 10 * GIB))
     assert few.block == pieces.block
     assert many.block == full(ffn_chunk=1, exchange=10 * GIB).block
@@ -247,7 +305,8 @@ def test_each_byte_of_an_exchange_counts_where_the_exchange_is_the_peak_of_a_blo
 
 
 def saved_by_autograd(layers: int) -> int:
-    """Bytes that autograd saves for the backward of a Decoder in eager mode under autocast, its weights apart."""
+    """Bytes that autograd saves for the backward of a Decoder in eager mode under
+    autocast, its weights apart."""
     config = DecoderConfig(128, 128, 64, 64, layers_alike(layers, 64, 4, 4, 256))
     model, sizes, alive = Decoder(config, attention="sdpa"), {}, []
     own = {weight.untyped_storage()._cdata for weight in model.parameters()}
@@ -260,13 +319,26 @@ def saved_by_autograd(layers: int) -> int:
         return tensor
 
     tokens = torch.zeros(4, 65, dtype=torch.int64)
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x), torch.autocast("cpu", torch.bfloat16):
+    with (
+        torch.autograd.graph.saved_tensors_hooks(note, lambda x: x),
+        torch.autocast("cpu", torch.bfloat16),
+    ):
         model.loss(tokens[:, :-1], tokens[:, 1:])
     return sum(sizes.values())
 
 
 def test_what_autograd_saves_in_eager_mode_is_within_the_estimate():
-    shape = {"embed": 64, "heads": 4, "ffn": 256, "vocab_rows": 128, "context": 64, "micro_batch": 4}
-    few, many = (estimate(10**6, layers=n, compiled=False, attention="sdpa", **shape).activations for n in (2, 6))
+    shape = {
+        "embed": 64,
+        "heads": 4,
+        "ffn": 256,
+        "vocab_rows": 128,
+        "context": 64,
+        "micro_batch": 4,
+    }
+    few, many = (
+        estimate(10**6, layers=n, compiled=False, attention="sdpa", **shape).activations
+        for n in (2, 6)
+    )
     measured = saved_by_autograd(6) - saved_by_autograd(2)
     assert 0.7 * (many - few) < measured < many - few

@@ -13,7 +13,11 @@ A_SAMPLE = {"none": 16, "selective": 8, "full": 4}  # GiB
 
 
 def estimate(micro_batch: int, savings: MemorySavings) -> MemoryEstimate:
-    size = A_SAMPLE[savings.checkpointing] * (0.5 if savings.ffn_chunk else 1) * (0.5 if savings.offload else 1)
+    size = (
+        A_SAMPLE[savings.checkpointing]
+        * (0.5 if savings.ffn_chunk else 1)
+        * (0.5 if savings.offload else 1)
+    )
     host = 6 * micro_batch * GIB if savings.offload else 0
     return MemoryEstimate(0, 0, 0, int(size * micro_batch * GIB), 0, 0, host=host)
 
@@ -74,9 +78,10 @@ def test_offloading_without_room_in_the_host_is_one_line():
 def test_an_option_reads_as_the_settings_that_ask_for_it():
     first, *_, last = memory_options(candidates(), [1], Room(10 * GIB, 100 * GIB), estimate)
     assert (
-        " ".join(first.line().split()) == "memory.activation_checkpointing=none 16.0 GiB, micro-batch 1 - does not fit"
+        " ".join(first.line().split())
+        == "memory.activation_checkpointing=none 16.0 GiB, micro-batch 1 - does not fit"
     )
     assert " ".join(last.line().split()) == (
-        "memory.activation_checkpointing=full memory.offload=true memory.ffn_chunk=16384 memory.loss_chunk=2048 "
-        "1.0 GiB, micro-batch 1, 6.0 GiB in host memory"
+        "memory.activation_checkpointing=full memory.offload=true memory.ffn_chunk=16384 "
+        "memory.loss_chunk=2048 1.0 GiB, micro-batch 1, 6.0 GiB in host memory"
     )

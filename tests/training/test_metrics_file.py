@@ -116,7 +116,8 @@ def test_a_run_goes_on_over_a_damaged_line_and_reports_it(path, caplog, damaged)
         (4, 4.5),
         (5, 0.5),
     ]
-    assert path.read_bytes().startswith(b"".join([*ROWS[:2], damaged, *ROWS[3:5]]))  # what was there stays
+    # What was there stays.
+    assert path.read_bytes().startswith(b"".join([*ROWS[:2], damaged, *ROWS[3:5]]))
 
 
 @pytest.mark.parametrize(("left", "gap"), [(0, "0 to 3"), (2, "2 to 3"), (4, None), (6, None)])

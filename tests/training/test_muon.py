@@ -1,4 +1,5 @@
-"""Which weights optimizer=muon orthogonalises, and how it updates experts that one parameter stacks."""
+"""Which weights optimizer=muon orthogonalises, and how it updates experts
+that one parameter stacks."""
 
 from __future__ import annotations
 
@@ -30,13 +31,24 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 1,
 }
-_LOW_RANKS = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
+_LOW_RANKS = {
+    "q_lora_rank": 8,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 8,
+}
 KINDS = {
     "gpt_oss": {"num_local_experts": 4, "head_dim": 8},
     "mixtral": {"num_local_experts": 4},
     "olmoe": {"num_experts": 4},
     "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 16},
-    "deepseek_v3": {"n_routed_experts": 4, "moe_intermediate_size": 16, "first_k_dense_replace": 1, **_LOW_RANKS}
+    "deepseek_v3": {
+        "n_routed_experts": 4,
+        "moe_intermediate_size": 16,
+        "first_k_dense_replace": 1,
+        **_LOW_RANKS,
+    }
     | {"n_group": 1, "topk_group": 1, "num_key_value_heads": 4},
     "llama4_text": {"num_local_experts": 4, "head_dim": 8, "intermediate_size_mlp": 48},
     "gpt2": {"n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 2},
@@ -44,7 +56,11 @@ KINDS = {
 
 
 def decoder(kind: str, folder: Path):
-    sizes = {name: SIZES[name] for name in SIZES if kind != "gpt2" or name.endswith(("vocab_size", "token_id"))}
+    sizes = {
+        name: SIZES[name]
+        for name in SIZES
+        if kind != "gpt2" or name.endswith(("vocab_size", "token_id"))
+    }
     transformers.AutoConfig.for_model(kind, **{**sizes, **KINDS[kind]}).save_pretrained(folder)
     torch.manual_seed(0)
     model = transformers_decoder(config=str(folder))
@@ -63,7 +79,10 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, count: int = 1) -> 
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_matrices_between_embeddings_and_head_are_muons(kind: str, tmp_path: Path) -> None:
     model = decoder(kind, tmp_path)
-    outer = {id(model.output_weight), *(id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding))}
+    outer = {
+        id(model.output_weight),
+        *(id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)),
+    }
     chosen = {id(one) for one in inner_matrices(model)}
     for name, one in model.named_parameters():
         inside = one.dim() >= 2 and id(one) not in outer and not name.endswith("bias")
@@ -73,17 +92,22 @@ def test_all_matrices_between_embeddings_and_head_are_muons(kind: str, tmp_path:
     assert sorted(given) == sorted(id(one) for one in model.parameters())
     before = {name: one.clone() for name, one in model.named_parameters() if id(one) in chosen}
     step(model, optimizer)
-    assert all((one != before[name]).any() for name, one in model.named_parameters() if name in before)
+    assert all(
+        (one != before[name]).any() for name, one in model.named_parameters() if name in before
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_decays_is_what_transformers_trainer_lets_decay(kind: str, tmp_path: Path) -> None:
     model = decoder(kind, tmp_path)
     names = {id(one): name for name, one in model.named_parameters()}
-    decayed, plain = ([names[id(one)] for one in group["params"]] for group in parameter_groups(model, 0.1))
+    decayed, plain = (
+        [names[id(one)] for one in group["params"]] for group in parameter_groups(model, 0.1)
+    )
     theirs = transformers.Trainer.get_decay_parameter_names(None, model.module)
     tied = {"lm_head.weight"} if kind == "gpt2" else set()
-    assert set(decayed) == {name for name in theirs if not name.endswith(".sinks")} - tied  # vectors have none here
+    # Vectors have none here.
+    assert set(decayed) == {name for name in theirs if not name.endswith(".sinks")} - tied
     assert sorted(decayed + plain) == sorted(names.values())
 
 
@@ -123,7 +147,8 @@ def test_a_matrix_may_be_stored_transposed() -> None:
     plain.weight.grad, turned.weight.grad = gradient, gradient.T.contiguous()
     for one in (plain, turned):
         muon(nn.Sequential(one, nn.LayerNorm(8)), lr=1e-2).step()
-    torch.testing.assert_close(turned.weight.T, plain.weight, rtol=0, atol=1e-3)  # bfloat16's rounding of an update
+    # bfloat16's rounding of an update.
+    torch.testing.assert_close(turned.weight.T, plain.weight, rtol=0, atol=1e-3)
 
 
 def test_a_mixture_of_experts_goes_on_from_its_states_exactly(tmp_path: Path) -> None:
@@ -141,7 +166,9 @@ def test_a_mixture_of_experts_goes_on_from_its_states_exactly(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_a_checkpoint_of_other_groups_is_refused_with_the_reason(same: bool, tmp_path: Path) -> None:
+def test_a_checkpoint_of_other_groups_is_refused_with_the_reason(
+    same: bool, tmp_path: Path
+) -> None:
     model = TinyModel()
     optimizer = adamw(model)
     state = optimizer.state_dict()

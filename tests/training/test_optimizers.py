@@ -27,4 +27,8 @@ def test_every_trained_parameter_is_in_exactly_one_group_also_when_tied():
 def test_frozen_parameters_are_left_out():
     model = TinyModel()
     model.embedding.requires_grad_(False)
-    assert all(p is not model.embedding.weight for group in parameter_groups(model, 0.1) for p in group["params"])
+    assert all(
+        p is not model.embedding.weight
+        for group in parameter_groups(model, 0.1)
+        for p in group["params"]
+    )

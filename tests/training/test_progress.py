@@ -43,10 +43,18 @@ def test_the_rate_shown_is_the_one_that_the_step_took(tmp_path, capsys):
         def configure_optimizers(self):
             optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
             schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": schedule, "interval": "step"},
+            }
 
-    tiny_trainer(tmp_path, LineProgress(every_n_steps=1), max_steps=2).fit(Scheduled(), datamodule=TinyData())
-    assert [re.search(r"lr (\S+)", line)[1] for line in step_lines(capsys)] == ["1.0e-01", "5.0e-02"]
+    tiny_trainer(tmp_path, LineProgress(every_n_steps=1), max_steps=2).fit(
+        Scheduled(), datamodule=TinyData()
+    )
+    assert [re.search(r"lr (\S+)", line)[1] for line in step_lines(capsys)] == [
+        "1.0e-01",
+        "5.0e-02",
+    ]
 
 
 def test_a_rank_that_shows_nothing_keeps_no_losses(tmp_path):
@@ -60,7 +68,9 @@ def test_a_rank_that_shows_nothing_keeps_no_losses(tmp_path):
     assert not progress._losses
 
 
-def test_the_time_left_is_that_of_the_steps_without_validation_and_checkpoints(tmp_path, capsys, passing):
+def test_the_time_left_is_that_of_the_steps_without_validation_and_checkpoints(
+    tmp_path, capsys, passing
+):
     class Slow(pl.Callback):
         def on_before_optimizer_step(self, *_):
             passing(1)
@@ -73,7 +83,9 @@ def test_the_time_left_is_that_of_the_steps_without_validation_and_checkpoints(t
 
     options = {"limit_val_batches": 1, "val_check_interval": 2, "max_steps": 7}
     saving = SaveLast(tmp_path, every_n_steps=3)
-    tiny_trainer(tmp_path, LineProgress(every_n_steps=1), Slow(), saving, **options).fit(TinyTask(), TinyData())
+    tiny_trainer(tmp_path, LineProgress(every_n_steps=1), Slow(), saving, **options).fit(
+        TinyTask(), TinyData()
+    )
     left = [line.split()[-2] for line in step_lines(capsys) if re.search(r"lr .* left$", line)]
     assert left == [f"0:00:0{seconds}" for seconds in (5, 4, 3, 2, 1, 0)]
 

@@ -13,7 +13,12 @@ from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_wi
 
 from flashtrain.training.checkpoint_callbacks import SaveLast
 from flashtrain.training.resumed_rates import RatesOfThisRun
-from flashtrain.training.schedules import SCHEDULES, constant_with_warmup, cosine_with_warmup, linear_with_warmup
+from flashtrain.training.schedules import (
+    SCHEDULES,
+    constant_with_warmup,
+    cosine_with_warmup,
+    linear_with_warmup,
+)
 
 
 def rates(make, steps, *args, **options):
@@ -33,18 +38,23 @@ def test_cosine_rises_to_the_peak_and_falls_to_the_minimum():
     assert seen[10] == pytest.approx(0.2)
     assert seen[11] == pytest.approx(0.2)  # past the end
     assert all(one > other for one, other in pairwise(seen[3:11]))
-    assert (seen[3] + seen[10]) / 2 == pytest.approx((seen[6] + seen[7]) / 2)  # symmetric about its middle
+    # Symmetric about its middle.
+    assert (seen[3] + seen[10]) / 2 == pytest.approx((seen[6] + seen[7]) / 2)
 
 
 def test_linear_falls_in_equal_steps():
-    assert rates(linear_with_warmup, 6, 2, 6, 0.1) == pytest.approx([1.0, 2.0, 1.55, 1.1, 0.65, 0.2])
+    assert rates(linear_with_warmup, 6, 2, 6, 0.1) == pytest.approx(
+        [1.0, 2.0, 1.55, 1.1, 0.65, 0.2]
+    )
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 3])
 @pytest.mark.parametrize("name", ["linear", "cosine"])
 def test_a_fall_to_0_is_transformers_whose_first_rate_of_0_is_left_out(name, warmup):
     ours = rates(lambda optimizer: SCHEDULES[name](optimizer, warmup, 7, 0.0), 8)
-    theirs = get_linear_schedule_with_warmup if name == "linear" else get_cosine_schedule_with_warmup
+    theirs = (
+        get_linear_schedule_with_warmup if name == "linear" else get_cosine_schedule_with_warmup
+    )
     skipped = min(warmup, 1)
     assert ours == pytest.approx(rates(theirs, 8 + skipped, warmup, 7 + skipped)[skipped:])
     assert min(ours[:7]) > 0 == ours[7]
@@ -59,7 +69,8 @@ class Rated(TinyTask):
 
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.lr)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": self.build(optimizer, self.total_steps)}
+        return {"optimizer": optimizer,
+                "lr_scheduler": {"scheduler": self.build(optimizer, self.total_steps)}
                 | {"interval": "step"}}  # fmt: skip
 
     def training_step(self, batch, batch_idx):
@@ -75,7 +86,11 @@ class Rated(TinyTask):
         lambda optimizer, total: OneCycleLR(optimizer, 0.1, total),
         lambda optimizer, total: SequentialLR(  # warm-up, stable, decay
             optimizer,
-            [LinearLR(optimizer, 0.1, total_iters=2), ConstantLR(optimizer, 1), LinearLR(optimizer, 1, 0.1, total - 9)],
+            [
+                LinearLR(optimizer, 0.1, total_iters=2),
+                ConstantLR(optimizer, 1),
+                LinearLR(optimizer, 1, 0.1, total - 9),
+            ],
             [2, 9],
         ),
     ],
@@ -85,7 +100,9 @@ def test_a_run_that_goes_on_beyond_its_end_has_the_rates_of_its_new_length(tmp_p
     def fit(length: int, folder: str, resume: str | None = None) -> list[float]:
         task = Rated(build, length)
         callbacks = (RatesOfThisRun(), SaveLast(tmp_path / folder))
-        tiny_trainer(tmp_path, *callbacks, max_steps=length).fit(task, datamodule=TinyData(), ckpt_path=resume)
+        tiny_trainer(tmp_path, *callbacks, max_steps=length).fit(
+            task, datamodule=TinyData(), ckpt_path=resume
+        )
         return task.rates
 
     assert len(fit(10, "short")) == 10

@@ -1,4 +1,5 @@
-"""Folders of shards, in one process: killed at each of their writes, and written by somebody else."""
+"""Folders of shards, in one process: killed at each of their writes, and
+written by somebody else."""
 
 from __future__ import annotations
 
@@ -14,19 +15,32 @@ import torch.distributed.checkpoint as dcp
 
 from flashtrain.errors import UserError
 from flashtrain.training import sharded
-from flashtrain.training.checkpoints import AtomicCheckpointIO, checkpoint_exists, read_checkpoint, save_atomically
+from flashtrain.training.checkpoints import (
+    AtomicCheckpointIO,
+    checkpoint_exists,
+    read_checkpoint,
+    save_atomically,
+)
 
 
 def checkpoint(step: int) -> dict:
     return {
         "global_step": step,
-        "state_dict": {"model.weight": torch.full((3, 4), float(step)), "model.scale": torch.tensor(float(step))},
+        "state_dict": {
+            "model.weight": torch.full((3, 4), float(step)),
+            "model.scale": torch.tensor(float(step)),
+        },
         "optimizer_states": [
             {
                 "state": {
-                    "model.weight": {"step": torch.tensor(float(step)), "exp_avg": torch.full((3, 4), -1.0 * step)}
+                    "model.weight": {
+                        "step": torch.tensor(float(step)),
+                        "exp_avg": torch.full((3, 4), -1.0 * step),
+                    }
                 },
-                "param_groups": [{"lr": 0.5, "betas": (0.9, 0.95), "params": ["model.weight", "model.scale"]}],
+                "param_groups": [
+                    {"lr": 0.5, "betas": (0.9, 0.95), "params": ["model.weight", "model.scale"]}
+                ],
             }
         ],
         "loops": {"fit_loop": {}},
@@ -54,7 +68,8 @@ def test_what_was_written_is_read_back(last) -> None:
     found = read_checkpoint(last, optimizers=True)
     assert torch.equal(found["state_dict"]["model.weight"], torch.full((3, 4), 7.0))
     assert found["state_dict"]["model.scale"] == 7
-    (optimizer,) = found["optimizer_states"]  # with the numbers that torch's optimisers know their parameters by
+    # With the numbers that torch's optimisers know their parameters by.
+    (optimizer,) = found["optimizer_states"]
     assert optimizer["param_groups"] == [{"lr": 0.5, "betas": (0.9, 0.95), "params": [0, 1]}]
     assert torch.equal(optimizer["state"][0]["exp_avg"], torch.full((3, 4), -7.0))
     assert AtomicCheckpointIO().load_checkpoint(last)["global_step"] == 7
@@ -70,10 +85,16 @@ def test_without_the_optimizers_their_shapes_are_known(last) -> None:
         assert state.shape == (3, 4)
 
 
-def test_weights_of_two_names_are_kept_once_and_those_that_are_not_saved_are_no_matter(tmp_path) -> None:
+def test_weights_of_two_names_are_kept_once_and_those_that_are_not_saved_are_no_matter(
+    tmp_path,
+) -> None:
     saved = checkpoint(1)
     saved["state_dict"]["model.head"] = saved["state_dict"]["model.weight"]
-    tied = {"model.head": "model.weight", "model.frozen_head": "model.frozen_table", "model.scale": "model.frozen"}
+    tied = {
+        "model.head": "model.weight",
+        "model.frozen_head": "model.frozen_table",
+        "model.scale": "model.frozen",
+    }
     plain, tensors = sharded.split(saved, tied)
     assert "state_dict/model.head" not in tensors
     assert "state_dict/model.scale" in tensors
@@ -103,7 +124,8 @@ class Killed(BaseException):
 
 
 def test_a_kill_before_or_after_each_write_leaves_a_whole_checkpoint(tmp_path, monkeypatch) -> None:
-    """The operations that change what is on the disk, in their order: dies before the first, the second, ..."""
+    """The operations that change what is on the disk, in their order: dies before the
+    first, the second, ..."""
     changes: list[str] = []
     dies_at = [10**9]
 
@@ -118,7 +140,13 @@ def test_a_kill_before_or_after_each_write_leaves_a_whole_checkpoint(tmp_path, m
 
         monkeypatch.setattr(owner, name, operation)
 
-    for owner, name in ((os, "fsync"), (Path, "replace"), (Path, "rename"), (Path, "unlink"), (shutil, "rmtree")):
+    for owner, name in (
+        (os, "fsync"),
+        (Path, "replace"),
+        (Path, "rename"),
+        (Path, "unlink"),
+        (shutil, "rmtree"),
+    ):
         counted(owner, name)
     last = tmp_path / "last.ckpt"
     write(last, 1)
@@ -179,7 +207,9 @@ class Bait:
 def test_no_file_of_it_is_unpickled(last, folder, tmp_path, name) -> None:
     flag = tmp_path / "ran"
     if name == "plain.ckpt":
-        torch.save({**torch.load(folder / name, weights_only=True), "more": Bait(flag)}, folder / name)
+        torch.save(
+            {**torch.load(folder / name, weights_only=True), "more": Bait(flag)}, folder / name
+        )
         with pytest.raises(pickle.UnpicklingError):
             read_checkpoint(last)
     else:  # torch.distributed.checkpoint's own reader unpickles .metadata; nothing here looks at it
@@ -199,7 +229,9 @@ def test_a_folder_of_torchs_own_form_is_refused_unread(tmp_path) -> None:
 
 
 def test_current_json_leads_nowhere_else(last) -> None:
-    (last / "current.json").write_text(json.dumps({"folder": f"../elsewhere/{sharded.current(last).name}"}))
+    (last / "current.json").write_text(
+        json.dumps({"folder": f"../elsewhere/{sharded.current(last).name}"})
+    )
     assert sharded.current(last) == last / "7-0"
 
 

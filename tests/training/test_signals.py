@@ -14,7 +14,9 @@ from flashtrain.training.checkpoint_callbacks import SaveLast
 from flashtrain.training.checkpoints import read_checkpoint
 from flashtrain.training.signals import SaveOnSignal
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows cannot send these signals to its own process")
+pytestmark = pytest.mark.skipif(
+    os.name == "nt", reason="Windows cannot send these signals to its own process"
+)
 
 
 class SendAt(pl.Callback):
@@ -39,7 +41,14 @@ class CountValidations(pl.Callback):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_in_mid_accumulation_ends_with_the_optimiser_step_saved(tmp_path, number, code):
     stop = SaveOnSignal()
-    task = tiny_fit(tmp_path, stop, SaveLast(tmp_path), SendAt(4, number), max_steps=20, accumulate_grad_batches=2)
+    task = tiny_fit(
+        tmp_path,
+        stop,
+        SaveLast(tmp_path),
+        SendAt(4, number),
+        max_steps=20,
+        accumulate_grad_batches=2,
+    )
     assert len(task.losses) == 6  # batches 4 and 5 belong to step 3
     assert read_checkpoint(tmp_path / "last.ckpt")["global_step"] == 3
     assert (stop.stopped_by, stop.stopped_at, stop.exit_code) == (number, 3, code)

@@ -18,7 +18,12 @@ class Slow(pl.Callback):
     """Lets time pass in chosen parts of a run, in seconds."""
 
     def __init__(self, passing, step=0.0, validation=0.0, checkpoint=0.0):
-        self.passing, self.step, self.validation, self.checkpoint = passing, step, validation, checkpoint
+        self.passing, self.step, self.validation, self.checkpoint = (
+            passing,
+            step,
+            validation,
+            checkpoint,
+        )
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
         self.passing(self.step)
@@ -64,8 +69,12 @@ def test_everything_is_logged_at_the_log_interval(tmp_path):
     throughput = Throughput(flops_per_token=1e6, peak_flops=1e12)
     trainer = fitted(tmp_path, throughput, max_steps=4)
     logged = trainer.callback_metrics
-    assert {"tokens_per_second", "step_seconds", "model_tflops", "mfu", "peak_memory_gib"} <= set(logged)
-    assert float(logged["mfu"]) == pytest.approx(float(logged["tokens_per_second"]) * 1e6 / 1e12, rel=1e-5)
+    assert {"tokens_per_second", "step_seconds", "model_tflops", "mfu", "peak_memory_gib"} <= set(
+        logged
+    )
+    assert float(logged["mfu"]) == pytest.approx(
+        float(logged["tokens_per_second"]) * 1e6 / 1e12, rel=1e-5
+    )
     assert float(logged["model_tflops"]) == pytest.approx(float(logged["mfu"]), rel=1e-5)
 
 

@@ -1,4 +1,5 @@
-"""A language model of a few hundred weights and a resumable data module, for testing what surrounds a model."""
+"""A language model of a few hundred weights and a resumable data module, for testing
+what surrounds a model."""
 
 from __future__ import annotations
 
@@ -20,13 +21,19 @@ CONTEXT = 8
 
 
 class TinyModel(nn.Module):
-    """Tokens (B, S) -> mean cross-entropy of predicting the next; embedding and head tied, two blocks."""
+    """Tokens (B, S) -> mean cross-entropy of predicting the next; embedding and
+    head tied, two blocks."""
 
     def __init__(self, width: int = 12) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, width)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+            nn.Sequential(
+                nn.LayerNorm(width),
+                nn.Linear(width, 2 * width),
+                nn.GELU(),
+                nn.Linear(2 * width, width),
+            )
             for _ in range(2)
         )
         self.norm = nn.LayerNorm(width)
@@ -43,7 +50,8 @@ class TinyModel(nn.Module):
 
 
 class TinyTask(pl.LightningModule):
-    """Trains TinyModel; `losses` holds every micro-batch's training loss. `poison` makes the loss NaN at that step."""
+    """Trains TinyModel; `losses` holds every micro-batch's training loss. `poison` makes the
+    loss NaN at that step."""
 
     def __init__(self, total_steps: int = 20, lr: float = 1e-2, poison: int | None = None) -> None:
         super().__init__()
@@ -71,7 +79,9 @@ class TinyTask(pl.LightningModule):
     def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
         self.log("validation_loss", self.model.loss(batch["tokens"]), sync_dist=True)
 
-    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: float | None, **_: Any) -> None:
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: float | None, **_: Any
+    ) -> None:
         scale = gradient_scale(self.trainer, optimizer)
         self.log("gradient_norm", clip_gradients(self.model, gradient_clip_val, scale))
 
@@ -96,7 +106,8 @@ class Samples(Dataset):
 
 
 class ResumableLoader(DataLoader):
-    """A loader that continues after the batches a restored run has seen: Lightning asks loaders for such a state."""
+    """A loader that continues after the batches a restored run has seen: Lightning asks
+    loaders for such a state."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -116,7 +127,8 @@ class ResumableLoader(DataLoader):
 
 
 class TinyData(pl.LightningDataModule):
-    """Rank r of W reads samples r, r + W, r + 2W, ...: a global batch holds the same samples for every W."""
+    """Rank r of W reads samples r, r + W, r + 2W, ...: a global batch holds the
+    same samples for every W."""
 
     def __init__(self, batch_size: int = 4, batches: int = 64) -> None:
         super().__init__()
@@ -124,12 +136,15 @@ class TinyData(pl.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader:
         world, rank = self.trainer.world_size, self.trainer.global_rank
-        return ResumableLoader(Samples(rank, self.batches * self.batch_size, world), batch_size=self.batch_size)
+        return ResumableLoader(
+            Samples(rank, self.batches * self.batch_size, world), batch_size=self.batch_size
+        )
 
     def val_dataloader(self) -> DataLoader:
         world, rank = self.trainer.world_size, self.trainer.global_rank
         samples = Samples(10_000 + rank, self.batch_size, world)
-        return DataLoader(samples, batch_size=self.batch_size, generator=torch.Generator())  # training draws the others
+        # training draws the others.
+        return DataLoader(samples, batch_size=self.batch_size, generator=torch.Generator())
 
     def state_dict(self) -> dict[str, int]:
         return {"vocabulary": VOCABULARY}
@@ -161,7 +176,11 @@ def tiny_trainer(folder: Any, *callbacks: pl.Callback, **options: Any) -> pl.Tra
 
 
 def tiny_fit(
-    folder: Any, *callbacks: pl.Callback, task: TinyTask | None = None, resume: Any = None, **options: Any
+    folder: Any,
+    *callbacks: pl.Callback,
+    task: TinyTask | None = None,
+    resume: Any = None,
+    **options: Any,
 ) -> TinyTask:
     """Train a TinyTask, or the one given, with whole checkpoints."""
     task = task or TinyTask()

@@ -1,7 +1,8 @@
-"""The all-gather: each rank computes its own queries against keys that it gathered from the other ranks.
+"""The all-gather: each rank computes its own queries against keys that it
+gathered from the other ranks.
 
-Shapes: B batch, S sequence, R ranks, n tokens a rank holds, m tokens it receives, w tokens it sends, p keys it has
-after the exchange, H query heads, K key/value heads, D head dimension.
+Shapes: B batch, S sequence, R ranks, n tokens a rank holds, m tokens it receives, w tokens it
+sends, p keys it has after the exchange, H query heads, K key/value heads, D head dimension.
 """
 
 from __future__ import annotations
@@ -22,12 +23,20 @@ from flashtrain.distributed.context.layout import Layout
 from flashtrain.distributed.context.local_attention import Scores, summing_dtype
 from flashtrain.distributed.context.local_mask import LocalMasks, Part
 from flashtrain.distributed.context.needed_keys import Needed, outward_queries, own_keys
-from flashtrain.distributed.context.transfers import MAX_PIECES, Piece, Transfer, overlapped, pieces_of
+from flashtrain.distributed.context.transfers import (
+    MAX_PIECES,
+    Piece,
+    Transfer,
+    overlapped,
+    pieces_of,
+)
 
-# What must come to a rank for each further piece. The copies and launches of one more took up to 2 ms, forward and
-# backward, on two H200s (context-documents-two-gpus-h200.json): as long as some 250 MiB take there and back.
+# What must come to a rank for each further piece. The copies and launches of one more took up to 2
+# ms, forward and backward, on two H200s (context-documents-two-gpus-h200.json): as long as some 250
+# MiB take there and back.
 PIECE_BYTES = 256 << 20
-# The largest share of outward queries that are copied apart: with more, the copies take too much memory and time.
+# The largest share of outward queries that are copied apart: with more, the copies take too
+# much memory and time.
 MOST_OUTWARD = 0.5
 Arriving = Iterator[tuple[Piece, Any]]  # pieces of heads, each with its keys and values
 # torch 2.13 renamed both and warns at the old names.
@@ -36,10 +45,12 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.red
 
 
 class AllGather:
-    """Context parallelism by gathering all keys and values, some heads at a time; the next heads arrive meanwhile.
+    """Context parallelism by gathering all keys and values, some heads at a time; the next
+    heads arrive meanwhile.
 
-    This is Llama 3's context parallelism (Grattafiori et al. 2024, arXiv 2407.21783, section 3.3.2). The gradients of
-    keys and values are summed over the ranks by a reduce-scatter in float32.
+    This is Llama 3's context parallelism (Grattafiori et al. 2024, arXiv 2407.21783,
+    section 3.3.2). The gradients of keys and values are summed over the ranks by a
+    reduce-scatter in float32.
 
     Args:
         layout: which rank holds which tokens.
@@ -58,44 +69,75 @@ class AllGather:
         self.part = local_masks.part(layout.tokens[:, group.rank], None)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
-        """Return (out (B, n, H, D), log-sum-exp (B, H, n)) of this rank's queries over the whole sequence.
+        """Return (out (B, n, H, D), log-sum-exp (B, H, n)) of this rank's queries
+        over the whole sequence.
 
-        q (B, n, H, D), k and v (B, n, K, D) are of this rank's tokens; scores: scale, dropout and other options.
+        q (B, n, H, D), k and v (B, n, K, D) are of this rank's tokens; scores: scale,
+        dropout and other options.
         """
         return scores.with_sinks(*self._outputs(q, self._arriving(q, k, v), self.part, scores))
 
     def backward(
-        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
+        self,
+        dout: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        scores: Scores,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (dq, dk, dv) of this rank's tokens; dout: the gradient of out; out, lse: what `forward` returned."""
+        """Return (dq, dk, dv) of this rank's tokens; dout: the gradient of out; out, lse:
+        what `forward` returned."""
         scores.add_sink_gradients(dout, out, lse)
         dq, sums = self._gradients(dout, q, out, lse, self._arriving(q, k, v), self.part, scores)
         dks, dvs = zip(*(x.result() for x in sums), strict=True)
         return dq, _whole(dks).to(k.dtype), _whole(dvs).to(v.dtype)
 
-    def _outputs(self, q: Tensor, arriving: Arriving, part: Part, scores: Scores) -> tuple[Tensor, Tensor]:
-        """(out, log-sum-exp) of these queries over keys and values that arrive some heads at a time."""
+    def _outputs(
+        self, q: Tensor, arriving: Arriving, part: Part, scores: Scores
+    ) -> tuple[Tensor, Tensor]:
+        """(out, log-sum-exp) of these queries over keys and values that
+        arrive some heads at a time."""
         outs, lses = [], []
         for piece, (keys, values) in arriving:
             own = piece.queries
-            out, lse = local_attention.forward(q[:, :, own], keys, values, part, scores.from_head(own.start))
+            out, lse = local_attention.forward(
+                q[:, :, own], keys, values, part, scores.from_head(own.start)
+            )
             outs.append(out)
             lses.append(lse)
         return _whole(outs), torch.cat(lses, 1)
 
     def _gradients(
-        self, dout: Tensor, q: Tensor, out: Tensor, lse: Tensor, arriving: Arriving, part: Part, scores: Scores
+        self,
+        dout: Tensor,
+        q: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        arriving: Arriving,
+        part: Part,
+        scores: Scores,
     ) -> tuple[Tensor, list[Transfer]]:
-        """(dq of these queries, the sums of dk and dv of each piece of heads, which are under way)."""
+        """(dq of these queries, the sums of dk and dv of each piece of heads,
+        which are under way)."""
         dqs: list[Tensor] = []
         sums: list[Transfer] = []
         for piece, (keys, values) in arriving:
             own = piece.queries
-            of_heads = dout[:, :, own], q[:, :, own], keys, values, out[:, :, own], lse[:, own].contiguous()
+            of_heads = (
+                dout[:, :, own],
+                q[:, :, own],
+                keys,
+                values,
+                out[:, :, own],
+                lse[:, own].contiguous(),
+            )
             dq, dk, dv = local_attention.backward(*of_heads, part, scores.from_head(own.start))
             dqs.append(dq)
             if sums:
-                sums[-1].wait()  # it was summed while this piece was computed: what was sent is no longer needed
+                # It was summed while this piece was computed: what was sent is no longer needed.
+                sums[-1].wait()
             sums.append(self._reduce(dk, dv))
         return _whole(dqs), sums
 
@@ -108,7 +150,8 @@ class AllGather:
         return pieces_of(q.shape[2], k.shape[2])
 
     def _gather(self, k: Tensor, v: Tensor, piece: Piece) -> Transfer:
-        """Start gathering some heads of all keys and values; the result is both in order, (B, S, heads, D)."""
+        """Start gathering some heads of all keys and values; the result is both in
+        order, (B, S, heads, D)."""
         own = torch.stack((k[:, :, piece.keys], v[:, :, piece.keys]), 2)
         gathered = own.new_empty((self.size * own.shape[0], *own.shape[1:]))
         work = all_gather_single(gathered, own, group=self.group, async_op=True)
@@ -119,8 +162,11 @@ class AllGather:
         return take(of_ranks.flatten(1, 2), self.places).unbind(2)
 
     def _reduce(self, keys: Tensor, values: Tensor) -> Transfer:
-        """Start summing gradients (B, S, heads, D) over the ranks; the result is both of this rank's tokens."""
-        summed = take(torch.stack((keys, values), 2), self.held_tokens).to(summing_dtype(keys.dtype))
+        """Start summing gradients (B, S, heads, D) over the ranks; the result is both
+        of this rank's tokens."""
+        summed = take(torch.stack((keys, values), 2), self.held_tokens).to(
+            summing_dtype(keys.dtype)
+        )
         if self.padding is not None:
             summed = summed.masked_fill(self.padding, 0)
         sent = summed.unflatten(1, (self.size, -1)).movedim(1, 0).flatten(0, 1).contiguous()
@@ -130,36 +176,51 @@ class AllGather:
 
 
 class AllGatherNeeded(AllGather):
-    """Context parallelism by gathering only the keys and values that this rank's queries see (packed documents: few).
+    """Context parallelism by gathering only the keys and values that this rank's queries see
+    (packed documents: few).
 
-    This is MagiAttention's group-cast and group-reduce (SandAI 2025, https://github.com/SandAI-org/MagiAttention). The
-    ranks exchange parts of unequal size; large exchanges are divided by heads. Queries that see no other rank's keys
-    are computed while the first keys come, over the rank's keys and values as they are. The others are copied, if they
-    are few. Gradients return in the kernels' dtype, and are summed in at least float32, rank by rank.
+    This is MagiAttention's group-cast and group-reduce (SandAI 2025,
+    https://github.com/SandAI-org/MagiAttention). The ranks exchange parts of unequal size; large
+    exchanges are divided by heads. Queries that see no other rank's keys are computed while the
+    first keys come, over the rank's keys and values as they are. The others are copied, if they are
+    few. Gradients return in the kernels' dtype, and are summed in at least float32, rank by rank.
 
     Args:
         layout, group, local_masks: see AllGather.
-        needed: needed[rank][other], the indices of the tokens that `rank` must fetch from rank `other` (needed_keys).
+        needed: needed[rank][other], the indices of the tokens that `rank` must fetch from rank
+            `other` (needed_keys).
     """
 
-    def __init__(self, layout: Layout, group: ContextGroup, local_masks: LocalMasks, needed: Needed) -> None:
+    def __init__(
+        self, layout: Layout, group: ContextGroup, local_masks: LocalMasks, needed: Needed
+    ) -> None:
         device, rank = local_masks.device, group.rank
         self.group, self.dtype = group.group, local_masks.dtype
         self.largest = max(sum(len(places) for places in of_rank) for of_rank in needed)
-        mask = local_masks.mask._replace(queries=local_masks.mask.queries.cpu())  # once: both read it on the host
+        # Once: both read it on the host.
+        mask = local_masks.mask._replace(queries=local_masks.mask.queries.cpu())
         outward = outward_queries(layout, mask, rank)
         few = len(outward) <= MOST_OUTWARD * layout.held
         outward = outward if few else np.arange(layout.held)  # else all are computed together
         # What the outward queries see of their own rank's keys comes as other ranks' keys do.
         own = own_keys(layout, mask, rank, outward)
         fetched = [own if other == rank else places for other, places in enumerate(needed[rank])]
-        given = [torch.from_numpy(own if other == rank else needed[other][rank]) for other in range(group.size)]
-        self.gives, self.gets = ([len(places) for places in of_ranks] for of_ranks in (given, fetched))
+        given = [
+            torch.from_numpy(own if other == rank else needed[other][rank])
+            for other in range(group.size)
+        ]
+        self.gives, self.gets = (
+            [len(places) for places in of_ranks] for of_ranks in (given, fetched)
+        )
         self.given = torch.cat(given).to(device)
-        # What is sent of this rank's tokens, each once, and where among what comes back its gradients are.
+        # What is sent of this rank's tokens, each once, and where among what comes
+        # back its gradients are.
         wanted, which = torch.cat(given).unique(return_inverse=True)
         self.wanted, self.parts = wanted[None].to(device), _parts_of(which, len(wanted)).to(device)
-        tokens = [layout.tokens[:, other, torch.from_numpy(places)] for other, places in enumerate(fetched)]
+        tokens = [
+            layout.tokens[:, other, torch.from_numpy(places)]
+            for other, places in enumerate(fetched)
+        ]
         keys = torch.cat(tokens, 1).to(device)
         order = ascending(keys)
         self.places = inverse(order, keys.shape[1])
@@ -167,7 +228,9 @@ class AllGatherNeeded(AllGather):
         self.rows = rows if few else None
         mine = layout.tokens[:, rank].to(device)
         self.inward = local_masks.part(mine.index_fill(1, rows[0], -1), mine) if few else ()
-        self.outward = local_masks.part(mine[:, rows[0]], keys.gather(1, order)) if len(outward) else ()
+        self.outward = (
+            local_masks.part(mine[:, rows[0]], keys.gather(1, order)) if len(outward) else ()
+        )
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
         arriving = self._arriving(q, k, v)
@@ -179,7 +242,14 @@ class AllGatherNeeded(AllGather):
         return scores.with_sinks(out, lse.index_copy_(2, self.rows[0], lses))
 
     def backward(
-        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
+        self,
+        dout: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        scores: Scores,
     ) -> tuple[Tensor, Tensor, Tensor]:
         scores.add_sink_gradients(dout, out, lse)
         arriving = self._arriving(q, k, v)
@@ -201,7 +271,8 @@ class AllGatherNeeded(AllGather):
         return pieces_of(q.shape[2], k.shape[2], min(MAX_PIECES, 1 + coming // PIECE_BYTES))
 
     def _gather(self, k: Tensor, v: Tensor, piece: Piece) -> Transfer:
-        """Start fetching some heads of the keys and values that the outward queries see: both (B, p, heads, D)."""
+        """Start fetching some heads of the keys and values that the outward queries see:
+        both (B, p, heads, D)."""
         own = k[:, :, piece.keys], v[:, :, piece.keys]
         sent = k.new_empty((len(self.given), len(k), 2, *own[0].shape[2:]))
         for index, x in enumerate(own):
@@ -209,7 +280,8 @@ class AllGatherNeeded(AllGather):
         return self._exchange(sent, self.gives, self.gets, self._in_order)
 
     def _in_order(self, received: Tensor) -> Sequence[Tensor]:
-        """The keys and values that came, (m, B, 2, heads, D), by their tokens: both (B, m, heads, D)."""
+        """The keys and values that came, (m, B, 2, heads, D), by their tokens:
+        both (B, m, heads, D)."""
         found = []
         for x in received.movedim(0, 1).unbind(2):
             found.append(x.new_empty(x.shape))
@@ -221,15 +293,20 @@ class AllGatherNeeded(AllGather):
         batch, count, *heads = keys.shape
         sent = keys.new_empty((count, batch, 2, *heads), dtype=self.dtype)
         for index, x in enumerate((keys, values)):
-            for row in range(batch if count else 0):  # without outward queries there is nothing, in float32
+            # Without outward queries there is nothing, in float32.
+            for row in range(batch if count else 0):
                 take_into(sent[:, row, index], x[row], self.places[row % len(self.places)])
         return self._exchange(sent, self.gets, self.gives, spare=1)
 
     def _add(self, owns: Sequence[Tensor], came: Tensor) -> None:
-        """Add gradients that came, (w + 1, B, 2, heads, D) in the order of ranks, to this rank's (B, n, heads, D)."""
+        """Add gradients that came, (w + 1, B, 2, heads, D) in the order of ranks, to this
+        rank's (B, n, heads, D)."""
         came[-1].zero_()  # for tokens that fewer ranks fetched
-        total = torch.stack([take(own, self.wanted).movedim(1, 0) for own in owns], 2).to(summing_dtype(came.dtype))
-        for part in self.parts:  # gathered, since adding at indices takes four times as long on a GPU
+        total = torch.stack([take(own, self.wanted).movedim(1, 0) for own in owns], 2).to(
+            summing_dtype(came.dtype)
+        )
+        # gathered, since adding at indices takes four times as long on a GPU.
+        for part in self.parts:
             total += came.index_select(0, part)
         for own, summed in zip(owns, total.to(came.dtype).movedim(0, 1).unbind(2), strict=True):
             put(own, self.wanted, summed)
@@ -242,15 +319,18 @@ class AllGatherNeeded(AllGather):
         finish: Callable[[Tensor], object] | None = None,
         spare: int = 0,
     ) -> Transfer:
-        """Start sending the first gives[0] of `sent` to rank 0 and so on; what comes is in the ranks' order, then
-        `spare` that are left empty."""
+        """Start sending the first gives[0] of `sent` to rank 0 and so on; what comes is in the
+        ranks' order, then `spare` that are left empty."""
         received = sent.new_empty((sum(gets) + spare, *sent.shape[1:]))
-        work = dist.all_to_all_single(received[: sum(gets)], sent, gets, gives, group=self.group, async_op=True)
+        work = dist.all_to_all_single(
+            received[: sum(gets)], sent, gets, gives, group=self.group, async_op=True
+        )
         return Transfer(received, sent, [work], finish)
 
 
 def _parts_of(which: Tensor, count: int) -> Tensor:
-    """The places (c, count) in `which` of each number below `count`, in order; len(which) where there are fewer."""
+    """The places (c, count) in `which` of each number below `count`, in order; len(which)
+    where there are fewer."""
     order = which.argsort(stable=True)
     numbers = which.bincount(minlength=count)
     nth = torch.arange(len(which)) - (numbers.cumsum(0) - numbers)[which[order]]
@@ -260,5 +340,6 @@ def _parts_of(which: Tensor, count: int) -> Tensor:
 
 
 def _whole(pieces: Sequence[Tensor]) -> Tensor:
-    """The tensor (B, tokens, heads, D) of its pieces of heads: a single one as it is, without a copy."""
+    """The tensor (B, tokens, heads, D) of its pieces of heads: a single one as
+    it is, without a copy."""
     return torch.cat(list(pieces), 2) if len(pieces) > 1 else pieces[0]

@@ -1,6 +1,7 @@
 """Exact, differentiable attention over a sequence that is sharded among ranks.
 
-Shapes: B batch, S sequence, n tokens a rank holds, H query heads, K key/value heads, D head dimension.
+Shapes: B batch, S sequence, n tokens a rank holds, H query heads, K key/value
+heads, D head dimension.
 """
 
 from __future__ import annotations
@@ -32,28 +33,32 @@ _prepared: weakref.WeakValueDictionary[int, SharedAttention] = weakref.WeakValue
 
 torch.library.define(
     "flashtrain::context_attention",
-    "(Tensor q, Tensor k, Tensor v, Tensor? sinks, Tensor? seed, int number, float scale, float softcap, float dropout)"
-    " -> (Tensor, Tensor)",
+    "(Tensor q, Tensor k, Tensor v, Tensor? sinks, Tensor? seed, int number, float scale, "
+    "float softcap, float dropout) -> (Tensor, Tensor)",
 )
 CONTEXT_ATTENTION = torch.ops.flashtrain.context_attention.default
-# One operator computes and communicates: selective checkpointing saves its outputs and repeats neither.
+# One operator computes and communicates: selective checkpointing saves its outputs
+# and repeats neither.
 save_output_of(CONTEXT_ATTENTION)
 
 
 class SharedAttention:
-    """Attention under one mask by one context-parallel method, made once per batch and used by all layers.
+    """Attention under one mask by one context-parallel method, made once per batch
+    and used by all layers.
 
     Args:
         mask: the mask of the whole sequence, in the sequence's order (flashtrain_kernels.masks).
         layout: which rank holds which tokens.
         group: the ranks that share the sequence.
-        q, k: examples of a layer's queries (B, n, H, D) and keys (B, n, K, D), of which only sizes and dtype are read.
+        q, k: examples of a layer's queries (B, n, H, D) and keys (B, n, K, D), of which only
+            sizes and dtype are read.
         method: the context-parallel method; "auto" chooses.
         dropout: whether the calls drop attention weights.
         softcap: whether the calls bound the scores.
 
     Raises:
-        UserError: a method that does not fit the number of heads, or a mask that is not of the whole sequence.
+        UserError: a method that does not fit the number of heads, or a mask that is not
+            of the whole sequence.
     """
 
     def __init__(
@@ -71,17 +76,31 @@ class SharedAttention:
         length = layout.seqlen
         if mask.keys is not None or mask.queries.shape[2] != length or mask.seqlen_k != length:
             raise UserError(
-                f"the mask has {mask.queries.shape[2]} queries and {mask.seqlen_k} keys, expected {length} of both: "
-                "with context parallelism a mask is of the whole sequence, in its order. Make it from "
-                "flashtrain.models.sharded_sequence.whole(batch, name), not from a rank's own part."
+                f"the mask has {mask.queries.shape[2]} queries and {mask.seqlen_k} keys, expected "
+                f"{length} of both: with context parallelism a mask is of the whole sequence, in "
+                "its order. Make it from flashtrain.models.sharded_sequence.whole(batch, name), "
+                "not from a rank's own part."
             )
         batch, held, heads, head_dim = q.shape
-        left, right = mask.band or CAUSAL  # of documents, which differ from batch to batch, the most that they can see
-        visible = length if (left, right) == FULL else left + right + 1 if min(left, right) >= 0 else 0
-        sizes = Sizes(group.size, heads, k.shape[2], head_dim, batch * held, q.element_size(), group.near, visible)
-        self.choice, needed = choose_method(method, sizes), None  # the method, with the reason for it
-        # Queries of later batches may see more keys and need another method. Its groups are made at the first batch,
-        # because all ranks of the job must make them together.
+        # Of documents, which differ from batch to batch, the most that they can see.
+        left, right = mask.band or CAUSAL
+        visible = (
+            length if (left, right) == FULL else left + right + 1 if min(left, right) >= 0 else 0
+        )
+        sizes = Sizes(
+            group.size,
+            heads,
+            k.shape[2],
+            head_dim,
+            batch * held,
+            q.element_size(),
+            group.near,
+            visible,
+        )
+        # The method, with the reason for it.
+        self.choice, needed = choose_method(method, sizes), None
+        # Queries of later batches may see more keys and need another method. Its groups are made at
+        # the first batch, because all ranks of the job must make them together.
         group.parts(self.choice.heads_degree)
         if not dropout:  # it draws by positions in the sequence
             self.choice, needed = gather_needed(self.choice, method, mask, layout)
@@ -94,7 +113,9 @@ class SharedAttention:
             self.method = AllGather(layout, group, local_masks)
         else:
             self.method = Ulysses(layout, group, local_masks, self.choice.heads_degree)
-            sent = traffic(sizes, self.choice.heads_degree, gathers=False, share=self.method.ring.share)
+            sent = traffic(
+                sizes, self.choice.heads_degree, gathers=False, share=self.method.ring.share
+            )
             self.choice = replace(self.choice, traffic=sent)
         self.number = next(_numbers)
         _prepared[self.number] = self
@@ -111,7 +132,8 @@ class SharedAttention:
         sinks: Tensor | None = None,
         dropout: float = 0.0,
     ) -> Tensor:
-        """Attention of this rank's queries to the whole sequence. Every rank of the group must make the same call.
+        """Attention of this rank's queries to the whole sequence. Every rank of the group
+        must make the same call.
 
         Partial results are summed in at least float32.
 
@@ -120,8 +142,10 @@ class SharedAttention:
             k, v: (B, n, K, D).
             scale: factor of q k^T.
             softcap: scores become softcap * tanh(score / softcap); 0: none.
-            sinks: (H,), one more score in every row, whose value is 0 (gpt-oss). Sum its gradient over the ranks.
-            dropout: probability of dropping a weight; one process with the first rank's seed drops the same ones.
+            sinks: (H,), one more score in every row, whose value is 0 (gpt-oss). Sum its
+                gradient over the ranks.
+            dropout: probability of dropping a weight; one process with the first rank's
+                seed drops the same ones.
 
         Returns:
             (B, n, H, D), with gradients for q, k and v; padding tokens give 0 and get no gradient.
@@ -134,7 +158,9 @@ class SharedAttention:
 
 
 @torch.library.impl("flashtrain::context_attention", ("cpu", "cuda"))
-def _forward(q: Tensor, k: Tensor, v: Tensor, sinks: Any, seed: Any, number: int, *numbers: float) -> Any:
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Any, seed: Any, number: int, *numbers: float
+) -> Any:
     scale, softcap, dropout = numbers
     return _prepared[number].method.forward(q, k, v, Scores(scale, dropout, seed, softcap, sinks))
 
@@ -142,7 +168,14 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, sinks: Any, seed: Any, number: int
 class _Shared(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Any, seed: Any, shared: SharedAttention, *numbers: float
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Any,
+        seed: Any,
+        shared: SharedAttention,
+        *numbers: float,
     ) -> Tensor:
         out, lse = CONTEXT_ATTENTION(q, k, v, sinks, seed, shared.number, *numbers)
         ctx.save_for_backward(q, k, v, out, lse, sinks, seed)

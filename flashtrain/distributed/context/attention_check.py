@@ -1,8 +1,9 @@
 """Rejecting a module whose tokens would see only their own device's part of the sequence.
 
-A model that computes attention by itself (transformers', nn.MultiheadAttention, scaled_dot_product_attention), or mixes
-tokens by a recurrence or a convolution, would see only its own device's tokens, and nothing else in a training shows
-that its loss is wrong. So a step is probed before the first of its kind is taken.
+A model that computes attention by itself (transformers', nn.MultiheadAttention,
+scaled_dot_product_attention), or mixes tokens by a recurrence or a convolution, would see only its
+own device's tokens, and nothing else in a training shows that its loss is wrong. So a step is
+probed before the first of its kind is taken.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from flashtrain.distributed.context.sequence import ContextSequence
 from flashtrain.errors import UserError, first_line
 from flashtrain.models.token_probe import probe
 
-PROBED = 13  # tokens of a rank, the first and last of which change: a prime, which no number of heads is
+# tokens of a rank, the first and last of which change: a prime, which no number of heads is.
+PROBED = 13
 DECLARE = (
-    "Use flashtrain.Attention, or another strategy (fsdp, ddp), or if that is intended (tokens on their own, batch "
-    "norm, experts of limited capacity) declare shares_sequences = True in the class of the model, or of your own "
-    "LightningModule."
+    "Use flashtrain.Attention, or another strategy (fsdp, ddp), or if that is intended (tokens on "
+    "their own, batch norm, experts of limited capacity) declare shares_sequences = True in the "
+    "class of the model, or of your own LightningModule."
 )
 
 
@@ -35,12 +37,18 @@ class _StepEnded(Exception):
 
 
 def check_shared(
-    module: pl.LightningModule, step: str, precision: Callable[[], Any], sequence: ContextSequence, *given: Any
+    module: pl.LightningModule,
+    step: str,
+    precision: Callable[[], Any],
+    sequence: ContextSequence,
+    *given: Any,
 ) -> bool:
-    """Raise UserError if a step mixes tokens by anything but the attention that devices share, or has none of that.
+    """Raise UserError if a step mixes tokens by anything but the attention that devices
+    share, or has none of that.
 
-    It runs the step in evaluation mode on a few tokens of the batch. What the module logs, its lists and metrics, modes
-    and random states stay as they are. Under FSDP every rank must call this.
+    It runs the step in evaluation mode on a few tokens of the batch. What the module
+    logs, its lists and metrics, modes and random states stay as they are. Under FSDP
+    every rank must call this.
 
     Args:
         step: the name of the module's method, such as "training_step".
@@ -49,7 +57,8 @@ def check_shared(
         given: the step's arguments, this rank's part of the batch first.
 
     Returns:
-        False for a training step that is passed over before any attention, of which nothing is known.
+        False for a training step that is passed over before any attention, of
+        which nothing is known.
     """
     tokens = min(PROBED, sequence.length)
     modes = [(one, one.training) for one in module.modules()]
@@ -57,7 +66,11 @@ def check_shared(
 
     def run(changed: bool) -> None:
         with isolate_rng(), precision(), suppress(_StepEnded):
-            outputs.append(getattr(_twin(module), step)(_few_tokens(given[0], sequence, tokens, changed), *given[1:]))
+            outputs.append(
+                getattr(_twin(module), step)(
+                    _few_tokens(given[0], sequence, tokens, changed), *given[1:]
+                )
+            )
 
     module.eval()
     try:
@@ -66,7 +79,9 @@ def check_shared(
         raise
     except Exception as error:
         fails = f"{type(module).__name__}.{step} fails on {tokens} tokens ({first_line(error)})"
-        raise UserError(f"{fails}, with which a step is probed for what mixes tokens. {DECLARE}") from error
+        raise UserError(
+            f"{fails}, with which a step is probed for what mixes tokens. {DECLARE}"
+        ) from error
     finally:
         for one, mode in modes:
             one.training = mode
@@ -74,15 +89,24 @@ def check_shared(
     if moved is None and (shared or passed_over):
         return shared > 0
     devices = f"the {sequence.layout.degree} devices that hold parts of each sequence"
-    found = "tokens see each other by more than shared attention" if shared else f"no attention is shared by {devices}"
+    found = (
+        "tokens see each other by more than shared attention"
+        if shared
+        else f"no attention is shared by {devices}"
+    )
     what = f"a {step.replace('_', ' ')} in which {found}{'' if moved is None else f' ({moved})'}"
-    raise UserError(f"{what}: every token would see only its own device's part of the sequence. {DECLARE}")
+    raise UserError(
+        f"{what}: every token would see only its own device's part of the sequence. {DECLARE}"
+    )
 
 
 def _twin(module: pl.LightningModule) -> Any:
-    """The module, except that it logs nothing, and that its lists and whatever has no weights are copies."""
+    """The module, except that it logs nothing, and that its lists and whatever has
+    no weights are copies."""
     twin: Any = object.__new__(type(module))
-    vars(twin).update({name: copy(x) if type(x) in (dict, list, set) else x for name, x in vars(module).items()})
+    vars(twin).update(
+        {name: copy(x) if type(x) in (dict, list, set) else x for name, x in vars(module).items()}
+    )
     for name, child in module.named_children():
         twin._modules[name] = child if any(True for _ in child.parameters()) else deepcopy(child)
     twin.log, twin.manual_backward = (lambda *_, **__: None), _end_step
@@ -93,12 +117,16 @@ def _end_step(*_: Any, **__: Any) -> None:
     raise _StepEnded
 
 
-def _few_tokens(batch: dict[str, Any], sequence: ContextSequence, tokens: int, changed: bool) -> dict[str, Any]:
+def _few_tokens(
+    batch: dict[str, Any], sequence: ContextSequence, tokens: int, changed: bool
+) -> dict[str, Any]:
     few = dict(batch)
     for name, x in batch.items():
         if name in ("cu_seq_lens_q", "cu_seq_lens_k"):  # transformers' bounds of packed documents
             few[name] = x.new_tensor([0, tokens])
-        elif isinstance(x, Tensor) and x.dim() > 1 and x.shape[1] in (sequence.held, sequence.length):
+        elif (
+            isinstance(x, Tensor) and x.dim() > 1 and x.shape[1] in (sequence.held, sequence.length)
+        ):
             few[name] = part = x[:1, torch.arange(tokens) % sequence.held]
             if changed and name in TOKENS:
                 part[:, [0, -1]] = torch.where(part > 0, part - 1, part + 1)[:, [0, -1]]

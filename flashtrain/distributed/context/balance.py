@@ -1,11 +1,13 @@
 """The partition of a sequence among ranks: equal numbers of tokens, nearly equal work.
 
-Tokens are assigned in pieces: runs that end where a block or a long document ends. The most expensive piece is assigned
-first; every piece goes to the rank with the least work that has room (Graham's longest processing time rule, 1969; for
-packed documents: Zeppelin, arXiv 2509.21841, and MagiAttention, arXiv 2505.13211). Pieces that contain parts of the
-same document stay on one rank as long as the work stays even; the longest documents are divided first.
+Tokens are assigned in pieces: runs that end where a block or a long document ends. The most
+expensive piece is assigned first; every piece goes to the rank with the least work that has room
+(Graham's longest processing time rule, 1969; for packed documents: Zeppelin, arXiv 2509.21841, and
+MagiAttention, arXiv 2505.13211). Pieces that contain parts of the same document stay on one rank as
+long as the work stays even; the longest documents are divided first.
 
-The computation is integer arithmetic on the host in a fixed order, so that every rank computes the same partition.
+The computation is integer arithmetic on the host in a fixed order, so that every rank
+computes the same partition.
 """
 
 from __future__ import annotations
@@ -19,26 +21,34 @@ import numpy as np
 EVEN = 1.04
 MAX_UNIT = 8  # pieces that short documents may hold together: they hang together in chains
 LOOSER_UNITS = (4, 2, 1)  # ... where more would be uneven; one piece at last, however even
-APART, SHARED, SAME = 0, 1, 2  # a piece and the one before: nothing, a short document, or one document holds them
+# A piece and the one before: nothing, a short document, or one document holds them.
+APART, SHARED, SAME = 0, 1, 2
 
 Run = tuple[int, int]  # tokens begin .. end - 1 of a row
 
 
 def assign(
-    costs: np.ndarray, edges: np.ndarray, bonds: Sequence[np.ndarray], room: int, already: Sequence[int]
+    costs: np.ndarray,
+    edges: np.ndarray,
+    bonds: Sequence[np.ndarray],
+    room: int,
+    already: Sequence[int],
 ) -> tuple[list[list[Run]], list[int]]:
-    """Assign one row's pieces (runs of tokens) to the ranks, so that all ranks have nearly equal work.
+    """Assign one row's pieces (runs of tokens) to the ranks, so that all ranks
+    have nearly equal work.
 
     Args:
         costs: (S,) integers, the number of keys that each token's query sees.
         edges: (pieces + 1,), the first token of each piece, then S.
-        bonds: arrays (pieces,): whether a piece goes to the rank of the piece before it: SAME, SHARED (up to a limit of
-            pieces) or APART (not necessarily). Tried in order until the work is even, else the most even is used.
+        bonds: arrays (pieces,): whether a piece goes to the rank of the piece before it: SAME,
+            SHARED (up to a limit of pieces) or APART (not necessarily). Tried in order until the
+            work is even, else the most even is used.
         room: the most tokens that one rank may hold; ranks * room is at least S.
         already: (ranks,), the work of each rank from earlier rows of the batch.
 
     Returns:
-        (the runs (begin, end) of each rank, ascending; the work of each rank, earlier rows included).
+        (the runs (begin, end) of each rank, ascending; the work of each rank,
+        earlier rows included).
     """
     sums = np.concatenate(([0], np.cumsum(costs, dtype=np.int64)))
     tried = [(bond, MAX_UNIT) for bond in bonds] + [(bonds[-1], limit) for limit in LOOSER_UNITS]
@@ -76,14 +86,17 @@ def _units(edges: np.ndarray, bond: np.ndarray, limit: int) -> list[Run]:
 class _Assignment:
     """The state of one greedy attempt; sums (S + 1,): the sum of the costs before each token."""
 
-    def __init__(self, sums: np.ndarray, edges: np.ndarray, room: int, already: Sequence[int]) -> None:
+    def __init__(
+        self, sums: np.ndarray, edges: np.ndarray, room: int, already: Sequence[int]
+    ) -> None:
         self.sums, self.edges, self.room = sums, edges, room
         self.work = list(already)
         self.space = [room] * len(already)
         self.runs: list[list[Run]] = [[] for _ in already]
 
     def assign(self, units: Sequence[Run]) -> None:
-        """Assign the most expensive first; one that fits nowhere comes back as its pieces, and a piece as two parts."""
+        """Assign the most expensive first; one that fits nowhere comes back as its pieces,
+        and a piece as two parts."""
         queue = [self._entry(*unit) for unit in units]
         heapq.heapify(queue)
         while queue:

@@ -34,14 +34,17 @@ def shard_batch(
 ) -> tuple[dict[str, Any], ContextSequence]:
     """Shard the sequences of a batch among the ranks of a group.
 
-    A rank whose tokens have no label gets one with weight 0, because every rank must take part in the backward pass.
+    A rank whose tokens have no label gets one with weight 0, because every rank must take
+    part in the backward pass.
 
     Args:
-        batch: a dictionary, the same on all ranks of the group, whose "tokens" or "input_ids" are (B, S). Its tensors
-            (B, S, ...) are sharded, padded with 0 ("labels" with -100). Other entries are passed on unchanged.
+        batch: a dictionary, the same on all ranks of the group, whose "tokens" or "input_ids" are
+            (B, S). Its tensors (B, S, ...) are sharded, padded with 0 ("labels" with -100). Other
+            entries are passed on unchanged.
         group: the ranks that share the sequence.
-        documents: the key of the document ids (B, S), by which the work is balanced. A batch without this key is
-            balanced by transformers' cu_seq_lens_q, or by position_ids that restart. None: ignore documents.
+        documents: the key of the document ids (B, S), by which the work is balanced. A batch
+            without this key is balanced by transformers' cu_seq_lens_q, or by position_ids that
+            restart. None: ignore documents.
         layout: "balanced", "zigzag" or "contiguous" (layouts.LAYOUTS).
         method: the context-parallel method.
 
@@ -55,7 +58,9 @@ def shard_batch(
     length = tokens.shape[1]
     ids = None if documents is None else _documents(batch, documents, length)
     # Attention is exact for any mask; the work is balanced for a causal one.
-    sharding = LAYOUTS[layout](masks.causal(length) if ids is None else masks.document(ids, causal=True), group.size)
+    sharding = LAYOUTS[layout](
+        masks.causal(length) if ids is None else masks.document(ids, causal=True), group.size
+    )
     part: dict[str, Any] = dict(batch)
     whole: dict[str, Tensor] = {}
     for name, x in batch.items():
@@ -64,7 +69,9 @@ def shard_batch(
             part[name] = sharding.shard(x, group.rank, fill=IGNORED if name == LABELS else 0)
     counted = _counted(whole.get(LABELS), part, sharding, group)
     size = tokens.shape[0] * length
-    return part, ContextSequence(sharding, group, method=method, whole=whole, counted=counted, tokens=size)
+    return part, ContextSequence(
+        sharding, group, method=method, whole=whole, counted=counted, tokens=size
+    )
 
 
 def check_same_batch(batch: Any, group: ContextGroup) -> None:
@@ -87,8 +94,9 @@ def check_same_batch(batch: Any, group: ContextGroup) -> None:
     other = next((rank for rank, one in enumerate(found) if not torch.equal(one, found[0])), None)
     if other is not None:
         raise UserError(
-            f"ranks {group.ranks[0]} and {group.ranks[other]} share a sequence but got different batches. Make the "
-            "sampler with the strategy's distributed_sampler_kwargs (num_replicas is the number of data ranks, not of "
+            f"ranks {group.ranks[0]} and {group.ranks[other]} share a sequence but got "
+            "different batches. Make the sampler with the strategy's "
+            "distributed_sampler_kwargs (num_replicas is the number of data ranks, not of "
             "devices), and use the same seed on every rank."
         )
 
@@ -98,8 +106,8 @@ def _tokens(batch: Any) -> Tensor:
     tokens = next((given[name] for name in TOKENS if name in given), None)
     if not isinstance(tokens, Tensor) or tokens.dim() < 2:
         raise UserError(
-            f"a batch of type {type(batch).__name__} ({', '.join(map(str, given))}) under context parallelism. "
-            "Expected a dictionary with 'tokens' or 'input_ids' (B, S)."
+            f"a batch of type {type(batch).__name__} ({', '.join(map(str, given))}) under context "
+            "parallelism. Expected a dictionary with 'tokens' or 'input_ids' (B, S)."
         )
     return tokens
 
@@ -119,10 +127,15 @@ def _documents(batch: Mapping[str, Any], name: str, length: int) -> Tensor | Non
     return None
 
 
-def _counted(labels: Tensor | None, part: dict[str, Any], layout: Layout, group: ContextGroup) -> tuple[int, int]:
-    """The labels that count, on this rank and on all of the group; without labels, the tokens without padding."""
+def _counted(
+    labels: Tensor | None, part: dict[str, Any], layout: Layout, group: ContextGroup
+) -> tuple[int, int]:
+    """The labels that count, on this rank and on all of the group; without labels, the
+    tokens without padding."""
     if labels is None:
-        return int((layout.tokens[:, group.rank] >= 0).sum()), layout.tokens.shape[0] * layout.seqlen
+        return int((layout.tokens[:, group.rank] >= 0).sum()), layout.tokens.shape[
+            0
+        ] * layout.seqlen
     here = part[LABELS]
     count = int((here != IGNORED).sum())
     if count == 0:

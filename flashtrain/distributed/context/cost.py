@@ -1,7 +1,8 @@
-"""Estimate the time that a layer's attention takes under each context-parallel method: kernels, copies and transfers.
+"""Estimate the time that a layer's attention takes under each context-parallel method:
+kernels, copies and transfers.
 
-The constants fit the rows of recipe=long-context-benchmark on two and four H100s and H200s. A test compares the method
-of least time with these rows; the times themselves are rough.
+The constants fit the rows of recipe=long-context-benchmark on two and four H100s and H200s. A test
+compares the method of least time with these rows; the times themselves are rough.
 """
 
 from __future__ import annotations
@@ -14,21 +15,28 @@ from flashtrain.distributed.context.transfers import MAX_PIECES, pieces_of
 from flashtrain.distributed.context.ulysses import head_pieces
 
 FLOPS = 4.9e14, 5.9e14  # a second, of the kernels: at head dimensions up to 64, and above
-IDLE = 0.16, 0.04  # of the kernels' time, likewise: what many calls in place of one lose; half of it where they are two
+# Of the kernels' time, likewise: what many calls in place of one lose; half of
+# it where they are two.
+IDLE = 0.16, 0.04
 CALL = 2e-4  # seconds of a further call besides, forward and backward
 FORWARD = 0.28  # the share of the forward in the kernels' time
-NVLINK, NEIGHBOR, NETWORK = 2.8e11, 2.1e11, 5e10  # bytes a second of a rank: to all, to one, to other machines
+# Bytes a second of a rank: to all, to one, to other machines.
+NVLINK, NEIGHBOR, NETWORK = 2.8e11, 2.1e11, 5e10
 START = 5e-5  # seconds until a transfer moves
-COPIES, TOKEN_COPIES = 1.6e12, 2.4e12  # bytes a second, read or written: of some heads, and of whole tokens
+# Bytes a second, read or written: of some heads, and of whole tokens.
+COPIES, TOKEN_COPIES = 1.6e12, 2.4e12
 
 
 def linear_seconds(sizes: Sizes) -> float:
-    """Return the seconds of a rank's kernels for a layer, forward and backward, if nothing else took time."""
+    """Return the seconds of a rank's kernels for a layer, forward and backward, if
+    nothing else took time."""
     visible = sizes.visible or sizes.held * sizes.degree / 2
     return 14 * sizes.held * visible * sizes.heads * sizes.head_dim / FLOPS[sizes.head_dim > 64]
 
 
-def expected_seconds(sizes: Sizes, heads_degree: int, *, gathers: bool, share: float = 1.0) -> float:
+def expected_seconds(
+    sizes: Sizes, heads_degree: int, *, gathers: bool, share: float = 1.0
+) -> float:
     """Estimate the seconds that a rank takes for a layer, forward and backward.
 
     Args:
@@ -42,7 +50,8 @@ def expected_seconds(sizes: Sizes, heads_degree: int, *, gathers: bool, share: f
     linear = linear_seconds(sizes)
     passes = FORWARD * linear, (1 - FORWARD) * linear
     moved, pieces, calls, seconds = (0.0, 0.0), 1, rings - 1, 0.0
-    # What the operators around the kernels read and write is counted for elements of 2 bytes and sums of 4.
+    # What the operators around the kernels read and write is counted for elements of 2
+    # bytes and sums of 4.
     if gathers:
         part = share * (degree - 1)  # of the keys and values that a rank holds
         moved = part * keys * size, part * keys * (size + (size if share < 1 else GRADIENT_BYTES))
@@ -54,7 +63,9 @@ def expected_seconds(sizes: Sizes, heads_degree: int, *, gathers: bool, share: f
     elif heads_degree > 1:
         away = (1 - 1 / heads_degree) * size
         moved = away * (2 * queries + keys), away * (4 * queries + 2 * keys)
-        pieces = 1 if rings > 1 else len(head_pieces(heads // degree, copies // degree, held * degree))
+        pieces = (
+            1 if rings > 1 else len(head_pieces(heads // degree, copies // degree, held * degree))
+        )
         calls += pieces - 1
         seconds = 4 * size * (6 * queries + 3 * keys) / COPIES
     apart = degree if gathers else heads_degree  # ranks among which `moved` moves

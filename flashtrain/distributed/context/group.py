@@ -1,6 +1,7 @@
 """The ranks that share a sequence, and their division into ranks that share heads and rings.
 
-R ranks share a sequence; U neighbouring ranks, which sit on one host, divide the heads; R / U ranks form a ring.
+R ranks share a sequence; U neighbouring ranks, which sit on one host, divide the heads; R
+/ U ranks form a ring.
 """
 
 from __future__ import annotations
@@ -12,20 +13,26 @@ import torch.distributed as dist
 
 
 class ContextGroup:
-    """The process group whose ranks share a sequence, and its subgroups, which are made when first needed.
+    """The process group whose ranks share a sequence, and its subgroups, which are
+    made when first needed.
 
-    Rank r = ring * U + place: the U ranks with the same `ring` divide the heads among them, the R / U ranks with the
-    same `place` form a ring, in which keys and values go from rank to rank.
+    Rank r = ring * U + place: the U ranks with the same `ring` divide the heads among them, the R /
+    U ranks with the same `place` form a ring, in which keys and values go from rank to rank.
 
     Args:
         group: a torch.distributed process group; None: all ranks.
-        data_group: the process group over which labels are summed, of ranks that hold other samples; None: no others.
+        data_group: the process group over which labels are summed, of ranks that hold other
+            samples; None: no others.
         device: the device of the small tensors that the ranks compare or sum.
         near: the number of neighboring ranks that are on one machine; 1: it does not matter.
     """
 
     def __init__(
-        self, group: Any = None, data_group: Any = None, device: torch.device | str = "cpu", near: int = 1
+        self,
+        group: Any = None,
+        data_group: Any = None,
+        device: torch.device | str = "cpu",
+        near: int = 1,
     ) -> None:
         self.data_group, self.device, self.near = data_group, device, near
         self.group = dist.group.WORLD if group is None else group
@@ -35,13 +42,15 @@ class ContextGroup:
         self._parts: dict[int, tuple[Any, Any]] = {}
 
     def parts(self, heads_degree: int) -> tuple[Any, Any]:
-        """Return this rank's two subgroups for U = heads_degree, a divisor of R; make them on the first call.
+        """Return this rank's two subgroups for U = heads_degree, a divisor of R; make
+        them on the first call.
 
-        Every rank of the job must make its first call with a new heads_degree at the same point (NCCL may split the
-        communicator of all of them).
+        Every rank of the job must make its first call with a new heads_degree at the same point
+        (NCCL may split the communicator of all of them).
 
         Returns:
-            (the group that divides the heads, the group that forms a ring); None for a group of one rank.
+            (the group that divides the heads, the group that forms a ring); None
+            for a group of one rank.
         """
         if heads_degree == self.size:
             return self.group, None
@@ -51,7 +60,11 @@ class ContextGroup:
             return self._parts[heads_degree]
         ring, place = divmod(self.rank, heads_degree)
         heads = [self.ranks[ring * heads_degree + other] for other in range(heads_degree)]
-        around = [self.ranks[other * heads_degree + place] for other in range(self.size // heads_degree)]
+        around = [
+            self.ranks[other * heads_degree + place] for other in range(self.size // heads_degree)
+        ]
         # Each rank names its own two groups only; it need not know those of other context groups.
-        parts = tuple(dist.new_group(ranks, use_local_synchronization=True) for ranks in (heads, around))
+        parts = tuple(
+            dist.new_group(ranks, use_local_synchronization=True) for ranks in (heads, around)
+        )
         return self._parts.setdefault(heads_degree, parts)

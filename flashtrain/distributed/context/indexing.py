@@ -1,6 +1,7 @@
 """Indexing along the tokens of a batch, as fast as the memory allows.
 
-Shapes: B batch rows, m tokens of a row, p tokens taken or written. Indices are (B, p), or (1, p) for all batch rows.
+Shapes: B batch rows, m tokens of a row, p tokens taken or written. Indices are (B, p), or (1,
+p) for all batch rows.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 
 
 def put(target: Tensor, index: Tensor, x: Tensor) -> None:
-    """Write the p tokens of each row of x (B, p, ...) to these indices (B or 1, p) of the same row of target (B, m,
-    ...), which has x's dtype."""
+    """Write the p tokens of each row of x (B, p, ...) to these indices (B or 1, p) of the same row
+    of target (B, m, ...), which has x's dtype."""
     words, written = _both(target, x)
     if index.shape[0] == 1:
         words.index_copy_(1, index[0], written)
@@ -38,18 +39,21 @@ def copy(target: Tensor, x: Tensor) -> None:
 
 
 def take_into(target: Tensor, x: Tensor, index: Tensor) -> None:
-    """Write the tokens of x (m, ...) at the indices (p,) into target (p, ...), with any strides and x's dtype."""
+    """Write the tokens of x (m, ...) at the indices (p,) into target (p, ...), with any
+    strides and x's dtype."""
     words, read = _both(target, x)
     torch.index_select(read, 0, index, out=words)
 
 
 def ascending(tokens: Tensor) -> Tensor:
-    """Return the indices (B or 1, p) that sort token numbers of that shape, padding (below 0) last; a stable sort."""
+    """Return the indices (B or 1, p) that sort token numbers of that shape, padding
+    (below 0) last; a stable sort."""
     return torch.where(tokens < 0, torch.iinfo(torch.int64).max, tokens).argsort(dim=1, stable=True)
 
 
 def inverse(order: Tensor, length: int) -> Tensor:
-    """Return the index in its row of `order` (B or 1, m) of each of 0 .. length - 1, or -1, as (B or 1, length)."""
+    """Return the index in its row of `order` (B or 1, m) of each of 0 .. length - 1, or
+    -1, as (B or 1, length)."""
     places = torch.full((order.shape[0], length), -1, dtype=torch.int64, device=order.device)
     index = torch.arange(order.shape[1], device=order.device).expand(order.shape[0], -1)
     return places.scatter_(1, order, index)
@@ -62,10 +66,14 @@ def _both(target: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _words(x: Tensor) -> Tensor:
-    """The same memory as words of 8 bytes, where its last dimension is made of such; x itself elsewhere."""
-    # torch copies indexed elements one by one: half-precision ones at a quarter of what the memory could do.
+    """The same memory as words of 8 bytes, where its last dimension is made of
+    such; x itself elsewhere."""
+    # torch copies indexed elements one by one: half-precision ones at a quarter of what
+    # the memory could do.
     each = WORD.itemsize // x.element_size()
     if each <= 1 or x.dim() < 3 or (x.requires_grad and torch.is_grad_enabled()):
         return x
-    whole = x.stride(-1) == 1 and not any(n % each for n in (x.shape[-1], x.storage_offset(), *x.stride()[:-1]))
+    whole = x.stride(-1) == 1 and not any(
+        n % each for n in (x.shape[-1], x.storage_offset(), *x.stride()[:-1])
+    )
     return x.view(WORD) if whole else x

@@ -4,8 +4,8 @@
     mine = layout.shard(tokens, rank)                       # (B, S) -> (B, n)
     whole = layout.unshard([part of rank 0, part of rank 1, ...])
 
-Shapes: B batch rows, Bl rows of the layout (B, or 1 for all batch rows), S sequence, R ranks, n tokens a rank holds
-(with padding).
+Shapes: B batch rows, Bl rows of the layout (B, or 1 for all batch rows), S sequence, R ranks, n
+tokens a rank holds (with padding).
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from flashtrain.distributed.context.indexing import ascending, take
 class Layout:
     """The assignment of the tokens of a sequence to the ranks that share it.
 
-    Every rank holds the same number of tokens, in ascending order, padding last. Padding sees no token, is seen by none
-    and has no label.
+    Every rank holds the same number of tokens, in ascending order, padding last. Padding sees no
+    token, is seen by none and has no label.
     """
 
-    tokens: Tensor  # (Bl, R, n) int64 on the host: the positions in the sequence of each rank's tokens; -1 for padding
+    # (Bl, R, n) int64 on the host: the positions in the sequence of each rank's
+    # tokens; -1 for padding.
+    tokens: Tensor
     seqlen: int  # the length of the sequence, S
     block: int  # tokens of the largest block into which the sequence is divided
 
@@ -49,7 +51,8 @@ class Layout:
         return self.degree * self.held - self.seqlen
 
     def shard(self, x: Tensor, rank: int, fill: float = 0) -> Tensor:
-        """Return the part (B, n, ...) of x (B, S, ...) that a rank holds, with `fill` for padding."""
+        """Return the part (B, n, ...) of x (B, S, ...) that a rank holds, with
+        `fill` for padding."""
         places = self.tokens[:, rank].to(x.device)
         mine = take(x, places.clamp(min=0))
         if not self.padding:
@@ -58,13 +61,15 @@ class Layout:
         return mine.masked_fill(padding, fill)
 
     def unshard(self, parts: Sequence[Tensor]) -> Tensor:
-        """Join the parts (B, n, ...) of all ranks, in the ranks' order, to the whole (B, S, ...): undo `shard`."""
+        """Join the parts (B, n, ...) of all ranks, in the ranks' order, to the whole (B,
+        S, ...): undo `shard`."""
         joined = torch.cat(list(parts), 1)
         return take(joined, self.places.to(joined.device))
 
     @property
     def places(self) -> Tensor:
-        """The index (Bl, S) int64 of each of the sequence's tokens in the concatenation of all ranks' parts."""
+        """The index (Bl, S) int64 of each of the sequence's tokens in the
+        concatenation of all ranks' parts."""
         return ascending(self.tokens.flatten(1))[:, : self.seqlen]
 
 

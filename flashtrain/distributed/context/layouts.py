@@ -1,7 +1,7 @@
 """The layouts by name, made by what a mask costs: how many keys each query sees.
 
-A layout depends only on the mask and the number of ranks. It is computed on the host, the same on every rank, without
-communication.
+A layout depends only on the mask and the number of ranks. It is computed on the host, the same on
+every rank, without communication.
 """
 
 from __future__ import annotations
@@ -19,38 +19,46 @@ from flashtrain_kernels.masks import START, Mask
 MIN_BLOCK = 128  # the largest tile of queries that a kernel takes
 MAX_BLOCK = 2048
 BLOCKS_A_RANK = 64
-MAX_APART = 8  # documents that are divided one after the other; then all above half the length at once, and so on
+# Documents that are divided one after the other; then all above half the length at once, and so on.
+MAX_APART = 8
 FINER = (1, 2, 4)  # divisors of the usual block size, tried one by one until the work is even
-WHOLE_BLOCKS = 2  # a document of up to this many blocks is short: it stays on one rank if the work stays even
+# A document of up to this many blocks is short: it stays on one rank if the work stays even.
+WHOLE_BLOCKS = 2
 
 
 def contiguous(mask: Mask, degree: int) -> Layout:
-    """Make the layout in which rank r holds the r-th of R equal runs; under a causal mask the last has most work."""
+    """Make the layout in which rank r holds the r-th of R equal runs; under a causal mask
+    the last has most work."""
     return _of_chunks([(rank,) for rank in range(degree)], mask.seqlen_k)
 
 
 def zigzag(mask: Mask, degree: int) -> Layout:
-    """Make the layout of 2R chunks in which rank r holds chunks r and 2R - 1 - r: equal work under a causal mask."""
+    """Make the layout of 2R chunks in which rank r holds chunks r and 2R - 1 - r: equal
+    work under a causal mask."""
     return _of_chunks([(rank, 2 * degree - 1 - rank) for rank in range(degree)], mask.seqlen_k)
 
 
 def _of_chunks(numbers: list[tuple[int, ...]], length: int) -> Layout:
-    """The layout of equal chunks: rank r holds the chunks numbers[r]; the last chunks may be shorter or empty."""
+    """The layout of equal chunks: rank r holds the chunks numbers[r]; the last chunks
+    may be shorter or empty."""
     size = -(-length // sum(map(len, numbers)))
-    runs = [[(min(n * size, length), min((n + 1) * size, length)) for n in mine] for mine in numbers]
+    runs = [
+        [(min(n * size, length), min((n + 1) * size, length)) for n in mine] for mine in numbers
+    ]
     return layout_of([runs], length, size)
 
 
 def balanced(mask: Mask, degree: int) -> Layout:
     """Make a layout with nearly equal work for all ranks, under any mask and for packed documents.
 
-    Runs of up to MAX_BLOCK tokens, about BLOCKS_A_RANK for each rank, are assigned by the number of keys that their
-    queries see. Plain causal and full masks get the layouts zigzag and contiguous: equal work, and fastest to compute.
-    Rows without documents whose contiguous parts have nearly equal work, as under a window, get these: neighbors see
-    each other's keys.
+    Runs of up to MAX_BLOCK tokens, about BLOCKS_A_RANK for each rank, are assigned by the number of
+    keys that their queries see. Plain causal and full masks get the layouts zigzag and contiguous:
+    equal work, and fastest to compute. Rows without documents whose contiguous parts have nearly
+    equal work, as under a window, get these: neighbors see each other's keys.
 
     Args:
-        mask: the mask of the whole sequence; it is read on the host, so a mask on the CPU saves a copy.
+        mask: the mask of the whole sequence; it is read on the host, so a mask
+            on the CPU saves a copy.
         degree: the number of ranks, R.
     """
     length = mask.seqlen_k
@@ -73,8 +81,11 @@ def balanced(mask: Mask, degree: int) -> Layout:
     return layout
 
 
-def _assign(costs: np.ndarray, starts: np.ndarray, degree: int, block: int) -> tuple[list[list[list[Run]]], list[int]]:
-    """(the runs of each row's ranks, the ranks' work), for blocks of this size. costs, starts: (rows, S)."""
+def _assign(
+    costs: np.ndarray, starts: np.ndarray, degree: int, block: int
+) -> tuple[list[list[list[Run]]], list[int]]:
+    """(the runs of each row's ranks, the ranks' work), for blocks of this size.
+    costs, starts: (rows, S)."""
     room = -(-costs.shape[1] // degree)
     rows = []
     work = [0] * degree
@@ -86,32 +97,42 @@ def _assign(costs: np.ndarray, starts: np.ndarray, degree: int, block: int) -> t
 
 
 def _block(length: int, degree: int) -> int:
-    """The usual block: a power of two, some BLOCKS_A_RANK a rank; if there is one, one that leaves no padding."""
+    """The usual block: a power of two, some BLOCKS_A_RANK a rank; if there is one, one
+    that leaves no padding."""
     wanted = max(1, length // (degree * BLOCKS_A_RANK))
     block = 1 << (wanted.bit_length() - 1)
     block = min(max(block, MIN_BLOCK), MAX_BLOCK)
-    while block > 1 and length < 2 * degree * block:  # so short a sequence: at least two blocks a rank
+    # So short a sequence: at least two blocks a rank.
+    while block > 1 and length < 2 * degree * block:
         block //= 2
     smaller = block
     while smaller > 1 and length % (degree * smaller):
         smaller //= 2
-    return smaller if length % (degree * smaller) == 0 and smaller >= min(block, MIN_BLOCK) else block
+    return (
+        smaller if length % (degree * smaller) == 0 and smaller >= min(block, MIN_BLOCK) else block
+    )
 
 
 def _edges(starts: np.ndarray, block: int) -> np.ndarray:
-    """(pieces + 1,) ascending: 0, every multiple of `block`, where long documents begin and end, and S."""
-    # A document whose end lies in another's block would be fetched whole by the rank that holds that block.
+    """(pieces + 1,) ascending: 0, every multiple of `block`, where long
+    documents begin and end, and S."""
+    # A document whose end lies in another's block would be fetched whole by the rank
+    # that holds that block.
     length = len(starts)
     begins = np.unique(starts)
     ends = np.append(begins[1:], length)
     long = ends - begins > WHOLE_BLOCKS * block
-    return np.unique(np.concatenate((np.arange(0, length, block), begins[long], ends[long], [length])))
+    return np.unique(
+        np.concatenate((np.arange(0, length, block), begins[long], ends[long], [length]))
+    )
 
 
 def _bonds(starts: np.ndarray, edges: np.ndarray, block: int, room: int) -> list[np.ndarray]:
-    """What holds each piece to the one before it, in several strengths: `bonds` of balance.assign."""
-    # In the first, every document that a rank has room for stays together. In each of the next the longest of those is
-    # divided, and further down all above half the length, a quarter of it and so on.
+    """What holds each piece to the one before it, in several strengths:
+    `bonds` of balance.assign."""
+    # In the first, every document that a rank has room for stays together. In each of the
+    # next the longest of those is divided, and further down all above half the length, a
+    # quarter of it and so on.
     first = edges[:-1]
     owner = starts[first]
     long = np.bincount(starts, minlength=len(starts) + 1)[owner]
@@ -128,7 +149,10 @@ def _bonds(starts: np.ndarray, edges: np.ndarray, block: int, room: int) -> list
 
 
 # Layouts that are even for masks without documents.
-PLAIN: dict[tuple[int, int] | None, Callable[[Mask, int], Layout]] = {CAUSAL: zigzag, FULL: contiguous}
+PLAIN: dict[tuple[int, int] | None, Callable[[Mask, int], Layout]] = {
+    CAUSAL: zigzag,
+    FULL: contiguous,
+}
 LAYOUTS: dict[str, Callable[[Mask, int], Layout]] = {
     "balanced": balanced,
     "zigzag": zigzag,

@@ -1,6 +1,7 @@
 """The attention that one rank computes locally.
 
-Shapes: B batch, m queries and p keys on this rank, H query heads, K key/value heads, D head dimension.
+Shapes: B batch, m queries and p keys on this rank, H query heads, K key/value
+heads, D head dimension.
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ class Scores:
 
     scale: float  # the factor of q k^T
     dropout: float = 0.0  # the probability of dropping an attention weight
-    seed: Tensor | None = None  # dropout's seed, (1,) int64, the same on all ranks; None: no dropout
+    # Dropout's seed, (1,) int64, the same on all ranks; None: no dropout.
+    seed: Tensor | None = None
     softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they stay as they are
-    sinks: Tensor | None = None  # (H,): one more score per query and head, whose value is 0; None: no sinks
-    sink_gradients: Tensor | None = None  # (H,), to which the backward adds this rank's part of the gradient of `sinks`
-    first_head: int = 0  # the model's index of the first head in a call, for calls with some of the heads
+    # (H,): one more score per query and head, whose value is 0; None: no sinks.
+    sinks: Tensor | None = None
+    # (H,), to which the backward adds this rank's part of the gradient of `sinks`.
+    sink_gradients: Tensor | None = None
+    # The model's index of the first head in a call, for calls with some of the heads.
+    first_head: int = 0
 
     def from_head(self, first_head: int) -> Scores:
         """Return these options for a call whose first head is head `first_head` of the model."""
@@ -40,15 +45,21 @@ class Scores:
 
     @property
     def dropped(self) -> dict[str, Any]:
-        """The kernels' keyword arguments for dropout; calls for some heads drop the same weights as a call for all."""
+        """The kernels' keyword arguments for dropout; calls for some heads drop the same
+        weights as a call for all."""
         if self.seed is None:
             return {}
         offsets = self.seed.new_zeros(1), self.seed.new_full((1,), self.first_head)
-        return {"dropout_p": self.dropout, "dropout_seed": torch.cat((self.seed.reshape(1), *offsets))}
+        return {
+            "dropout_p": self.dropout,
+            "dropout_seed": torch.cat((self.seed.reshape(1), *offsets)),
+        }
 
     def with_sinks(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (out, log-sum-exp) over all keys and the sinks from out and lse, which are over the keys alone."""
-        # They serve the backward over the keys as they are: weights are exp(score - lse), and a sink's value is 0.
+        """Return (out, log-sum-exp) over all keys and the sinks from out and lse, which
+        are over the keys alone."""
+        # They serve the backward over the keys as they are: weights are exp(score - lse), and
+        # a sink's value is 0.
         if self.sinks is None:
             return out, lse
         sinks = self.sinks[self._heads(lse)].to(lse.dtype)[None, :, None]
@@ -56,7 +67,8 @@ class Scores:
         return out * torch.exp(lse - total).transpose(1, 2)[..., None].to(out.dtype), total
 
     def add_sink_gradients(self, dout: Tensor, out: Tensor, lse: Tensor) -> None:
-        """Add the sinks' gradient from this call's heads and queries to sink_gradients; out, lse: from with_sinks."""
+        """Add the sinks' gradient from this call's heads and queries to sink_gradients;
+        out, lse: from with_sinks."""
         # The sink's weight, times what a value of 0 is less than the row's output.
         if self.sinks is None or self.sink_gradients is None:
             return
@@ -79,7 +91,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, part: Part, scores: Scores) -> tupl
         scores: how attention scores become weights.
 
     Returns:
-        (out (B, m, H, D), log-sum-exp (B, H, m)); out is 0 and the log-sum-exp -inf for queries that see no key.
+        (out (B, m, H, D), log-sum-exp (B, H, m)); out is 0 and the log-sum-exp -inf for
+        queries that see no key.
     """
     calls = forward_calls(q, k, v, part, scores)
     if isinstance(part, Mask) or (len(part) == 1 and part[0].queries == slice(0, q.shape[1])):
@@ -94,23 +107,34 @@ def forward(q: Tensor, k: Tensor, v: Tensor, part: Part, scores: Scores) -> tupl
 def forward_calls(
     q: Tensor, k: Tensor, v: Tensor, part: Part, scores: Scores
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Yield (queries, out and log-sum-exp of these queries) of each kernel call of `forward`; arguments as there."""
+    """Yield (queries, out and log-sum-exp of these queries) of each kernel call of
+    `forward`; arguments as there."""
     for own, keys, options in _calls(part, scores):
         yield own, *attention_forward(q[:, own], k[:, keys], v[:, keys], **options)
 
 
 def backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, part: Part, scores: Scores
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    part: Part,
+    scores: Scores,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients (dq, dk, dv) of `forward`; dk and dv may be in summing_dtype.
 
     Args:
         dout: the gradient of the output, (B, m, H, D).
         q, k, v, part, scores: as in `forward`.
-        out, lse: the output and the log-sum-exp of these queries over ALL keys, those of other ranks included.
+        out, lse: the output and the log-sum-exp of these queries over ALL keys, those
+            of other ranks included.
     """
     calls = backward_calls(dout, q, k, v, out, lse, part, scores)
-    if isinstance(part, Mask) or (len(part) == 1 and part[0][:2] == (slice(0, q.shape[1]), k.shape[1])):
+    if isinstance(part, Mask) or (
+        len(part) == 1 and part[0][:2] == (slice(0, q.shape[1]), k.shape[1])
+    ):
         return next(calls)[2:]
     dq = torch.zeros_like(q)
     dk, dv = (torch.zeros(x.shape, dtype=summing_dtype(x.dtype), device=x.device) for x in (k, v))
@@ -122,11 +146,26 @@ def backward(
 
 
 def backward_calls(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, part: Part, scores: Scores
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    part: Part,
+    scores: Scores,
 ) -> Iterator[tuple[slice, slice, Tensor, Tensor, Tensor]]:
-    """Yield (queries, keys, their dq, dk and dv) of each kernel call of `backward`; arguments as there."""
+    """Yield (queries, keys, their dq, dk and dv) of each kernel call of
+    `backward`; arguments as there."""
     for own, keys, options in _calls(part, scores):
-        rows = dout[:, own], q[:, own], k[:, keys], v[:, keys], out[:, own], lse[:, :, own].contiguous()
+        rows = (
+            dout[:, own],
+            q[:, own],
+            k[:, keys],
+            v[:, keys],
+            out[:, own],
+            lse[:, :, own].contiguous(),
+        )
         yield own, keys, *attention_backward(*rows, **options)
 
 

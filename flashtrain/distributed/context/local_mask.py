@@ -1,10 +1,11 @@
 """The part of a mask that one rank computes, in the form that the kernels compute fastest.
 
-A plain causal, full or window mask is a band, which the kernels compute faster than a mask in memory. A rank that holds
-a few runs of neighbouring tokens needs one band a run: the run sees all keys before it, and itself causally.
+A plain causal, full or window mask is a band, which the kernels compute faster than a mask in
+memory. A rank that holds a few runs of neighbouring tokens needs one band a run: the run sees all
+keys before it, and itself causally.
 
-Shapes: Bm rows of a mask, Bl rows of a layout, S sequence, m queries and p keys on this rank (or on the ranks that
-divide the heads with it), in ascending order.
+Shapes: Bm rows of a mask, Bl rows of a layout, S sequence, m queries and p keys on this rank (or on
+the ranks that divide the heads with it), in ascending order.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from flashtrain_kernels.masks import HIGH, HIGH2, LOW, LOW2, SEQUENCE, Mask
 
 FULL, CAUSAL = (-1, -1), (-1, 0)  # windows
 MAX_CALLS = 4  # more are small ones, which leave the device idle between them
-NOWHERE = 2**30 - 1  # the position of a padding key: past every interval (positions stay below 2^30)
+# The position of a padding key: past every interval (positions stay below 2^30).
+NOWHERE = 2**30 - 1
 
 
 class BandCall(NamedTuple):
@@ -27,14 +29,16 @@ class BandCall(NamedTuple):
 
     queries: slice  # of this rank's queries
     keys: int  # the number of keys, counted from this rank's first key
-    window: tuple[int, int]  # flash-attn's window_size (left, right), aligned to the last query and the last key
+    # flash-attn's window_size (left, right), aligned to the last query and the last key.
+    window: tuple[int, int]
 
 
 Part = Mask | tuple[BandCall, ...]
 
 
 class LocalMasks:
-    """Makes this rank's parts of a mask of the whole sequence, planned once for the kernels of all layers.
+    """Makes this rank's parts of a mask of the whole sequence, planned once for the
+    kernels of all layers.
 
     Args:
         mask: the mask of the whole sequence.
@@ -46,7 +50,14 @@ class LocalMasks:
     """
 
     def __init__(
-        self, mask: Mask, batch: int, head_dim: int, dtype: torch.dtype, *, dropout: bool = False, softcap: bool = False
+        self,
+        mask: Mask,
+        batch: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        *,
+        dropout: bool = False,
+        softcap: bool = False,
     ) -> None:
         self.mask, self.device, self.batch, self.dtype = mask, mask.queries.device, batch, dtype
         self._mask = _numbered(mask, batch) if dropout else mask
@@ -56,15 +67,22 @@ class LocalMasks:
         """Return the mask between some of the queries and some of the keys.
 
         Args:
-            queries: (Bl, m) positions in the sequence, ascending, or -1 for those that see no key; None: all.
+            queries: (Bl, m) positions in the sequence, ascending, or -1 for those that
+                see no key; None: all.
             keys: (Bl, p) positions, ascending, then -1 for padding, which no query sees; None: all.
 
         Returns:
-            BandCalls, where a few calls with windows suffice (queries in none of them see no key); otherwise a Mask.
+            BandCalls, where a few calls with windows suffice (queries in none of them see no
+            key); otherwise a Mask.
         """
         mask, calls = self._mask, None
         if mask.band is not None and mask.queries.shape[2] == mask.seqlen_k:
-            calls = _calls(mask.band, _places(queries, mask.seqlen_k), _places(keys, mask.seqlen_k), mask.seqlen_k)
+            calls = _calls(
+                mask.band,
+                _places(queries, mask.seqlen_k),
+                _places(keys, mask.seqlen_k),
+                mask.seqlen_k,
+            )
         if calls is not None:
             return calls
         # Dropout draws its numbers by position.
@@ -73,9 +91,11 @@ class LocalMasks:
 
 
 def _numbered(mask: Mask, batch: int) -> Mask:
-    """The mask with rows that count their sequences on from row to row, as dropout's random numbers need it."""
-    # flash_attn_func numbers a shared mask itself, but a part of a mask no longer shows how many sequences there are.
-    # There is no band: only a mask tells the kernels which sequence and positions a part is of.
+    """The mask with rows that count their sequences on from row to row, as dropout's
+    random numbers need it."""
+    # flash_attn_func numbers a shared mask itself, but a part of a mask no longer shows how many
+    # sequences there are. There is no band: only a mask tells the kernels which sequence and
+    # positions a part is of.
     if batch == 1 or mask.queries.shape[1] != 1:
         return mask._replace(band=None)
     rows = mask.queries.expand(-1, batch, -1).clone()
@@ -86,8 +106,8 @@ def _numbered(mask: Mask, batch: int) -> Mask:
 
 def _select(mask: Mask, queries: Tensor | None, keys: Tensor | None, *, positions: bool) -> Mask:
     """The mask of some queries and some keys: Mask.select with rows of their own, and padding."""
-    # Ascending keys make an interval of positions an interval of indices below p, and then the kernels have no
-    # positions to load. Dropout needs the positions.
+    # Ascending keys make an interval of positions an interval of indices below p, and then the
+    # kernels have no positions to load. Dropout needs the positions.
     rows = mask.queries
     bounds = (LOW, HIGH, LOW2, HIGH2)[: len(rows) - 3]  # of one interval or two
     if queries is not None:
@@ -112,7 +132,8 @@ def _select(mask: Mask, queries: Tensor | None, keys: Tensor | None, *, position
 
 
 def _places(tokens: Tensor | None, length: int) -> np.ndarray | None:
-    """The real tokens (m,); None where the rows of a batch hold different ones, or others than the last are -1."""
+    """The real tokens (m,); None where the rows of a batch hold different ones, or
+    others than the last are -1."""
     if tokens is None:
         return np.arange(length)
     if tokens.shape[0] != 1:
@@ -129,12 +150,18 @@ def _calls(
     if queries is None or keys is None:
         return None
     if len(queries) == len(keys) == length or band == FULL:
-        return (BandCall(slice(0, len(queries)), len(keys), band),) if len(queries) and len(keys) else ()
+        return (
+            (BandCall(slice(0, len(queries)), len(keys), band),)
+            if len(queries) and len(keys)
+            else ()
+        )
     if band != CAUSAL:
         return None
     calls: list[BandCall] = []
     for start, stop in _runs(queries):
-        first, last = (int(np.searchsorted(keys, queries[place], side="right")) for place in (start, stop - 1))
+        first, last = (
+            int(np.searchsorted(keys, queries[place], side="right")) for place in (start, stop - 1)
+        )
         if first == last:
             call = BandCall(slice(start, stop), last, FULL)
         elif last - first == stop - start - 1 and first and keys[first - 1] == queries[start]:
@@ -159,6 +186,8 @@ def _add(calls: list[BandCall], call: BandCall) -> None:
     if calls and calls[-1].window == call.window and calls[-1].queries.stop == call.queries.start:
         grown = call.queries.stop - call.queries.start if call.window == CAUSAL else 0
         if calls[-1].keys + grown == call.keys:
-            calls[-1] = BandCall(slice(calls[-1].queries.start, call.queries.stop), call.keys, call.window)
+            calls[-1] = BandCall(
+                slice(calls[-1].queries.start, call.queries.stop), call.keys, call.window
+            )
             return
     calls.append(call)

@@ -14,7 +14,8 @@ from flashtrain_kernels.masks import HIGH, HIGH2, LOW, LOW2, Mask
 
 # [rank][other]: ascending indices, below n, into the part of the other rank.
 Needed = Sequence[Sequence[np.ndarray]]
-MAX_FETCHED = 0.75  # the largest share of other ranks' keys that may be seen for only these to be sent
+# The largest share of other ranks' keys that may be seen for only these to be sent.
+MAX_FETCHED = 0.75
 _INTERVALS = (LOW, HIGH), (LOW2, HIGH2)  # a mask of 5 rows has the first alone
 
 
@@ -26,8 +27,8 @@ def needed_keys(layout: Layout, mask: Mask) -> Needed:
         mask: the mask of the whole sequence; it is read on the host.
 
     Returns:
-        result[rank][other]: ascending indices, among the n tokens of rank `other`, of the keys that any query of `rank`
-        sees in any row of the batch. Empty where both are the same rank.
+        result[rank][other]: ascending indices, among the n tokens of rank `other`, of the keys that
+        any query of `rank` sees in any row of the batch. Empty where both are the same rank.
     """
     needed = np.zeros((layout.degree, layout.degree, layout.held), dtype=bool)
     for of_mask, tokens in _rows(layout, mask):
@@ -38,7 +39,8 @@ def needed_keys(layout: Layout, mask: Mask) -> Needed:
 
 
 def outward_queries(layout: Layout, mask: Mask, rank: int) -> np.ndarray:
-    """Find the queries of a rank that see a key of another rank, in any row of the batch: ascending indices below n."""
+    """Find the queries of a rank that see a key of another rank, in any row of the batch:
+    ascending indices below n."""
     found = np.zeros(layout.held, dtype=bool)
     for of_mask, tokens in _rows(layout, mask):
         own, real = tokens[rank].clip(0), tokens[rank] >= 0
@@ -52,7 +54,8 @@ def outward_queries(layout: Layout, mask: Mask, rank: int) -> np.ndarray:
 
 
 def own_keys(layout: Layout, mask: Mask, rank: int, queries: np.ndarray) -> np.ndarray:
-    """Find the keys of a rank that some of its own queries see, in any row: ascending indices below n, as `queries`."""
+    """Find the keys of a rank that some of its own queries see, in any row: ascending indices
+    below n, as `queries`."""
     found = np.zeros(layout.held, dtype=bool)
     for of_mask, tokens in _rows(layout, mask):
         found |= _seen(of_mask, tokens[rank, queries], tokens[rank])
@@ -60,7 +63,8 @@ def own_keys(layout: Layout, mask: Mask, rank: int, queries: np.ndarray) -> np.n
 
 
 def _seen(of_mask: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Whether each of the keys is seen by any of the queries; both are tokens of a row, -1 for padding."""
+    """Whether each of the keys is seen by any of the queries; both are tokens of
+    a row, -1 for padding."""
     length = of_mask.shape[1]
     asked = queries[queries >= 0]
     edges = np.zeros(length + 1, dtype=np.int64)
@@ -72,14 +76,15 @@ def _seen(of_mask: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> np.ndar
 
 
 def _rows(layout: Layout, mask: Mask) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield each row of the batch on the host: its part of Mask.queries, 5 numbers a token, or 7 with a second interval
-    (masks/rows.py), and the ranks' tokens (R, n)."""
+    """Yield each row of the batch on the host: its part of Mask.queries, 5 numbers a token, or 7
+    with a second interval (masks/rows.py), and the ranks' tokens (R, n)."""
     rows, tokens = mask.queries.cpu().numpy(), layout.tokens.numpy()
     for row in range(max(len(tokens), rows.shape[1])):
         yield rows[:, row % rows.shape[1]], tokens[row % len(tokens)]
 
 
 def fetched_share(needed: Needed, held: int) -> float:
-    """Return the largest share (0 to 1) of the other ranks' tokens that any rank must fetch; `held` is n."""
+    """Return the largest share (0 to 1) of the other ranks' tokens that any rank
+    must fetch; `held` is n."""
     others = max(1, (len(needed) - 1) * held)
     return max(sum(len(places) for places in mine) for mine in needed) / others

@@ -1,7 +1,7 @@
 """The ring: keys and values go from rank to rank, and partial results are merged.
 
-Shapes: B batch, m tokens of one rank of the ring (in hybrid: of its whole group that divides the heads), H query heads,
-K key/value heads, D head dimension.
+Shapes: B batch, m tokens of one rank of the ring (in hybrid: of its whole group that divides the
+heads), H query heads, K key/value heads, D head dimension.
 """
 
 from __future__ import annotations
@@ -24,40 +24,51 @@ from flashtrain.distributed.context.needed_keys import MAX_FETCHED, needed_keys,
 from flashtrain.distributed.context.transfers import Transfer
 from flashtrain_kernels import merge_attention_into
 
-_KEYS, _GRADIENTS = 1, 3  # first tags, of two each: both streams are under way between the same two ranks at once
+# first tags, of two each: both streams are under way between the same two ranks at once.
+_KEYS, _GRADIENTS = 1, 3
 
 
 class Ring:
-    """Ring attention: keys and values go from rank to rank while every rank computes with those that it has.
+    """Ring attention: keys and values go from rank to rank while every rank computes
+    with those that it has.
 
-    Ring attention is that of LightSeq / DistFlashAttn (Li et al. 2023, arXiv 2310.03294) and Liu et al. (2023, arXiv
-    2310.01889). Partial results are merged by their log-sum-exp in float32. In the backward the gradients of other
-    ranks' keys and values travel with them, in float32, and come home from the last rank that has them. Half of the
-    heads' own keys are computed before the first keys arrive, the other half while the last gradients do.
+    Ring attention is that of LightSeq / DistFlashAttn (Li et al. 2023, arXiv 2310.03294) and Liu et
+    al. (2023, arXiv 2310.01889). Partial results are merged by their log-sum-exp in float32. In the
+    backward the gradients of other ranks' keys and values travel with them, in float32, and come
+    home from the last rank that has them. Half of the heads' own keys are computed before the first
+    keys arrive, the other half while the last gradients do.
 
     Args:
         group: the process group; None for one rank.
         parts: parts[j] is what this rank's queries see of the keys that rank j of the ring holds.
-        moving: moving[j] are the indices (1, p) of those tokens of rank j whose keys travel, and which parts[j] of
-            another rank is about; None: all.
-        rows: the indices (1, r) of the queries that parts of other ranks' keys are about; None: all.
+        moving: moving[j] are the indices (1, p) of those tokens of rank j whose keys travel, and
+            which parts[j] of another rank is about; None: all.
+        rows: the indices (1, r) of the queries that parts of other ranks'
+            keys are about; None: all.
     """
 
     def __init__(
-        self, group: Any, parts: Sequence[Part], moving: Sequence[Tensor] | None = None, rows: Tensor | None = None
+        self,
+        group: Any,
+        parts: Sequence[Part],
+        moving: Sequence[Tensor] | None = None,
+        rows: Tensor | None = None,
     ) -> None:
         self.group = group
         self.parts, self.moving, self.rows = parts, moving, rows
         self.size = len(parts)
         self.rank = dist.get_rank(group) if self.size > 1 else 0
-        self.share = 1.0  # of the keys of all ranks that the busiest one passes on, those that travel
+        # Of the keys of all ranks that the busiest one passes on, those that travel.
+        self.share = 1.0
 
     @classmethod
     def under(cls, local_masks: LocalMasks, layout: Layout, group: Any) -> Ring:
-        """Make the ring under a mask: only keys that other ranks see travel, if they are few. layout: of the ring."""
+        """Make the ring under a mask: only keys that other ranks see travel, if they are
+        few. layout: of the ring."""
         mask, device, rank = local_masks.mask, local_masks.device, dist.get_rank(group)
         held = layout.tokens.to(device).unbind(1)
-        needed = () if mask.band in PLAIN else needed_keys(layout, mask)  # under plain masks nearly all keys are seen
+        # Under plain masks nearly all keys are seen.
+        needed = () if mask.band in PLAIN else needed_keys(layout, mask)
         seen = [np.unique(np.concatenate(of_ranks)) for of_ranks in zip(*needed, strict=True)]
         if max(map(len, seen), default=layout.held) > MAX_FETCHED * layout.held:
             return cls(group, [local_masks.part(held[rank], keys) for keys in held])
@@ -69,11 +80,13 @@ class Ring:
         ]
         parts[rank] = local_masks.part(held[rank], held[rank])
         ring, counts = cls(group, parts, moving, rows), [len(places) for places in seen]
-        ring.share = (sum(counts) - min(counts)) / ((ring.size - 1) * layout.held)  # those of all ranks but one
+        # Those of all ranks but one.
+        ring.share = (sum(counts) - min(counts)) / ((ring.size - 1) * layout.held)
         return ring
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
-        """Return (out (B, m, H, D), log-sum-exp (B, H, m)) of this rank's queries over all keys of the ring.
+        """Return (out (B, m, H, D), log-sum-exp (B, H, m)) of this rank's queries
+        over all keys of the ring.
 
         q is (B, m, H, D), k and v are (B, m, K, D); scores: scale, dropout and other options.
         """
@@ -89,7 +102,9 @@ class Ring:
             assert coming is not None
             keys, values = coming.result()
             coming = self._send_on([keys, values], step, _KEYS) if step + 1 < self.size else None
-            for own, more, rows in local_attention.forward_calls(q, keys, values, self._part(step), scores):
+            for own, more, rows in local_attention.forward_calls(
+                q, keys, values, self._part(step), scores
+            ):
                 merge_attention_into(merged[:, own], total[:, :, own], more, rows)
         if self.rows is not None:
             put(out, self.rows, merged.to(out.dtype))
@@ -98,9 +113,17 @@ class Ring:
         return out.to(k.dtype), lse
 
     def backward(
-        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
+        self,
+        dout: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        scores: Scores,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (dq, dk, dv) of this rank's tokens; out and lse are those of `forward`. Sums are in float32."""
+        """Return (dq, dk, dv) of this rank's tokens; out and lse are those of
+        `forward`. Sums are in float32."""
         scores.add_sink_gradients(dout, out, lse)
         if self.size == 1:
             return local_attention.backward(dout, q, k, v, out, lse, self.parts[0], scores)
@@ -108,7 +131,14 @@ class Ring:
 
         def of_own_keys(first: int, past: int) -> tuple[Tensor, Tensor, Tensor]:
             rows, keys = slice(first * group, past * group), slice(first, past)
-            of_heads = dout[:, :, rows], q[:, :, rows], k[:, :, keys], v[:, :, keys], out[:, :, rows], lse[:, rows]
+            of_heads = (
+                dout[:, :, rows],
+                q[:, :, rows],
+                k[:, :, keys],
+                v[:, :, keys],
+                out[:, :, rows],
+                lse[:, rows],
+            )
             own_scores = scores.from_head(scores.first_head + rows.start)
             return local_attention.backward(*of_heads, self.parts[self.rank], own_scores)
 
@@ -126,22 +156,29 @@ class Ring:
             coming = self._send_on([keys, values], step, _KEYS) if step + 1 < self.size else None
             rows = some_dout, some_q, keys, values, some_out, some_lse
             found = list(local_attention.backward_calls(*rows, self._part(step), scores))
-            # What the ranks before added for the same keys, to which this one's gradients are added where they lie.
+            # What the ranks before added for the same keys, to which this one's gradients are
+            # added where they lie.
             none = (torch.zeros_like(x, dtype=dtype) for x in (keys, values))
             dk, dv = none if travelling is None else travelling.result()
             _add(found, dq, dk, dv)
             travelling = self._send_on([dk, dv], step, _GRADIENTS)
-            del keys, values, rows, found, dk, dv  # before the next part's are made; what is being sent stays
+            # Before the next part's are made; what is being sent stays.
+            del keys, values, rows, found, dk, dv
         if half < kv_heads:
             own.append(of_own_keys(half, kv_heads))
         assert travelling is not None
         dk, dv = travelling.result()
         moved = None if self.moving is None else self.moving[self.rank]
         to_q, to_k, to_v = zip(*own, strict=True)
-        return _sum(to_q, dq, self.rows), _sum(to_k, dk, moved).to(k.dtype), _sum(to_v, dv, moved).to(v.dtype)
+        return (
+            _sum(to_q, dq, self.rows),
+            _sum(to_k, dk, moved).to(k.dtype),
+            _sum(to_v, dv, moved).to(v.dtype),
+        )
 
     def _part(self, step: int) -> Part:
-        """What this rank's queries see of the keys that are here at a step: of rank r - step, as keys travel onward."""
+        """What this rank's queries see of the keys that are here at a step: of rank r - step,
+        as keys travel onward."""
         return self.parts[(self.rank - step) % self.size]
 
     def _send_keys(self, k: Tensor, v: Tensor) -> Transfer:
@@ -150,7 +187,8 @@ class Ring:
         return self._send_on([_taken(x, moved).contiguous() for x in (k, v)], 0, _KEYS)
 
     def _send_on(self, tensors: list[Tensor], step: int, first_tag: int) -> Transfer:
-        """Start sending tensors of step s to the next rank and receiving their likes from the one before."""
+        """Start sending tensors of step s to the next rank and receiving their
+        likes from the one before."""
         after, before = ((self.rank + hop) % self.size for hop in (1, -1))
         count = tensors[0].shape[1] if self.moving is None else self.moving[before - step].shape[1]
         received = [x.new_empty((x.shape[0], count, *x.shape[2:])) for x in tensors]
@@ -167,7 +205,9 @@ def _taken(x: Tensor, index: Tensor | None) -> Tensor:
     return x if index is None else take(x, index)
 
 
-def _add(found: list[tuple[slice, slice, Tensor, Tensor, Tensor]], dq: Tensor, dk: Tensor, dv: Tensor) -> None:
+def _add(
+    found: list[tuple[slice, slice, Tensor, Tensor, Tensor]], dq: Tensor, dk: Tensor, dv: Tensor
+) -> None:
     """Add the gradients of kernel calls to the sums."""
     for queries, keys, *parts in found:
         for x, where, part in zip((dq, dk, dv), (queries, keys, keys), parts, strict=True):
@@ -175,7 +215,8 @@ def _add(found: list[tuple[slice, slice, Tensor, Tensor, Tensor]], dq: Tensor, d
 
 
 def _sum(parts: tuple[Tensor, ...], more: Tensor, index: Tensor | None) -> Tensor:
-    """The parts of some heads each, joined, and added to them what there is `more` of the tokens at index."""
+    """The parts of some heads each, joined, and added to them what there is `more`
+    of the tokens at index."""
     own = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
     if index is None:
         return more.add_(own).to(own.dtype)

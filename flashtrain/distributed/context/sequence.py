@@ -1,7 +1,7 @@
 """A batch whose sequences are sharded among ranks, as models use it.
 
-Shapes: B batch, Bl rows of a layout, S sequence, n tokens a rank holds, R ranks, H query heads, K key/value heads, D
-head dimension.
+Shapes: B batch, Bl rows of a layout, S sequence, n tokens a rank holds, R ranks, H query heads, K
+key/value heads, D head dimension.
 """
 
 from __future__ import annotations
@@ -52,13 +52,16 @@ class ContextSequence(ShardedSequence):
         self.group = group
         self.method = method
         self.tokens = tokens
-        # The factor for this rank's mean loss, such that the mean over ranks is the mean over all labels.
+        # The factor for this rank's mean loss, such that the mean over ranks is the
+        # mean over all labels.
         self.weight = self._weigh(*(torch.tensor(count, dtype=torch.float64) for count in counted))
         self._without_labels = counted[0] == 0
-        self.refuses_own_part = True  # whether attention to only this device's tokens is an error (check_attention)
+        # Whether attention to only this device's tokens is an error (check_attention).
+        self.refuses_own_part = True
         self.is_weighted = False  # whether the step weighted a mean itself, even if only to log it
-        # The loss that the step weighted, where that has a graph. Weakly: the graph holds this sequence, and a circle
-        # through a graph is never freed, nor what else the graph holds (the model, under FSDP2).
+        # The loss that the step weighted, where that has a graph. Weakly: the graph holds this
+        # sequence, and a circle through a graph is never freed, nor what else the graph holds (the
+        # model, under FSDP2).
         self._unweighted: weakref.ref[Tensor] | None = None
         self._whole = dict(whole or {})
         self._positions: Tensor | None = None
@@ -96,15 +99,25 @@ class ContextSequence(ShardedSequence):
         # The same mask is made ready once for all layers.
         self._check(q.shape[1])
         assert mask is None or window == (-1, -1)
-        # The cache's key has the id of the mask's tensor; the entry holds the tensor, so that no other gets this id.
+        # The cache's key has the id of the mask's tensor; the entry holds the tensor, so that
+        # no other gets this id.
         queries = None if mask is None else mask.queries
         causal = causal and mask is None
         key = (id(queries), causal, window, q.shape, k.shape, q.dtype, dropout > 0, softcap > 0)
         if key not in self._ready:
             if mask is None:
-                mask = masks.sliding_window(self.length, (window[0], 0 if causal else window[1]), device=q.device)
+                mask = masks.sliding_window(
+                    self.length, (window[0], 0 if causal else window[1]), device=q.device
+                )
             shared = SharedAttention(
-                mask, self.layout, self.group, q, k, method=self.method, dropout=dropout > 0, softcap=softcap > 0
+                mask,
+                self.layout,
+                self.group,
+                q,
+                k,
+                method=self.method,
+                dropout=dropout > 0,
+                softcap=softcap > 0,
             )
             while len(self._ready) >= MAX_PREPARED:
                 del self._ready[next(iter(self._ready))]
@@ -135,8 +148,11 @@ class ContextSequence(ShardedSequence):
 
     @torch.compiler.disable
     def next_labels(self, labels: Tensor) -> Tensor:
-        if self._without_labels:  # the first ones are stand-ins (batch.py): this rank computes one, with weight 0
-            labels = labels.index_fill(1, torch.zeros(1, dtype=torch.int64, device=labels.device), IGNORED)
+        # The first ones are stand-ins (batch.py): this rank computes one, with weight 0.
+        if self._without_labels:
+            labels = labels.index_fill(
+                1, torch.zeros(1, dtype=torch.int64, device=labels.device), IGNORED
+            )
         whole = torch.nn.functional.pad(self.gathered(labels)[:, 1:], (0, 1), value=IGNORED)
         mine = self.layout.shard(whole, self.group.rank, fill=IGNORED)
         counted, together = ((x != IGNORED).sum().double() for x in (mine, whole))
@@ -144,7 +160,8 @@ class ContextSequence(ShardedSequence):
         return torch.cat((torch.where(counted == 0, 0, mine[:, :1]), mine[:, 1:]), 1)
 
     def _weigh(self, here: Tensor, together: Tensor) -> Tensor:
-        """The labels of this rank over the mean of all devices, for which the host does not wait."""
+        """The labels of this rank over the mean of all devices, for which the
+        host does not wait."""
         ranks = self.group.size
         if self.group.data_group is not None:
             together = together.to(self.group.device, copy=True)
@@ -161,24 +178,28 @@ class ContextSequence(ShardedSequence):
         return loss * self.weight
 
     def has_weighted(self, loss: Any) -> bool:
-        """Return whether the step weighted this loss itself (mean_over_context), not a mean that it only logged."""
+        """Return whether the step weighted this loss itself (mean_over_context), not a
+        mean that it only logged."""
         return self._unweighted is not None and self._unweighted() is not loss
 
     def refuse_own_part(self, keys: int, what: str) -> None:
-        own = abs(keys - self.layout.held) <= 1  # also without a row's last token, or with one before it
+        # Also without a row's last token, or with one before it.
+        own = abs(keys - self.layout.held) <= 1
         if own and self.refuses_own_part and self.layout.degree > 1:
             raise UserError(
-                f"{what} of {keys} keys under context parallelism, where {self.layout.degree} devices hold "
-                f"{self.layout.held} of a sequence's {self.layout.seqlen} tokens each: a token would see only its "
-                "own device's part. Use flashtrain.Attention instead, or another strategy (fsdp, ddp), or if this is "
-                "intended ContextParallelStrategy(check_attention=False)."
+                f"{what} of {keys} keys under context parallelism, where {self.layout.degree} "
+                f"devices hold {self.layout.held} of a sequence's {self.layout.seqlen} tokens "
+                "each: a token would see only its own device's part. Use flashtrain.Attention "
+                "instead, or another strategy (fsdp, ddp), or if this is intended "
+                "ContextParallelStrategy(check_attention=False)."
             )
 
     def _check(self, tokens: int) -> None:
         if tokens != self.layout.held:
             raise UserError(
-                f"this rank got {tokens} tokens, expected {self.layout.held} of {self.layout.seqlen}. Do not slice or "
-                "join the batch after the strategy has sharded it; shift labels beforehand."
+                f"this rank got {tokens} tokens, expected {self.layout.held} of "
+                f"{self.layout.seqlen}. Do not slice or join the batch after the strategy has "
+                "sharded it; shift labels beforehand."
             )
 
 

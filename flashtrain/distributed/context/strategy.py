@@ -37,41 +37,50 @@ DATA, CONTEXT = "data", "context"  # dimensions of the mesh
 
 
 class ContextParallelStrategy(ShardedCheckpoints):
-    """Shards every sequence among `context_parallel_size` devices; the loss is that of training on one device.
+    """Shards every sequence among `context_parallel_size` devices; the loss is that of
+    training on one device.
 
-    The module's attention must be flashtrain.models.Attention (as in Decoder), or a transformers model's after
-    register_with_transformers. Any other attention is rejected in the first step. Learned positions must be those of
-    flashtrain.next_positions, without a cache: torch.arange would number a rank's tokens from 0, which nothing detects.
-    A batch is a dictionary with "tokens" (B, S), or transformers' "input_ids", and "labels" (B, S), -100 for ignored;
-    they are shifted, except for a transformers model, which shifts them itself. A mask is made from the whole sequence,
-    `whole(batch, "documents")`.
+    The module's attention must be flashtrain.models.Attention (as in Decoder), or a transformers
+    model's after register_with_transformers. Any other attention is rejected in the first step.
+    Learned positions must be those of flashtrain.next_positions, without a cache: torch.arange
+    would number a rank's tokens from 0, which nothing detects. A batch is a dictionary with
+    "tokens" (B, S), or transformers' "input_ids", and "labels" (B, S), -100 for ignored; they are
+    shifted, except for a transformers model, which shifts them itself. A mask is made from the
+    whole sequence, `whole(batch, "documents")`.
 
-    What training_step returns, or passes to manual_backward, counts as the mean over the rank's labels. The strategy
-    weights it, so that gradients are those of the mean over all labels of the micro-batch, on all devices. It does the
-    same to a floating scalar that a step logs with sync_dist=True. A step that does this itself calls
-    `mean_over_context`.
+    What training_step returns, or passes to manual_backward, counts as the mean over the rank's
+    labels. The strategy weights it, so that gradients are those of the mean over all labels of the
+    micro-batch, on all devices. It does the same to a floating scalar that a step logs with
+    sync_dist=True. A step that does this itself calls `mean_over_context`.
 
-    The devices form a mesh data x context: ranks with one data index share their sequences, and FSDP2 shards the model
-    over all of them. configure_model shards the module over `self.device_mesh` (one dimension, data_parallel, all
-    devices); without it each of the module's children is sharded, block by block if it has `blocks`.
+    The devices form a mesh data x context: ranks with one data index share their sequences, and
+    FSDP2 shards the model over all of them. configure_model shards the module over
+    `self.device_mesh` (one dimension, data_parallel, all devices); without it each of the module's
+    children is sharded, block by block if it has `blocks`.
 
     Args:
-        context_parallel_size: the number of devices that share a sequence; None: all. Others hold other samples.
+        context_parallel_size: the number of devices that share a sequence; None: all.
+            Others hold other samples.
         method: the context-parallel method: "ulysses", "all-gather", "ring", "hybrid" or "auto".
         layout: which device holds which tokens: "balanced", "zigzag" or "contiguous".
-        documents: the batch's key of document ids (B, S), by which the work is balanced; None: ignore documents.
-        timeout_seconds: seconds without progress after which the job ends; a dead rank ends it within a minute. None:
-            no watchdog.
-        on_failure: called on every other rank with the line that names the failed rank, before the process ends.
-        save_distributed_checkpoint: True: folders of shards; False: single files; None: by size. Both kinds can be
-            resumed on another number of devices and at another context_parallel_size, and reading them runs no code.
-        check_attention: before the first step of training, validation, test and prediction, reject a module without
-            shared attention, or whose tokens see each other by anything else, unless it has shares_sequences = True.
-            False for a model whose tokens need not see tokens on other devices.
+        documents: the batch's key of document ids (B, S), by which the work is balanced;
+            None: ignore documents.
+        timeout_seconds: seconds without progress after which the job ends; a dead rank ends it
+            within a minute. None: no watchdog.
+        on_failure: called on every other rank with the line that names the failed rank,
+            before the process ends.
+        save_distributed_checkpoint: True: folders of shards; False: single files; None: by size.
+            Both kinds can be resumed on another number of devices and at another
+            context_parallel_size, and reading them runs no code.
+        check_attention: before the first step of training, validation, test and prediction, reject
+            a module without shared attention, or whose tokens see each other by anything else,
+            unless it has shares_sequences = True. False for a model whose tokens need not see
+            tokens on other devices.
 
     Raises:
-        UserError: a name is unknown; context_parallel_size does not divide the devices; in the first step, the method
-            does not fit the number of heads, or attention is limited to one device's tokens.
+        UserError: a name is unknown; context_parallel_size does not divide the devices; in
+            the first step, the method does not fit the number of heads, or attention is
+            limited to one device's tokens.
     """
 
     shares_sequences = True  # read by tasks, without importing this file
@@ -90,8 +99,11 @@ class ContextParallelStrategy(ShardedCheckpoints):
         **options: Any,
     ) -> None:
         if timeout_seconds is not None:
-            # The watchdog reports which rank is stuck, so it must end the job before a collective times out.
-            options.setdefault("timeout", max(default_pg_timeout, timedelta(seconds=2 * timeout_seconds)))
+            # The watchdog reports which rank is stuck, so it must end the job before a
+            # collective times out.
+            options.setdefault(
+                "timeout", max(default_pg_timeout, timedelta(seconds=2 * timeout_seconds))
+            )
         super().__init__(save_distributed_checkpoint=save_distributed_checkpoint, **options)
         one_of("context-parallel layout", layout, LAYOUTS)
         one_of("context-parallel method", method, (AUTO, *METHODS))
@@ -113,7 +125,8 @@ class ContextParallelStrategy(ShardedCheckpoints):
 
     @property
     def tokens_of_batch(self) -> int:
-        """The number of tokens in the latest batch of all devices, if these have equal batches; 0 before the first."""
+        """The number of tokens in the latest batch of all devices, if these have equal
+        batches; 0 before the first."""
         return 0 if self.sequence is None else self.sequence.tokens * self.data_ranks
 
     @property
@@ -122,24 +135,35 @@ class ContextParallelStrategy(ShardedCheckpoints):
         return self.num_nodes * self.num_processes if size is None else size
 
     def setup_environment(self) -> None:
-        """Check that context_parallel_size divides the devices; join the ranks and make the mesh data x context."""
+        """Check that context_parallel_size divides the devices; join the ranks and make
+        the mesh data x context."""
         from torch.distributed.device_mesh import init_device_mesh
 
         world, degree = self.num_nodes * self.num_processes, self._degree
         if degree < 1 or world % degree:
-            fitting = ", ".join(str(number) for number in range(1, world + 1) if world % number == 0)
-            raise UserError(f"context_parallel={degree} on {world} devices. Expected one of {fitting}.")
-        os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")  # else NCCL's kernels wait for those of attention to end
+            fitting = ", ".join(
+                str(number) for number in range(1, world + 1) if world % number == 0
+            )
+            raise UserError(
+                f"context_parallel={degree} on {world} devices. Expected one of {fitting}."
+            )
+        # Else NCCL's kernels wait for those of attention to end.
+        os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
         self._setup_distributed()
-        if self.context is None:  # a validation after a fit reuses the groups: each of NCCL's takes memory
+        # A validation after a fit reuses the groups: each of NCCL's takes memory.
+        if self.context is None:
             kind = self.root_device.type
-            mesh = init_device_mesh(kind, (self.data_ranks, self._degree), mesh_dim_names=(DATA, CONTEXT))
+            mesh = init_device_mesh(
+                kind, (self.data_ranks, self._degree), mesh_dim_names=(DATA, CONTEXT)
+            )
             data_group = mesh.get_group(DATA) if self.data_ranks > 1 else None
             near = near_ranks(degree, self.num_processes)
             self.context = ContextGroup(mesh.get_group(CONTEXT), data_group, self.root_device, near)
             self._data_rank = mesh.get_local_rank(DATA)
             # The mesh that modules shard themselves over: all devices, whatever they share.
-            self._device_mesh = init_device_mesh(kind, (self.world_size,), mesh_dim_names=(DATA_PARALLEL,))
+            self._device_mesh = init_device_mesh(
+                kind, (self.world_size,), mesh_dim_names=(DATA_PARALLEL,)
+            )
         module = self._module
         module._device_mesh = self._device_mesh
         if not is_overridden("configure_model", module):
@@ -148,7 +172,8 @@ class ContextParallelStrategy(ShardedCheckpoints):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """The distributed sampler's arguments, with which ranks that share a sequence get the same samples."""
+        """The distributed sampler's arguments, with which ranks that share a
+        sequence get the same samples."""
         return {"num_replicas": self.data_ranks, "rank": self._data_rank}
 
     def setup(self, trainer: pl.Trainer) -> None:
@@ -161,7 +186,8 @@ class ContextParallelStrategy(ShardedCheckpoints):
         super().teardown()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Handle a failure: after a broken collective wait for the failed rank's name, else report to the others."""
+        """Handle a failure: after a broken collective wait for the failed rank's name,
+        else report to the others."""
         if is_broken_connection(exception):
             self.watchdog.await_verdict()
         self.watchdog.stop(first_line(exception))
@@ -172,7 +198,9 @@ class ContextParallelStrategy(ShardedCheckpoints):
         assert self.lightning_module is not None
         return self.lightning_module
 
-    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+    def batch_to_device(
+        self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0
+    ) -> Any:
         """Return this rank's part of the batch, on `device`; the rest is never copied there."""
         self.watchdog.mark("a batch")
         assert self.context is not None
@@ -186,7 +214,9 @@ class ContextParallelStrategy(ShardedCheckpoints):
         return super().batch_to_device(part, device, dataloader_idx)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        return weighted_output(self.sequence, self._step("training", super().training_step, *args, **kwargs))
+        return weighted_output(
+            self.sequence, self._step("training", super().training_step, *args, **kwargs)
+        )
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         return self._step("validation", super().validation_step, *args, **kwargs)
@@ -201,7 +231,11 @@ class ContextParallelStrategy(ShardedCheckpoints):
         self.watchdog.mark(f"backward of step {self._module.global_step + 1}")
         sequence = self.sequence
         if sequence is not None and not self._module.automatic_optimization:
-            closure_loss = closure_loss if sequence.has_weighted(closure_loss) else closure_loss * sequence.weight
+            closure_loss = (
+                closure_loss
+                if sequence.has_weighted(closure_loss)
+                else closure_loss * sequence.weight
+            )
         with use_sharded_sequence(self.sequence):  # activation checkpointing computes blocks again
             return super().backward(closure_loss, optimizer, *args, **kwargs)
 
@@ -217,22 +251,27 @@ class ContextParallelStrategy(ShardedCheckpoints):
         with use_sharded_sequence(self.sequence), weighted_logs(self._module, self.sequence):
             return step(*args, **kwargs)
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
+    ) -> None:
         self.watchdog.mark("saving a checkpoint")
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
-    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, weights_only: bool | None = None
+    ) -> dict[str, Any]:
         self.watchdog.mark("loading a checkpoint")
         return super().load_checkpoint(checkpoint_path, weights_only)
 
 
 def _shard_children(module: pl.LightningModule) -> None:
-    """The default configure_model. Raises UserError if parameters lie outside the module's children."""
+    """The default configure_model. Raises UserError if parameters lie outside
+    the module's children."""
     own = [name for name, _ in module.named_parameters(recurse=False)]
     if own:
         raise UserError(
-            f"{type(module).__name__} has parameters of its own ({', '.join(own)}). Shard them over self.device_mesh "
-            "in configure_model, or move them into a submodule."
+            f"{type(module).__name__} has parameters of its own ({', '.join(own)}). "
+            "Shard them over self.device_mesh in configure_model, or move them into a submodule."
         )
     from torch.distributed.fsdp import FSDPModule
 

@@ -18,16 +18,19 @@ class Sizes(NamedTuple):
     held: int = 1  # n, the tokens that a rank holds, over all rows of the batch
     bytes_each: int = 2  # of an element of q, k and v
     near: int = 1  # neighboring ranks of the R that are on one machine; 1: it does not matter
-    visible: float = 0  # keys that a query sees, on the average; 0: half of the tokens, as under a causal mask
+    # Keys that a query sees, on the average; 0: half of the tokens, as under a causal mask.
+    visible: float = 0
 
 
 def near_ranks(degree: int, devices: int) -> int:
-    """Return how many of the ranks that share a sequence are on one machine with that many devices."""
+    """Return how many of the ranks that share a sequence are on one machine
+    with that many devices."""
     return math.gcd(degree, devices)  # ranks are numbered machine by machine
 
 
 class Traffic(NamedTuple):
-    """The bytes that the busiest rank sends for one layer, in the forward and in the backward pass."""
+    """The bytes that the busiest rank sends for one layer, in the forward and
+    in the backward pass."""
 
     forward: int
     backward: int
@@ -43,20 +46,22 @@ def traffic(sizes: Sizes, heads_degree: int, *, gathers: bool, share: float = 1.
 
     Args:
         sizes: the sizes of the attention.
-        heads_degree: how many ranks divide the heads: for ulysses `degree`, for a ring 1, for hybrid between (rings of
-            degree / heads_degree ranks).
-        gathers: whether all keys and values are gathered (all-gather); heads_degree is then ignored.
+        heads_degree: how many ranks divide the heads: for ulysses `degree`, for a ring 1, for
+            hybrid between (rings of degree / heads_degree ranks).
+        gathers: whether all keys and values are gathered (all-gather);
+            heads_degree is then ignored.
         share: of the keys and values, those that go around the ring.
     """
-    # The backward sends all of it again, and the gradients back, those of keys and values in float32 if they are summed
-    # on the way.
+    # The backward sends all of it again, and the gradients back, those of keys and values in
+    # float32 if they are summed on the way.
     degree, heads, kv_heads, head_dim, held, bytes_each = sizes[:6]
     token = head_dim * bytes_each
     gradient = head_dim * GRADIENT_BYTES
     if gathers:
         others = (degree - 1) * held * 2 * kv_heads
         return Traffic(others * token, others * (token + gradient))
-    copies = math.lcm(kv_heads, heads_degree)  # key/value heads that are repeated so that every rank gets some
+    # key/value heads that are repeated so that every rank gets some.
+    copies = math.lcm(kv_heads, heads_degree)
     away = held * (heads_degree - 1) / heads_degree
     # A ring passes on the tokens of the ranks that divide the heads, a share of the heads.
     around = share * held * 2 * copies

@@ -10,18 +10,21 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-MAX_PIECES = 4  # of the key/value heads: two pieces are in memory at a time, and small messages are slow
+# Of the key/value heads: two pieces are in memory at a time, and small messages are slow.
+MAX_PIECES = 4
 
 
 class Piece(NamedTuple):
-    """The slice of the key/value heads that one transfer carries, and that of the query heads that read them."""
+    """The slice of the key/value heads that one transfer carries, and that of the
+    query heads that read them."""
 
     keys: slice
     queries: slice
 
 
 def pieces_of(heads: int, kv_heads: int, limit: int = MAX_PIECES) -> list[Piece]:
-    """Divide H query heads and K key/value heads into equal pieces, as many as K allows up to `limit`."""
+    """Divide H query heads and K key/value heads into equal pieces, as many as
+    K allows up to `limit`."""
     count = max(pieces for pieces in range(1, limit + 1) if kv_heads % pieces == 0)
     each, group = kv_heads // count, heads // kv_heads
     ends = [(index * each, (index + 1) * each) for index in range(count)]
@@ -39,14 +42,19 @@ class Transfer:
     """
 
     def __init__(
-        self, received: Any, sent: Any, works: Sequence[Any], finish: Callable[[Tensor], Any] | None = None
+        self,
+        received: Any,
+        sent: Any,
+        works: Sequence[Any],
+        finish: Callable[[Tensor], Any] | None = None,
     ) -> None:
         self._received = received
         self._waiting: tuple[Any, Sequence[Any]] | None = (sent, works)
         self._finish = finish
 
     def wait(self) -> None:
-        """Wait until the communication is over, and free `sent`; on a GPU only later kernels wait, not the host."""
+        """Wait until the communication is over, and free `sent`; on a GPU only later
+        kernels wait, not the host."""
         if self._waiting is not None:
             for work in self._waiting[1]:
                 work.wait()
@@ -58,8 +66,11 @@ class Transfer:
         return self._received if self._finish is None else self._finish(self._received)
 
 
-def overlapped(pieces: Sequence[Piece], start: Callable[[Piece], Transfer]) -> Iterator[tuple[Piece, Any]]:
-    """Begin the first transfer, and return (piece, result of its transfer) for all pieces of heads, one by one.
+def overlapped(
+    pieces: Sequence[Piece], start: Callable[[Piece], Transfer]
+) -> Iterator[tuple[Piece, Any]]:
+    """Begin the first transfer, and return (piece, result of its transfer) for all
+    pieces of heads, one by one.
 
     start(piece) begins a transfer; from then on it is called one piece ahead.
     """

@@ -1,9 +1,10 @@
-"""Ulysses: every rank computes all tokens for some of the heads, with the unchanged kernel and mask.
+"""Ulysses: every rank computes all tokens for some of the heads, with the
+unchanged kernel and mask.
 
 The exchange of tokens for heads is DeepSpeed-Ulysses' (Jacobs et al. 2023, arXiv 2309.14509).
 
-Shapes: B batch, n tokens a rank holds, U ranks that divide the heads, m tokens these hold together, H query heads,
-K key/value heads, D head dimension.
+Shapes: B batch, n tokens a rank holds, U ranks that divide the heads, m tokens these hold together,
+H query heads, K key/value heads, D head dimension.
 """
 
 from __future__ import annotations
@@ -23,14 +24,22 @@ from flashtrain.distributed.context.layout import Layout
 from flashtrain.distributed.context.local_attention import Scores, summing_dtype
 from flashtrain.distributed.context.local_mask import LocalMasks
 from flashtrain.distributed.context.ring import Ring
-from flashtrain.distributed.context.transfers import MAX_PIECES, Piece, Transfer, overlapped, pieces_of
+from flashtrain.distributed.context.transfers import (
+    MAX_PIECES,
+    Piece,
+    Transfer,
+    overlapped,
+    pieces_of,
+)
 
-# Rows of queries, all heads counted, that a piece has at least: 512 tiles of 128, four for each of 132 multiprocessors.
+# Rows of queries, all heads counted, that a piece has at least: 512 tiles of 128, four for each of
+# 132 multiprocessors.
 PIECE_ROWS = 1 << 16
 
 
 def head_pieces(heads: int, kv_heads: int, tokens: int) -> list[Piece]:
-    """Divide a rank's own heads into pieces: by key/value heads or, where it has one, by the query heads that share it.
+    """Divide a rank's own heads into pieces: by key/value heads or, where it has one, by the
+    query heads that share it.
 
     Args:
         heads, kv_heads: the rank's own numbers of query and key/value heads.
@@ -46,10 +55,11 @@ def head_pieces(heads: int, kv_heads: int, tokens: int) -> list[Piece]:
 
 
 class Ulysses:
-    """Context parallelism by ulysses, ring, or hybrid: heads divided over ranks, rings between those groups.
+    """Context parallelism by ulysses, ring, or hybrid: heads divided over ranks,
+    rings between those groups.
 
-    hybrid is USP's (Fang and Zhao 2024, arXiv 2405.07719): 12 heads on 8 ranks as groups of 4, rings of 2. With
-    heads_degree R it is ulysses alone, with heads_degree 1 the ring alone.
+    hybrid is USP's (Fang and Zhao 2024, arXiv 2405.07719): 12 heads on 8 ranks as groups of 4,
+    rings of 2. With heads_degree R it is ulysses alone, with heads_degree 1 the ring alone.
 
     Args:
         layout: which rank holds which tokens.
@@ -58,40 +68,58 @@ class Ulysses:
         heads_degree: the number U of neighbouring ranks that divide the heads.
     """
 
-    def __init__(self, layout: Layout, group: ContextGroup, local_masks: LocalMasks, heads_degree: int) -> None:
+    def __init__(
+        self, layout: Layout, group: ContextGroup, local_masks: LocalMasks, heads_degree: int
+    ) -> None:
         self.degree = heads_degree
         self.group, ring_group = group.parts(heads_degree)
         device = local_masks.device
         mine = group.rank // heads_degree
         if heads_degree == group.size:
-            # All tokens come together: in the sequence's own order, without padding, under the mask itself.
+            # All tokens come together: in the sequence's own order, without padding,
+            # under the mask itself.
             order = ascending(layout.tokens.flatten(1).to(device))[:, : layout.seqlen]
             self.ring = Ring(None, [local_masks.part(None, None)])
         else:
-            tokens = [ranks.flatten(1) for ranks in layout.tokens.split(heads_degree, 1)]  # (Bl, U * n) a ring index
+            # (Bl, U * n) a ring index.
+            tokens = [ranks.flatten(1) for ranks in layout.tokens.split(heads_degree, 1)]
             order = ascending(tokens[mine].to(device))
             held = torch.stack([each.gather(1, ascending(each)) for each in tokens], 1)
-            self.ring = Ring.under(local_masks, Layout(held, layout.seqlen, layout.block), ring_group)
-        # For each token (B, m) its index among those that arrive, (U, B, n), and the other way round.
+            self.ring = Ring.under(
+                local_masks, Layout(held, layout.seqlen, layout.block), ring_group
+            )
+        # For each token (B, m) its index among those that arrive, (U, B, n), and
+        # the other way round.
         rows = torch.arange(local_masks.batch, device=device)[:, None]
         arrived = (order // layout.held * len(rows) + rows) * layout.held + order % layout.held
-        places = inverse(order, heads_degree * layout.held).unflatten(1, (heads_degree, -1)).movedim(1, 0)
-        self.order, self.back = arrived.flatten(), (places.clamp(min=0) + rows * order.shape[1]).flatten()
+        places = (
+            inverse(order, heads_degree * layout.held)
+            .unflatten(1, (heads_degree, -1))
+            .movedim(1, 0)
+        )
+        self.order, self.back = (
+            arrived.flatten(),
+            (places.clamp(min=0) + rows * order.shape[1]).flatten(),
+        )
         self.padding: Tensor | None = None
         if layout.padding:
             self.padding = (places < 0).expand(-1, len(rows), -1).flatten().nonzero()[:, 0]
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
-        """Return (out (B, n, H, D) of this rank's tokens, log-sum-exp (B, H / U, m) of the heads that it computes).
+        """Return (out (B, n, H, D) of this rank's tokens, log-sum-exp (B, H / U, m) of the
+        heads that it computes).
 
-        q (B, n, H, D), k and v (B, n, K, D) are of this rank's tokens; scores: scale, dropout and other options.
+        q (B, n, H, D), k and v (B, n, K, D) are of this rank's tokens; scores: scale,
+        dropout and other options.
         """
         if self.degree == 1:
             return self.ring.forward(q, k, v, scores)
         k, v = self._repeated(k, v)
         leaving: list[Transfer] = []
         lses, keys = [], (k, v)
-        for piece, (own_q, *came) in overlapped(self._pieces(q, k), lambda piece: self._to_heads(piece, q, k, v)):
+        for piece, (own_q, *came) in overlapped(
+            self._pieces(q, k), lambda piece: self._to_heads(piece, q, k, v)
+        ):
             own_k, own_v = keys = came if came[0].shape[2] else keys
             of_heads = scores.from_head(self._first_head(q) + piece.queries.start)
             out, lse = self.ring.forward(own_q, own_k, own_v, of_heads)
@@ -100,9 +128,17 @@ class Ulysses:
         return self._of_tokens(leaving)[0], torch.cat(lses, 1)
 
     def backward(
-        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
+        self,
+        dout: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        scores: Scores,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (dq, dk, dv) of this rank's tokens; dout: the gradient of out; out, lse: what `forward` returned."""
+        """Return (dq, dk, dv) of this rank's tokens; dout: the gradient of out; out, lse:
+        what `forward` returned."""
         if self.degree == 1:
             return self.ring.backward(dout, q, k, v, out, lse, scores)
         kv_heads = k.shape[2]
@@ -111,13 +147,18 @@ class Ulysses:
         pieces, keys = self._pieces(q, k), (k, v)
         shared = not pieces[-1].keys.stop
         sums: list[Tensor] = []  # of the gradients of a key head that all pieces read
-        # Exchanged anew instead of being saved: it costs a fraction of the computing, and no memory between the passes.
-        for piece, own in overlapped(pieces, lambda piece: self._to_heads(piece, q, k, v, out, dout)):
+        # Exchanged anew instead of being saved: it costs a fraction of the computing, and no
+        # memory between the passes.
+        for piece, own in overlapped(
+            pieces, lambda piece: self._to_heads(piece, q, k, v, out, dout)
+        ):
             own_q, *came, own_out, own_dout = own
             own_k, own_v = keys = came if came[0].shape[2] else keys
             of_heads = scores.from_head(self._first_head(q) + piece.queries.start)
             rows = lse[:, piece.queries].contiguous()
-            dq, *to_keys = self.ring.backward(own_dout, own_q, own_k, own_v, own_out, rows, of_heads)
+            dq, *to_keys = self.ring.backward(
+                own_dout, own_q, own_k, own_v, own_out, rows, of_heads
+            )
             if shared:
                 sums = sums or [torch.zeros_like(x, dtype=summing_dtype(x.dtype)) for x in to_keys]
                 sums = [total.add_(x) for total, x in zip(sums, to_keys, strict=True)]
@@ -127,7 +168,8 @@ class Ulysses:
         return dq, _summed(dk, kv_heads), _summed(dv, kv_heads)
 
     def _pieces(self, q: Tensor, k: Tensor) -> list[Piece]:
-        """The pieces of a rank's own heads; one piece where a ring is busy with communication of its own."""
+        """The pieces of a rank's own heads; one piece where a ring is busy with
+        communication of its own."""
         heads, kv_heads = q.shape[2] // self.degree, k.shape[2] // self.degree
         if self.ring.size > 1:
             return [Piece(slice(0, kv_heads), slice(0, heads))]
@@ -137,14 +179,21 @@ class Ulysses:
         return dist.get_rank(self.group) * (q.shape[2] // self.degree)
 
     def _repeated(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Key/value heads repeated until every rank gets as many, each right for its query heads."""
+        """Key/value heads repeated until every rank gets as many, each right
+        for its query heads."""
         heads = tensors[0].shape[2]
         copies = math.lcm(heads, self.degree) // heads
         return tuple(x if copies == 1 else x.repeat_interleave(copies, 2) for x in tensors)
 
     def _to_heads(self, piece: Piece, q: Tensor, k: Tensor, v: Tensor, *like_q: Tensor) -> Transfer:
-        """Start exchanging this rank's tokens of all heads (B, n, heads, D) for all tokens of a piece of its heads."""
-        chosen = [(q, piece.queries), (k, piece.keys), (v, piece.keys), *((x, piece.queries) for x in like_q)]
+        """Start exchanging this rank's tokens of all heads (B, n, heads, D) for all tokens
+        of a piece of its heads."""
+        chosen = [
+            (q, piece.queries),
+            (k, piece.keys),
+            (v, piece.keys),
+            *((x, piece.queries) for x in like_q),
+        ]
         counts = [heads.stop - heads.start for _, heads in chosen]
         sent = q.new_empty((self.degree, *q.shape[:2], sum(counts), q.shape[3]))
         for target, (x, heads) in zip(sent.split(counts, 3), chosen, strict=True):
@@ -152,14 +201,17 @@ class Ulysses:
         return self._exchange(sent, partial(self._of_heads, counts))
 
     def _of_heads(self, counts: list[int], received: Tensor) -> Sequence[Tensor]:
-        """The tensors (B, m, heads of the piece, D), tokens ascending, of received (U, B, n, heads of all, D)."""
+        """The tensors (B, m, heads of the piece, D), tokens ascending, of received (U,
+        B, n, heads of all, D)."""
         joined = take(received.flatten(0, 2)[None], self.order[None])
         return joined.view(received.shape[1], -1, *received.shape[3:]).split(counts, 2)
 
     def _leave(self, leaving: list[Transfer], *tensors: Tensor) -> None:
-        """Start the way back of tensors (B, m, heads of a piece, D), after that of the pieces before."""
+        """Start the way back of tensors (B, m, heads of a piece, D), after
+        that of the pieces before."""
         if leaving:
-            leaving[-1].wait()  # it left while this piece was computed: what was sent is no longer needed
+            # It left while this piece was computed: what was sent is no longer needed.
+            leaving[-1].wait()
         counts = [x.shape[2] for x in tensors]
         sent = tensors[0].new_empty((len(self.back), sum(counts), tensors[0].shape[3]))
         for target, x in zip(sent.split(counts, 1), tensors, strict=True):
@@ -171,10 +223,14 @@ class Ulysses:
 
     def _of_tokens(self, transfers: list[Transfer]) -> list[Tensor]:
         """The tensors (B, n, heads, D) of all pieces together."""
-        return [_joined(parts) for parts in zip(*(transfer.result() for transfer in transfers), strict=True)]
+        return [
+            _joined(parts)
+            for parts in zip(*(transfer.result() for transfer in transfers), strict=True)
+        ]
 
     def _exchange(self, sent: Tensor, finish: Callable[[Tensor], object]) -> Transfer:
-        """Start an exchange of sent (U, ...): part u goes to rank u; part u of what is received comes from it."""
+        """Start an exchange of sent (U, ...): part u goes to rank u; part u of what is
+        received comes from it."""
         received = torch.empty_like(sent)
         work = dist.all_to_all_single(received, sent, group=self.group, async_op=True)
         return Transfer(received, sent, [work], finish)
@@ -191,7 +247,12 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _summed(gradient: Tensor, heads: int) -> Tensor:
-    """The gradient (B, n, heads, D) of heads, from that of their copies (B, n, copies * heads, D)."""
+    """The gradient (B, n, heads, D) of heads, from that of their copies (B, n,
+    copies * heads, D)."""
     if gradient.shape[2] == heads:
         return gradient
-    return gradient.unflatten(2, (heads, -1)).sum(3, dtype=summing_dtype(gradient.dtype)).to(gradient.dtype)
+    return (
+        gradient.unflatten(2, (heads, -1))
+        .sum(3, dtype=summing_dtype(gradient.dtype))
+        .to(gradient.dtype)
+    )

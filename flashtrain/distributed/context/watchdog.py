@@ -1,9 +1,10 @@
 """Ends the job when a rank has died, failed or is stuck, with a line that names it.
 
-Ranks that wait in a collective cannot know which rank is missing: NCCL's own timeout names an operation, not a rank,
-and torchrun (torch 2.13) blames rank 0 if rank 1 was stopped. So every few seconds a thread of each rank writes its
-progress into a small store and reads that of the others. A rank that no longer writes is dead; if no rank progresses,
-the one furthest behind is stuck. Then every rank prints this and exits.
+Ranks that wait in a collective cannot know which rank is missing: NCCL's own timeout names an
+operation, not a rank, and torchrun (torch 2.13) blames rank 0 if rank 1 was stopped. So every few
+seconds a thread of each rank writes its progress into a small store and reads that of the others. A
+rank that no longer writes is dead; if no rank progresses, the one furthest behind is stuck. Then
+every rank prints this and exits.
 """
 
 from __future__ import annotations
@@ -67,9 +68,12 @@ class Record:
         self.latest[rank] = beat
 
     def verdict(self, now: float) -> str | None:
-        """Return the message with which the job ends, naming the dead or stuck rank; None if no rank has a problem."""
+        """Return the message with which the job ends, naming the dead or stuck rank; None if
+        no rank has a problem."""
         if self._failure is not None and now - self._failure > min(GRACE, self.silence):
-            return next(self.failure(rank) for rank, beat in self.latest.items() if beat.state == FAILED)
+            return next(
+                self.failure(rank) for rank, beat in self.latest.items() if beat.state == FAILED
+            )
         alive = {rank: beat for rank, beat in self.latest.items() if beat.state == ALIVE}
         for rank, beat in alive.items():
             if now - self._heard[rank] > self.silence:
@@ -83,8 +87,8 @@ class Record:
         if len(stuck) == len(alive):
             return f"no rank has progressed for {self.timeout:g} s: all {len(stuck)} are at {doing}"
         return (
-            f"rank {', '.join(map(str, stuck))} of {self.size} is stuck at {doing}: no rank has progressed for "
-            f"{self.timeout:g} s, the others wait for it"
+            f"rank {', '.join(map(str, stuck))} of {self.size} is stuck at {doing}: "
+            f"no rank has progressed for {self.timeout:g} s, the others wait for it"
         )
 
     def failure(self, rank: int) -> str:
@@ -97,17 +101,19 @@ class Record:
 class Watchdog:
     """Watches all ranks of the job from `start` to `stop`; `mark` reports progress of this rank.
 
-    When a rank has a problem, every rank prints a message that names it and exits at once, because a thread that waits
-    in a collective cannot be interrupted.
+    When a rank has a problem, every rank prints a message that names it and exits at once, because
+    a thread that waits in a collective cannot be interrupted.
 
     Args:
-        timeout: seconds without progress of any rank after which the job is stuck: more than the longest time between
-            two marks (a step, a checkpoint, an evaluation). A rank without a heartbeat for this time, or for a minute,
-            counts as dead. None: never watch.
+        timeout: seconds without progress of any rank after which the job is stuck: more than the
+            longest time between two marks (a step, a checkpoint, an evaluation). A rank without a
+            heartbeat for this time, or for a minute, counts as dead. None: never watch.
         on_failure: called with the message before the process exits.
     """
 
-    def __init__(self, timeout: float | None, *, on_failure: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, timeout: float | None, *, on_failure: Callable[[str], None] | None = None
+    ) -> None:
         self.timeout = math.inf if timeout is None else timeout
         self.silence = min(self.timeout, MAX_SILENCE)
         self._on_failure = on_failure
@@ -121,7 +127,8 @@ class Watchdog:
         self._doing = doing
 
     def start(self) -> None:
-        """Begin to watch. Every rank must call this after init_process_group; further calls change nothing."""
+        """Begin to watch. Every rank must call this after init_process_group;
+        further calls change nothing."""
         self.mark("the start")
         if self.timeout == math.inf or dist.get_world_size() == 1 or self._thread is not None:
             return
@@ -134,18 +141,21 @@ class Watchdog:
         self._thread.start()
 
     def stop(self, failure: str | None = None) -> None:
-        """Stop watching: the others expect no more heartbeats of this rank. With `failure` they end, and name it."""
+        """Stop watching: the others expect no more heartbeats of this rank. With `failure`
+        they end, and name it."""
         if self._thread is None:
             return
         self._state, self._doing = (GONE, self._doing) if failure is None else (FAILED, failure)
         self._stop.set()
         self._thread.join(self.silence)
         self._thread = None
-        if self.rank == 0:  # which holds the store: it must not be gone before the others have read and written
+        # Which holds the store: it must not be gone before the others have read and written.
+        if self.rank == 0:
             self._outstay(3 * self.silence / BEATS if failure is not None else self.silence)
 
     def await_verdict(self) -> None:
-        """After a broken collective, wait until the watchdog knows which rank is at fault, and ends this process."""
+        """After a broken collective, wait until the watchdog knows which rank is at fault,
+        and ends this process."""
         if self._thread is not None:
             self._thread.join(2 * self.silence + GRACE)
 
@@ -174,7 +184,11 @@ class Watchdog:
         self._store.set(str(self.rank), json.dumps(beat))
 
     def _read(self, rank: int) -> Beat:
-        return Beat(*json.loads(self._store.get(str(rank)))) if self._store.check([str(rank)]) else Beat()
+        return (
+            Beat(*json.loads(self._store.get(str(rank))))
+            if self._store.check([str(rank)])
+            else Beat()
+        )
 
     def _agreed(self, message: str | None) -> str | None:
         """The verdict that some rank came to first, so that all say the same."""
@@ -186,14 +200,18 @@ class Watchdog:
         return first
 
     def _outstay(self, seconds: float) -> None:
-        """Stay for so long, or until no other rank watches any longer: they must have read what was written."""
+        """Stay for so long, or until no other rank watches any longer: they must have
+        read what was written."""
         end = time.monotonic() + seconds
-        while time.monotonic() < end and any(self._read(rank).state == ALIVE for rank in range(1, self.size)):
+        while time.monotonic() < end and any(
+            self._read(rank).state == ALIVE for rank in range(1, self.size)
+        ):
             time.sleep(self.silence / BEATS / 4)
 
 
 def _own_store(rank: int, silence: float) -> dist.TCPStore:
-    """A store of the watchdogs' own on rank 0's machine: one that training waits in would make the threads wait too."""
+    """A store of the watchdogs' own on rank 0's machine: one that training waits in would
+    make the threads wait too."""
     host = os.environ["MASTER_ADDR"]
     options: dict[str, Any] = {"wait_for_workers": False, "timeout": timedelta(seconds=silence)}
     store = dist.TCPStore(host, 0, is_master=True, **options) if rank == 0 else None

@@ -1,4 +1,5 @@
-"""Means over a rank's labels, weighted so that their mean over the ranks is the mean over all labels."""
+"""Means over a rank's labels, weighted so that their mean over the ranks is
+the mean over all labels."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from flashtrain.distributed.context.sequence import ContextSequence
 
 
 def weighted_output(sequence: ContextSequence | None, output: Any) -> Any:
-    """Weight the loss that a training step returns by the rank's share of the labels, unless the step did so itself.
+    """Weight the loss that a training step returns by the rank's share of the labels, unless
+    the step did so itself.
 
     Args:
         sequence: the step's sharded sequence; None if its batch was not sharded.
@@ -28,7 +30,8 @@ def weighted_output(sequence: ContextSequence | None, output: Any) -> Any:
 
 @contextmanager
 def weighted_logs(module: pl.LightningModule, sequence: ContextSequence | None) -> Iterator[None]:
-    """Within this context, weight the means over all ranks that the module logs, unless its step did so itself.
+    """Within this context, weight the means over all ranks that the module logs, unless
+    its step did so itself.
 
     Args:
         module: the module whose `log` is replaced.

@@ -20,14 +20,17 @@ def visible_keys(mask: Mask) -> Tensor:
     if rows.shape[0] == 5:
         return first
     second = (rows[HIGH2] - rows[LOW2]).clamp(min=0)
-    both = (torch.minimum(rows[HIGH], rows[HIGH2]) - torch.maximum(rows[LOW], rows[LOW2])).clamp(min=0)
+    both = (torch.minimum(rows[HIGH], rows[HIGH2]) - torch.maximum(rows[LOW], rows[LOW2])).clamp(
+        min=0
+    )
     # Where one of the intervals is empty they share nothing, wherever its ends are.
     both = torch.where((first > 0) & (second > 0), both, 0)
     return first + second - both
 
 
 def attention_work(layout: Layout, costs: Tensor) -> np.ndarray:
-    """Return the work of each rank, (R,) int64: its pairs of a query and a visible key, summed over the rows.
+    """Return the work of each rank, (R,) int64: its pairs of a query and a visible
+    key, summed over the rows.
 
     Args:
         layout: which rank holds which tokens.

@@ -38,20 +38,26 @@ def load_fine_tuned(settings: Settings, hardware: Hardware) -> TrainedModel:
     model.load_state_dict(weights_in(saved, path))
     tokenizer = load_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).is_dir() else None
     model = model.eval().to(hardware.kind)
-    return TrainedModel(model, tokenizer, settings, folder, path, saved["global_step"], shape["labels"])
+    return TrainedModel(
+        model, tokenizer, settings, folder, path, saved["global_step"], shape["labels"]
+    )
 
 
 def run_fine_tuning_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
-    """Run mode=evaluate or export of a fine-tuned BERT, and return the results by name (see Task.run_mode)."""
+    """Run mode=evaluate or export of a fine-tuned BERT, and return the results by
+    name (see Task.run_mode)."""
     trained = load_fine_tuned(settings, hardware)
     return _export(trained) if settings.mode == "export" else _evaluate(trained, hardware)
 
 
 def _evaluate(trained: TrainedModel, hardware: Hardware) -> dict[str, Any]:
-    """The score on test texts, else on those held out. Of other texts than the run's: on the test texts, or on all."""
+    """The score on test texts, else on those held out. Of other texts than the run's: on the
+    test texts, or on all."""
     settings, requested = trained.settings, trained.settings.finetune
     own = read_settings(trained.folder).finetune
-    others = any(getattr(requested, name) != getattr(own, name) for name in ("path", "name", "config"))
+    others = any(
+        getattr(requested, name) != getattr(own, name) for name in ("path", "name", "config")
+    )
     source = make_source(
         trained.settings,
         tokenizer=trained.tokenizer,
@@ -60,24 +66,41 @@ def _evaluate(trained: TrainedModel, hardware: Hardware) -> dict[str, Any]:
     )
     task = FineTuning(trained.model, requested.target)
     trainer = evaluating_trainer(hardware)
-    data = SequenceDataModule(source, choose_head_batching(settings, hardware, trained.model).micro_batch)
+    data = SequenceDataModule(
+        source, choose_head_batching(settings, hardware, trained.model).micro_batch
+    )
     evaluate = trainer.test if source.scored == "test" else trainer.validate
     (found,) = evaluate(task, data, verbose=False)
-    row = {task.score_name: found[f"{source.scored}_{task.score_name}"], "best_micro_f1": source.bound}
+    row = {
+        task.score_name: found[f"{source.scored}_{task.score_name}"],
+        "best_micro_f1": source.bound,
+    }
     say(
-        f"{trained.checkpoint} (step {trained.step}): {score_of(row)}, loss {found[f'{source.scored}_loss']:.4f} on "
-        f"{len(source.samples[source.scored]):,} {source.scored} texts"
+        f"{trained.checkpoint} (step {trained.step}): {score_of(row)}, loss "
+        f"{found[f'{source.scored}_loss']:.4f} on {len(source.samples[source.scored]):,} "
+        f"{source.scored} texts"
     )
     return dict(found)
 
 
 def _export(trained: TrainedModel) -> dict[str, Any]:
     """Write the weights in Hugging Face's layout. UserError: a model that it cannot hold."""
-    tokenizer, config, words = trained.tokenizer, trained.model.encoder.config, "it has no tokenizer"
-    special = special_tokens(tokenizer) if tokenizer else SpecialTokens.past(config.vocab_size - SPECIAL_COUNT)
+    tokenizer, config, words = (
+        trained.tokenizer,
+        trained.model.encoder.config,
+        "it has no tokenizer",
+    )
+    special = (
+        special_tokens(tokenizer)
+        if tokenizer
+        else SpecialTokens.past(config.vocab_size - SPECIAL_COUNT)
+    )
     with new_folder(trained.folder, "export") as (made, folder):
         name = save_bert_classifier(trained.model, made, trained.labels, pad_token=special.pad)
         if tokenizer is not None:
             words = save_encoder_tokenizer(tokenizer, made, config)
-    say(f"exported step {trained.step} to {folder} (transformers.{name}.from_pretrained reads it; {words})")
+    say(
+        f"exported step {trained.step} to {folder} (transformers.{name}.from_pretrained reads it; "
+        f"{words})"
+    )
     return {"folder": folder}

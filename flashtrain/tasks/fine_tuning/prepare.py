@@ -28,14 +28,18 @@ from flashtrain.tasks.training_task import metric
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
 
-ADVICE = "a smaller finetune.tokens_at_once= or context=, memory.activation_checkpointing=full, or more trainer.devices"
+ADVICE = (
+    "a smaller finetune.tokens_at_once= or context=, memory.activation_checkpointing=full, "
+    "or more trainer.devices"
+)
 SPECIAL_COUNT = 4  # [PAD], [CLS], [SEP] and [MASK]
 
 Head = SequenceClassifier | TokenClassifier
 
 
 def check_fine_tuning_step(settings: Settings) -> None:
-    """Raise UserError unless the texts of a step divide over devices and micro-batches, and their source is named."""
+    """Raise UserError unless the texts of a step divide over devices and micro-batches, and
+    their source is named."""
     settings.finetune.check_data()
     at_least("context", settings.context, 3)  # a token and the special ones
     settings.check_share("finetune.batch", settings.finetune.batch)
@@ -44,7 +48,8 @@ def check_fine_tuning_step(settings: Settings) -> None:
 def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
     """Build BERT with a head, its data module and its LightningModule; see Task.prepare."""
     start = starting_bert(settings)
-    tokenizer = None if start is None else tokenizer_of(start)  # in whose tokens the weights know texts
+    # In whose tokens the weights know texts.
+    tokenizer = None if start is None else tokenizer_of(start)
     source = make_source(settings, tokenizer=tokenizer)
     config = encoder_config(settings, source.special.vocab_size, start)
     model = make_head(settings, hardware, config, len(source.label_names))
@@ -83,7 +88,9 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
         description=description,
         **optimization_options(settings),
     )
-    throughput = Throughput(config.flops([settings.context]) / settings.context, peak_flops=hardware.peak_flops)
+    throughput = Throughput(
+        config.flops([settings.context]) / settings.context, peak_flops=hardware.peak_flops
+    )
 
     def row(trainer: pl.Trainer) -> dict[str, Any]:
         task: Any = trainer.lightning_module  # a derived task's own, if it has replaced this one
@@ -131,18 +138,23 @@ def starting_bert(settings: Settings) -> TrainedModel | None:
         return None
     if settings.finetune.data == "synthetic":
         raise UserError(
-            "finetune.data=synthetic makes documents of its own tokens, which no weights know. Remove weights=, or use "
-            "finetune.data=files."
+            "finetune.data=synthetic makes documents of its own tokens, which no weights know. "
+            "Remove weights=, or use finetune.data=files."
         )
     start = read_bert(settings.weights, settings)
     check_context(start.model.config, settings.context, settings.weights)
     return start
 
 
-def encoder_config(settings: Settings, vocab_size: int, start: TrainedModel | None = None) -> BertConfig:
-    """Return the encoder's shape, from the weights to start from or from `bert.*`; without pre-training heads."""
+def encoder_config(
+    settings: Settings, vocab_size: int, start: TrainedModel | None = None
+) -> BertConfig:
+    """Return the encoder's shape, from the weights to start from or from `bert.*`;
+    without pre-training heads."""
     config = bert_config(settings, vocab_size) if start is None else start.model.config
-    return replace(config, dropout=settings.bert.dropout, masked_head=False, pooler=False, next_sentence=False)
+    return replace(
+        config, dropout=settings.bert.dropout, masked_head=False, pooler=False, next_sentence=False
+    )
 
 
 def make_head(settings: Settings, hardware: Hardware, config: BertConfig, labels: int) -> Head:
@@ -152,13 +164,16 @@ def make_head(settings: Settings, hardware: Hardware, config: BertConfig, labels
     if own.target == "tokens":
         return TokenClassifier(encoder, labels, dropout=own.dropout)
     several = own.target == "labels"
-    return SequenceClassifier(encoder, labels, multi_label=several, pooling=own.pooling, dropout=own.dropout)
+    return SequenceClassifier(
+        encoder, labels, multi_label=several, pooling=own.pooling, dropout=own.dropout
+    )
 
 
 def choose_head_batching(settings: Settings, hardware: Hardware, model: Head) -> Batching:
     """Choose the number of texts in a micro-batch, and the memory savings.
 
-    The number is trainer.micro_batch, or as many as finetune.tokens_at_once and the device's memory hold.
+    The number is trainer.micro_batch, or as many as finetune.tokens_at_once and
+    the device's memory hold.
     """
     share = settings.finetune.batch // settings.trainer.ranks
     most = max(1, settings.finetune.tokens_at_once // settings.context)
@@ -174,8 +189,11 @@ def parameter_count(model: torch.nn.Module) -> int:
 
 
 def plan_fine_tuning(settings: Settings, hardware: Hardware) -> str:
-    """Return mode=plan's text: parameters, texts, estimated memory and time. Builds no weights, reads no text."""
-    config = encoder_config(settings, vocabulary_of(settings.data) + SPECIAL_COUNT, starting_bert(settings))
+    """Return mode=plan's text: parameters, texts, estimated memory and time. Builds no
+    weights, reads no text."""
+    config = encoder_config(
+        settings, vocabulary_of(settings.data) + SPECIAL_COUNT, starting_bert(settings)
+    )
     with torch.device("meta"):
         model = make_head(settings, hardware, config, max(2, settings.finetune.labels))
     batching = choose_head_batching(settings, hardware, model)
@@ -184,17 +202,31 @@ def plan_fine_tuning(settings: Settings, hardware: Hardware) -> str:
         describe_training(settings, hardware, model, batching),
         f"texts: {texts:,} of {settings.finetune.data_label}, cut to {settings.context:,} tokens",
         *memory_plan(batching),
-        *fit_lines(settings, hardware, batching, lambda changed: choose_head_batching(changed, hardware, model)),
+        *fit_lines(
+            settings,
+            hardware,
+            batching,
+            lambda changed: choose_head_batching(changed, hardware, model),
+        ),
     ]
-    return plan_text(lines, settings, hardware, texts * config.flops([settings.context]), at_most=True)
+    return plan_text(
+        lines, settings, hardware, texts * config.flops([settings.context]), at_most=True
+    )
 
 
-def describe_training(settings: Settings, hardware: Hardware, model: Head, batching: Batching) -> str:
-    """Return the line that announces a training: model, context, steps, machine, micro-batch, memory."""
-    own, start = settings.finetune, "" if settings.weights is None else " (trained weights, new head)"
+def describe_training(
+    settings: Settings, hardware: Hardware, model: Head, batching: Batching
+) -> str:
+    """Return the line that announces a training: model, context, steps,
+    machine, micro-batch, memory."""
+    own, start = (
+        settings.finetune,
+        "" if settings.weights is None else " (trained weights, new head)",
+    )
     return (
-        f"{settings.named(settings.bert.label)}{start}: {parameter_count(model) / 1e6:.2f}M parameters, "
-        f"context {settings.context:,}, attention {hardware.attention}; {settings.trainer.steps} steps "
-        f"of {own.batch} texts on {settings.trainer.ranks} x {hardware.name}, {hardware.precision}, "
-        f"micro-batch {batching.micro_batch}{memory_words(batching)}"
+        f"{settings.named(settings.bert.label)}{start}: {parameter_count(model) / 1e6:.2f}M "
+        f"parameters, context {settings.context:,}, attention {hardware.attention}; "
+        f"{settings.trainer.steps} steps of {own.batch} texts on {settings.trainer.ranks} x "
+        f"{hardware.name}, {hardware.precision}, micro-batch "
+        f"{batching.micro_batch}{memory_words(batching)}"
     )

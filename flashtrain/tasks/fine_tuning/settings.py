@@ -1,4 +1,5 @@
-"""The settings of task=fine_tuning (`finetune.*`): which texts and labels are read, and the head on BERT."""
+"""The settings of task=fine_tuning (`finetune.*`): which texts and labels are
+read, and the head on BERT."""
 
 from __future__ import annotations
 
@@ -14,18 +15,25 @@ from flashtrain.tasks.masked_language.settings import BertTextSettings
 class FineTuningSettings:
     """The labels that BERT learns, the texts that have them, and the head."""
 
-    target: str = option("labels", Target)  # labels of a text, its one class, or a label for each word (tokens)
-    data: str = option("synthetic", LabelledData)  # made-up documents, finetune.path, or the dataset finetune.name
-    path: str | None = None  # a .jsonl or .parquet file, or a folder with train*.jsonl (and validation*, test*)
+    # labels of a text, its one class, or a label for each word (tokens).
+    target: str = option("labels", Target)
+    # made-up documents, finetune.path, or the dataset finetune.name.
+    data: str = option("synthetic", LabelledData)
+    # A .jsonl or .parquet file, or a folder with train*.jsonl (and validation*, test*).
+    path: str | None = None
     name: str | None = None  # the dataset of the hub with labelled texts (finetune.data=hub)
     config: str | None = None  # the configuration of that dataset (finetune.data=hub)
     text_column: str = "text"  # the field of a row that holds the text
-    words_column: str = "words"  # the field of a row that holds the list of words (finetune.target=tokens)
-    labels_column: str = "labels"  # the field of a row that holds the labels; of words, a list of the same length
-    pooling: str = option("mean", Pooling)  # what of the encoder's outputs the head for whole texts reads
+    # The field of a row that holds the list of words (finetune.target=tokens).
+    words_column: str = "words"
+    # The field of a row that holds the labels; of words, a list of the same length.
+    labels_column: str = "labels"
+    # What of the encoder's outputs the head for whole texts reads.
+    pooling: str = option("mean", Pooling)
     dropout: float = 0.0  # probability of dropping what the head reads
     batch: int = 32  # labelled texts of an optimizer step, over all devices
-    tokens_at_once: int = 65536  # a device computes at most so many at once (a text at least) without micro_batch
+    # A device computes at most so many at once (a text at least) without micro_batch.
+    tokens_at_once: int = 65536
     train: int | None = None  # the most texts to train on; null: all
     validation: int | None = None  # the most texts to validate on; null: all
     test: int | None = None  # the most texts to test on; null: all
@@ -38,29 +46,45 @@ class FineTuningSettings:
         """A short name of the texts: "synthetic", or the name of the file, folder or dataset."""
         if self.data == "files" and self.path:
             return Path(self.path).name
-        return "synthetic" if self.data == "synthetic" else " ".join(filter(None, (self.name, self.config)))
+        return (
+            "synthetic"
+            if self.data == "synthetic"
+            else " ".join(filter(None, (self.name, self.config)))
+        )
 
     def check(self) -> None:
         between("finetune.dropout", self.dropout, 0.0, 1.0, include_high=False)
         for name in ("batch", "tokens_at_once", "length", "labels", "train", "validation", "test"):
             at_least(f"finetune.{name}", getattr(self, name), 1)
-        between("finetune.validation_fraction", self.validation_fraction, 0, 1, include_low=False, include_high=False)
+        between(
+            "finetune.validation_fraction",
+            self.validation_fraction,
+            0,
+            1,
+            include_low=False,
+            include_high=False,
+        )
 
     def check_data(self) -> None:
-        """Raise UserError if the texts to read are not named. check() leaves this out: a demo may replace them."""
-        files, dataset = "a .jsonl file or a folder of them", "a dataset such as coastalcph/lex_glue"
+        """Raise UserError if the texts to read are not named. check() leaves this out: a
+        demo may replace them."""
+        files, dataset = (
+            "a .jsonl file or a folder of them",
+            "a dataset such as coastalcph/lex_glue",
+        )
         for setting, data, what in (("path", "files", files), ("name", "hub", dataset)):
             given = getattr(self, setting)
             if self.data == data and not given:
                 raise UserError(f"finetune.data={data} needs finetune.{setting}=..., {what}.")
             if given and self.data != data:
                 raise UserError(
-                    f"finetune.{setting}={given} is used by finetune.data={data}, not by {self.data}. Remove it."
+                    f"finetune.{setting}={given} is used by finetune.data={data}, "
+                    f"not by {self.data}. Remove it."
                 )
         if self.data == "synthetic" and self.target != "labels":
             raise UserError(
-                f"finetune.target={self.target} does not suit finetune.data=synthetic, whose documents have several "
-                "labels. Use finetune.target=labels."
+                f"finetune.target={self.target} does not suit finetune.data=synthetic, "
+                "whose documents have several labels. Use finetune.target=labels."
             )
 
 
@@ -75,5 +99,6 @@ class LabelledSettings(BertTextSettings):
         super().check()
         if self.data.source != "stdlib":
             raise UserError(
-                f"data={self.data.source} reads texts without labels. Set finetune.data, and finetune.path or .name."
+                f"data={self.data.source} reads texts without labels. "
+                "Set finetune.data, and finetune.path or .name."
             )

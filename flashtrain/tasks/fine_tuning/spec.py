@@ -1,4 +1,5 @@
-"""task=fine_tuning: BERT with a head for labels of texts or of their words (recipe=bert-finetune, long-document)."""
+"""task=fine_tuning: BERT with a head for labels of texts or of their words
+(recipe=bert-finetune, long-document)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,10 @@ class FineTuningTask(MaskedTask):
     """task=fine_tuning: BERT with a classification head, trained on labelled texts."""
 
     settings = LabelledSettings
-    modes: Mapping[str, Names] = {"evaluate": ("context", "data", "finetune"), "export": ("context",)}
+    modes: Mapping[str, Names] = {
+        "evaluate": ("context", "data", "finetune"),
+        "export": ("context",),
+    }
     same = ("context", "data", "bert", "finetune")
     prepare = imported("flashtrain.tasks.fine_tuning.prepare:prepare")
     plan = imported("flashtrain.tasks.fine_tuning.prepare:plan_fine_tuning")
@@ -50,5 +54,8 @@ class FineTuningTask(MaskedTask):
         report_finished(
             folder,
             f"finished {what}: {score_of(row)}, on {row['scored']} texts",
-            f"{speed}{row['samples']:,} texts trained on, {row['seconds']:.0f} s for the whole command",
+            (
+                f"{speed}{row['samples']:,} texts trained on, {row['seconds']:.0f} s "
+                "for the whole command"
+            ),
         )

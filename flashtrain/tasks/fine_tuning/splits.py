@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flashtrain.data.labelled_documents import LabelledSamples
-from flashtrain.data.labelled_rows import SUFFIXES, Columns, Row, dataset_rows, encode_rows, file_rows, labels_in
+from flashtrain.data.labelled_rows import (
+    SUFFIXES,
+    Columns,
+    Row,
+    dataset_rows,
+    encode_rows,
+    file_rows,
+    labels_in,
+)
 from flashtrain.data.sequences import SequenceShape
 from flashtrain.data.split_names import split_named
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, make_tokenizer
@@ -36,12 +44,17 @@ class LabelledSource:
     special: SpecialTokens
     tokenizer: Tokenizer | None  # of texts; None of synthetic documents
     words: str  # what the texts are
-    bound: float | None = None  # the highest micro-F1 that the context allows; known of synthetic documents only
+    # The highest micro-F1 that the context allows; known of synthetic documents only.
+    bound: float | None = None
 
     @property
     def shape(self) -> SequenceShape:
         """The properties of the samples that a model needs."""
-        return SequenceShape(len(self.label_names), next(iter(self.samples.values())).context, self.special.vocab_size)
+        return SequenceShape(
+            len(self.label_names),
+            next(iter(self.samples.values())).context,
+            self.special.vocab_size,
+        )
 
     def describe(self) -> str:
         """Return the source in a line: texts, tokenizer, labels and counts."""
@@ -58,7 +71,8 @@ class LabelledSource:
 
     @property
     def scored(self) -> str:
-        """The name of the split on which a trained model is scored: "test", or "validation" if there is none."""
+        """The name of the split on which a trained model is scored: "test", or
+        "validation" if there is none."""
         return "test" if "test" in self.samples else "validation"
 
 
@@ -72,9 +86,11 @@ def make_source(
     """Read and tokenize the labelled texts that `finetune.*` names, cut to the context.
 
     Args:
-        tokenizer: the tokenizer of trained weights; None: data.tokenizer; a "bpe" is trained on the training texts.
+        tokenizer: the tokenizer of trained weights; None: data.tokenizer; a "bpe" is trained
+            on the training texts.
         label_names: the labels of a trained model; None: all labels of the train split.
-        only_test: whether to read only texts to score: the test split or, if there is none, the texts of all splits.
+        only_test: whether to read only texts to score: the test split or, if there is none,
+            the texts of all splits.
 
     Raises:
         UserError: there is nothing to read, or a text has a label that was not trained on.
@@ -93,12 +109,18 @@ def make_source(
         _check_single(parts)
     known = tokenizer
     if known is None:
-        texts = (row.text if isinstance(row.text, str) else " ".join(row.text) for row in parts["train"])
-        spec = TokenizerSpec(data.tokenizer, data.vocab_size, data.vocab, data.merges, sample_bytes=sys.maxsize)
+        texts = (
+            row.text if isinstance(row.text, str) else " ".join(row.text) for row in parts["train"]
+        )
+        spec = TokenizerSpec(
+            data.tokenizer, data.vocab_size, data.vocab, data.merges, sample_bytes=sys.maxsize
+        )
         known = make_tokenizer(spec, lambda: texts)
     of_words, special = own.target == "tokens", special_tokens(known)
     samples = {
-        name: LabelledSamples(encode_rows(part, known, names, of_words=of_words), special, context, of_words=of_words)
+        name: LabelledSamples(
+            encode_rows(part, known, names, of_words=of_words), special, context, of_words=of_words
+        )
         for name, part in parts.items()
         if part
     }
@@ -109,16 +131,21 @@ def make_source(
 def read_rows(own: FineTuningSettings) -> dict[str, list[Row]]:
     """Read the rows of each split of `finetune.path` or `finetune.name`.
 
-    Files in a folder belong to the split in their names (see data.split_names), all other files to "train".
+    Files in a folder belong to the split in their names (see data.split_names), all
+    other files to "train".
 
     Raises:
         UserError: there is nothing to read, or a line is broken.
     """
     own.check_data()
     of_words = own.target == "tokens"
-    columns = Columns(own.words_column if of_words else own.text_column, own.labels_column, of_words)
+    columns = Columns(
+        own.words_column if of_words else own.text_column, own.labels_column, of_words
+    )
     if own.data == "hub":
-        return dataset_rows(str(own.name), own.config, columns, {split: getattr(own, split) for split in SPLITS})
+        return dataset_rows(
+            str(own.name), own.config, columns, {split: getattr(own, split) for split in SPLITS}
+        )
     path = Path(str(own.path)).expanduser()
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     found: dict[str, list[Row]] = {}
@@ -127,7 +154,10 @@ def read_rows(own: FineTuningSettings) -> dict[str, list[Row]]:
             split = (split_named(Path(file.name)) if path.is_dir() else None) or "train"
             found.setdefault(split, []).extend(file_rows(file, columns))
     if not any(found.values()):
-        raise UserError(f"no labelled texts at {path}: expected a {SUFFIXES[0]} or {SUFFIXES[-1]} file, or a folder.")
+        raise UserError(
+            f"no labelled texts at {path}: "
+            f"expected a {SUFFIXES[0]} or {SUFFIXES[-1]} file, or a folder."
+        )
     return found
 
 
@@ -136,23 +166,28 @@ def check_trainable(rows: dict[str, list[Row]], own: FineTuningSettings) -> None
     where = own.path or own.name
     if not rows.get("train"):
         present = " and ".join(name for name in SPLITS if rows.get(name)) or "no"
-        raise UserError(f"no labelled texts to train on at {where}, only {present} texts. Add a train split.")
+        raise UserError(
+            f"no labelled texts to train on at {where}, only {present} texts. Add a train split."
+        )
     names = labels_in(rows["train"])
     if len(names) < (1 if own.target == "labels" else 2):
         raise UserError(
-            f"the texts to train on at {where} have {names or 'no labels'}, and finetune.target={own.target} needs two "
-            "labels or more."
+            f"the texts to train on at {where} have {names or 'no labels'}, "
+            f"and finetune.target={own.target} needs two labels or more."
         )
 
 
 def _parts(rows: dict[str, list[Row]], own: FineTuningSettings) -> dict[str, list[Row]]:
-    """The rows of each split, as many as `own` takes; some of "train" are held out if there is no "validation"."""
+    """The rows of each split, as many as `own` takes; some of "train" are held out if
+    there is no "validation"."""
     if "validation" not in rows:
         train = rows["train"]
         order = np.random.RandomState(0).permutation(len(train))
         held_out = max(1, round(own.validation_fraction * len(train)))
         if held_out >= len(train):
-            raise UserError(f"{len(train)} labelled texts are too few to hold out some. Expected 2 or more.")
+            raise UserError(
+                f"{len(train)} labelled texts are too few to hold out some. Expected 2 or more."
+            )
         rows = {
             **rows,
             "train": [train[number] for number in sorted(order[held_out:])],
@@ -165,6 +200,6 @@ def _check_single(parts: dict[str, list[Row]]) -> None:
     for row in (row for rows in parts.values() for row in rows):
         if len(row.labels) != 1:
             raise UserError(
-                f"{row.where} has {len(row.labels)} labels, and finetune.target=class needs one each. "
-                "Use finetune.target=labels for any number."
+                f"{row.where} has {len(row.labels)} labels, and finetune.target=class needs one "
+                "each. Use finetune.target=labels for any number."
             )

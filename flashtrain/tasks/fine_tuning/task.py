@@ -22,13 +22,14 @@ NUMBERS = ("real_tokens", "pairs", "sequences")  # a batch's plain numbers
 class FineTuning(TrainingTask):
     """Trains a head and its encoder on batches of flashtrain.data.labelled_documents.
 
-    `tokens_done` and `flops_done` count the real tokens and FLOPs of this device's training.
-    Logs `train_loss`, `gradient_norm`, `validation_loss` (the mean over micro-batches), and the score over all held-out
-    texts of all devices: `validation_micro_f1` for labels, else `validation_accuracy`; in testing `test_...` of these.
+    `tokens_done` and `flops_done` count the real tokens and FLOPs of this device's training. Logs
+    `train_loss`, `gradient_norm`, `validation_loss` (the mean over micro-batches), and the score
+    over all held-out texts of all devices: `validation_micro_f1` for labels, else
+    `validation_accuracy`; in testing `test_...` of these.
 
     Args:
-        target: "labels" (any number of labels a text) or "class" (one a text), both with a SequenceClassifier; or
-            "tokens" (a label for each word), with a TokenClassifier.
+        target: "labels" (any number of labels a text) or "class" (one a text), both with a
+            SequenceClassifier; or "tokens" (a label for each word), with a TokenClassifier.
         compile: run the loss through torch.compile (one graph, static shapes).
         options: see TrainingTask.
     """
@@ -56,17 +57,20 @@ class FineTuning(TrainingTask):
         return "micro_f1" if self.target == "labels" else "accuracy"
 
     def configure_model(self) -> None:
-        """Compile the loss by torch.compile if `compile` is set; Lightning calls this before it trains."""
+        """Compile the loss by torch.compile if `compile` is set; Lightning calls
+        this before it trains."""
         super().configure_model()
         if self._compile:
             self._loss = torch.compile(cast(Any, self.model).loss, dynamic=False, fullgraph=True)
 
     def forward(self, tokens: Tensor, **layout: Any) -> Tensor:
-        """Return logits: (N, L) of N texts or, from a TokenClassifier, the shape of `tokens` followed by L."""
+        """Return logits: (N, L) of N texts or, from a TokenClassifier, the shape of
+        `tokens` followed by L."""
         return self.model(tokens, **layout)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        """Return the micro-batch's mean loss; the mean over the optimiser step's micro-batches is logged."""
+        """Return the micro-batch's mean loss; the mean over the optimiser step's
+        micro-batches is logged."""
         self.tokens_done += batch.get("real_tokens", 0)
         config = cast(Any, self.model).encoder.config
         self.flops_done += config.flops_of(batch.get("real_tokens", 0), batch.get("pairs", 0))
@@ -85,7 +89,8 @@ class FineTuning(TrainingTask):
         self._evaluate("test", batch)
 
     def _arguments(self, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """The arguments of the model's loss; for classes, the label's number in place of 0 and 1."""
+        """The arguments of the model's loss; for classes, the label's number
+        in place of 0 and 1."""
         found = {name: value for name, value in batch.items() if name not in NUMBERS}
         if self.target == "class":
             found["labels"] = found["labels"].argmax(-1)
@@ -99,10 +104,13 @@ class FineTuning(TrainingTask):
         if self.target == "labels":
             self._score.update(logits.sigmoid(), labels)
         else:
-            # Of one class each, micro-F1 is the accuracy; torchmetrics' own waits for the device at every batch.
+            # Of one class each, micro-F1 is the accuracy; torchmetrics' own waits for the
+            # device at every batch.
             classes = logits.shape[-1]
             chosen = F.one_hot(logits.argmax(-1), classes)
-            marks = F.one_hot(labels.clamp(min=0), classes).masked_fill((labels == IGNORED)[..., None], IGNORED)
+            marks = F.one_hot(labels.clamp(min=0), classes).masked_fill(
+                (labels == IGNORED)[..., None], IGNORED
+            )
             self._score.update(chosen, marks)
         self.log(f"{name}_loss", loss, prog_bar=True, sync_dist=True, batch_size=len(labels))
         self.log(f"{name}_{self.score_name}", self._score, prog_bar=True, batch_size=len(labels))
@@ -111,6 +119,10 @@ class FineTuning(TrainingTask):
 def score_of(row: dict[str, Any]) -> str:
     """Return the score of a summary row in words, such as "micro-F1 0.871"."""
     if row.get("micro_f1") is not None:
-        bound = "" if row.get("best_micro_f1") is None else f" (at most {row['best_micro_f1']:.3f} can be expected)"
+        bound = (
+            ""
+            if row.get("best_micro_f1") is None
+            else f" (at most {row['best_micro_f1']:.3f} can be expected)"
+        )
         return f"micro-F1 {row['micro_f1']:.3f}{bound}"
     return "no score" if row.get("accuracy") is None else f"accuracy {row['accuracy']:.2%}"

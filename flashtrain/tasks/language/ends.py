@@ -9,8 +9,8 @@ from flashtrain.models.trainable import Trainable
 def generation_ends(model: Trainable, tokenizer: Tokenizer, *, chat: bool) -> list[int]:
     """Return the token ids that end a generated text.
 
-    They are the tokenizer's end of text, those in the generation_config.json that the model came with and, in a
-    conversation (`chat`), those that end an answer.
+    They are the tokenizer's end of text, those in the generation_config.json that the model came
+    with and, in a conversation (`chat`), those that end an answer.
     """
     ends = [known_end(tokenizer), *model.end_ids, *turn_ends(tokenizer, chat=chat)]
     known = tokenizer.vocab_size if model.shape is None else model.shape.vocab_size
@@ -18,7 +18,8 @@ def generation_ends(model: Trainable, tokenizer: Tokenizer, *, chat: bool) -> li
 
 
 def turn_ends(tokenizer: Tokenizer, *, chat: bool) -> list[int]:
-    """Return the token ids that end an answer in the tokenizer's chat template; [] unless `chat`."""
+    """Return the token ids that end an answer in the tokenizer's chat
+    template; [] unless `chat`."""
     if not chat:
         return []
     from flashtrain.data.chat_template import ChatTemplate

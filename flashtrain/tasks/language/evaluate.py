@@ -32,12 +32,15 @@ WORDS = "loss {validation_loss:.4f}, perplexity {perplexity:.2f} a "
 
 
 def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
-    """Run mode=evaluate, generate, export or a registered mode of checkpoints; return the results (Task.run_mode)."""
+    """Run mode=evaluate, generate, export or a registered mode of checkpoints; return the
+    results (Task.run_mode)."""
     mode = mode_of(settings)
     if mode is not None:
         return mode.run_checkpoint(settings, hardware)
     if settings.mode == "export":
-        trained = load_trained(str(settings.checkpoint), attention=hardware.attention, settings=settings)
+        trained = load_trained(
+            str(settings.checkpoint), attention=hardware.attention, settings=settings
+        )
         return {"folder": export(trained, settings)}
     trained = read_model(settings, hardware)
     if settings.mode == "generate":
@@ -56,7 +59,9 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
     if isinstance(data, ChatDataModule) and settings.applied_mask.documents:
         data.short_rows = True
     task = LanguageModel(
-        trained.model, document_mask=settings.applied_mask.documents, mask=make_mask(settings.applied_mask)
+        trained.model,
+        document_mask=settings.applied_mask.documents,
+        mask=make_mask(settings.applied_mask),
     )
     unit = "byte" if trained.tokenizer.kind == "bytes" else "token"
     found = score(trained, task, data, hardware, counts=data.scored, words=WORDS + unit)
@@ -65,11 +70,14 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
 
 
 def read_model(settings: Settings, hardware: Hardware) -> TrainedModel:
-    """Load the model of `checkpoint` or, without one, of `weights` or model.path, on the machine's device."""
+    """Load the model of `checkpoint` or, without one, of `weights` or model.path,
+    on the machine's device."""
     if settings.checkpoint is not None:
         found = load_trained(settings.checkpoint, attention=hardware.attention, settings=settings)
     else:
-        path = run_of_weights(settings.weights) or Path(settings.weights or settings.model.path or "")
+        path = run_of_weights(settings.weights) or Path(
+            settings.weights or settings.model.path or ""
+        )
         build, tokenizer = model_builder(settings), _tokenizer(settings)
         model = build(vocab_size=tokenizer.vocab_size, attention=hardware.attention)
         model.keep_in(hardware.precision)
@@ -94,4 +102,8 @@ def _tokenizer(settings: Settings) -> Tokenizer:
 def _text(data: DataSettings) -> dict[str, Any]:
     """The settings that say which text it is, and how a tokenizer is trained on it."""
     others = ("begin_of_text", "document_mask", "split_context", "workers", "cache_dir")
-    return {name: value for name, value in asdict(data).items() if name not in others and "validation" not in name}
+    return {
+        name: value
+        for name, value in asdict(data).items()
+        if name not in others and "validation" not in name
+    }

@@ -1,4 +1,5 @@
-"""A language model's export: its weights for other programs, and for trainings that start from them."""
+"""A language model's export: its weights for other programs, and for
+trainings that start from them."""
 
 from __future__ import annotations
 
@@ -30,9 +31,11 @@ NOTE = "flashtrain.json"  # the last file of an export, which names its checkpoi
 
 
 def export(trained: TrainedModel, settings: Settings, *, exact: bool = False) -> Path:
-    """Write the weights as safetensors, in Hugging Face's layout if it can hold the model; return the new folder.
+    """Write the weights as safetensors, in Hugging Face's layout if it can hold the model;
+    return the new folder.
 
-    They have export.dtype or, if `exact` for a following training, are not rounded. The model itself is changed.
+    They have export.dtype or, if `exact` for a following training, are not rounded. The
+    model itself is changed.
     """
     model, shape = trained.model, trained.model.shape
     context = shape.context if shape is not None and shape.positions == "learned" else None
@@ -41,7 +44,9 @@ def export(trained: TrainedModel, settings: Settings, *, exact: bool = False) ->
         if getattr(model, "adapters", ()):
             model.merge(made)
         rounding = "" if dtype is None else _round(model, dtype)
-        how = model.save(made) or save_decoder(model, made, end_of_text=known_end(trained.tokenizer))
+        how = model.save(made) or save_decoder(
+            model, made, end_of_text=known_end(trained.tokenizer)
+        )
         add_end_ids(made, turn_ends(trained.tokenizer, chat=settings.data.source == "chat"))
         tokenizer = save_tokenizer(trained.tokenizer, made, context=context)
         (made / NOTE).write_text(json.dumps(_note(trained.checkpoint)) + "\n", encoding="utf-8")
@@ -57,7 +62,8 @@ def _dtype_of(origin: str | None) -> str | None:
 
 @torch.no_grad()
 def _round(model: nn.Module, dtype: str) -> str:
-    """Give the weights this dtype; return in words by how much that rounds them, "" if it does not."""
+    """Give the weights this dtype; return in words by how much that rounds
+    them, "" if it does not."""
     largest = change = norm = 0.0
     for one in model.parameters():
         exact, one.data = one.data, one.data.to(getattr(torch, dtype))
@@ -66,15 +72,19 @@ def _round(model: nn.Module, dtype: str) -> str:
         change, norm = math.hypot(change, off.norm().item()), math.hypot(norm, exact.norm().item())
     if not largest:
         return ""
-    words = f"in {dtype}, which rounds weights by at most {largest:.1e} ({change / norm:.1e} relative)"
+    words = (
+        f"in {dtype}, which rounds weights by at most {largest:.1e} ({change / norm:.1e} relative)"
+    )
     return f"; {words}; export.dtype=float32 is exact"
 
 
 def take_export(settings: Settings, *, make: bool = True) -> None:
-    """Replace a transformers model's run, which model.path or `weights` names, by its export. Changes `settings`.
+    """Replace a transformers model's run, which model.path or `weights` names, by its
+    export. Changes `settings`.
 
-    If the run's best checkpoint has no export yet, it is exported or, unless `make`, model.path is the run until then.
-    If model=huggingface and `weights` are not of a run, model.path takes their place.
+    If the run's best checkpoint has no export yet, it is exported or, unless `make`,
+    model.path is the run until then. If model=huggingface and `weights` are not of a run,
+    model.path takes their place.
 
     Raises:
         UserError: there is no checkpoint, or the run needs model=huggingface.
@@ -91,7 +101,9 @@ def take_export(settings: Settings, *, make: bool = True) -> None:
     if settings.weights is not None and own.model.name != "huggingface":
         return
     if not transformers:
-        raise UserError(f"weights={given} is a run of a transformers model. Use recipe=hf or recipe=sft.")
+        raise UserError(
+            f"weights={given} is a run of a transformers model. Use recipe=hf or recipe=sft."
+        )
     settings.weights = None
     if settings.mode == "plan":  # its shape is known without an export
         model = own.model
@@ -99,7 +111,9 @@ def take_export(settings: Settings, *, make: bool = True) -> None:
         settings.model.options = {**model.options, **settings.model.options}
         return
     with filelock.FileLock(folder / ".export.lock"):  # ranks look at the same time
-        found = (one for one in folder.glob(f"{EXACT}*") if read_json(one / NOTE) == _note(checkpoint))
+        found = (
+            one for one in folder.glob(f"{EXACT}*") if read_json(one / NOTE) == _note(checkpoint)
+        )
         same = next(found, None)
         if same is None and make:
             same = export(load_trained(str(checkpoint), attention="sdpa"), own, exact=True)

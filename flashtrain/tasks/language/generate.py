@@ -19,7 +19,8 @@ from flashtrain.tasks.language.ends import generation_ends
 
 
 def continue_text(model: Trainable, tokenizer: Tokenizer, settings: Settings) -> str:
-    """Return the prompt with what the model writes after it; for a conversation the answer alone, as plain text.
+    """Return the prompt with what the model writes after it; for a conversation the
+    answer alone, as plain text.
 
     If `data` is conversations, a prompt in plain text is the first message of one.
 
@@ -36,10 +37,19 @@ def continue_text(model: Trainable, tokenizer: Tokenizer, settings: Settings) ->
 
         template = ChatTemplate(tokenizer)
     elif settings.checkpoint is None and getattr(tokenizer, "config", {}).get("chat_template"):
-        say("the prompt is continued as plain text; with recipe=sft it is a user's message, by the chat template.")
-    begin = as_prompt(tokenizer, prompt) if template is None or row is None else template.prompt(row)
+        say(
+            "the prompt is continued as plain text; with recipe=sft it is a user's message, "
+            "by the chat template."
+        )
+    begin = (
+        as_prompt(tokenizer, prompt) if template is None or row is None else template.prompt(row)
+    )
     tokens = torch.tensor([begin], device=device)
-    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=device.type == "cuda" and torch.cuda.is_bf16_supported()):
+    with torch.autocast(
+        "cuda",
+        dtype=torch.bfloat16,
+        enabled=device.type == "cuda" and torch.cuda.is_bf16_supported(),
+    ):
         written = generate(
             model,
             tokens,
@@ -56,7 +66,8 @@ def continue_text(model: Trainable, tokenizer: Tokenizer, settings: Settings) ->
 
 
 def conversation_of(prompt: str) -> dict[str, Any] | None:
-    """Return the conversation that a prompt holds: a dict with "messages" and perhaps "tools"; None for a plain text.
+    """Return the conversation that a prompt holds: a dict with "messages" and perhaps "tools";
+    None for a plain text.
 
     Args:
         prompt: the path of a .json file, or JSON: a conversation, or its list of messages.
@@ -68,7 +79,11 @@ def conversation_of(prompt: str) -> dict[str, Any] | None:
         if named:
             raise
         return None
-    row = {"messages": given} if isinstance(given, list) else given if isinstance(given, dict) else {}
+    row = (
+        {"messages": given} if isinstance(given, list) else given if isinstance(given, dict) else {}
+    )
     messages = row.get("messages")
-    spoken = isinstance(messages, list) and any(isinstance(one, dict) and "role" in one for one in messages)
+    spoken = isinstance(messages, list) and any(
+        isinstance(one, dict) and "role" in one for one in messages
+    )
     return row if named or spoken else None

@@ -25,7 +25,8 @@ BYTES_PER_TOKEN = 4  # of English and of code, by tokenizers of some 50,000 toke
 
 
 def plan_language(settings: Settings, hardware: Hardware) -> str:
-    """Return mode=plan's text: parameters, tokens, estimated memory and time. Builds no weights, reads no text."""
+    """Return mode=plan's text: parameters, tokens, estimated memory and time. Builds no
+    weights, reads no text."""
     vocab_size = vocabulary_of(settings.data)
     build_model: Callable[..., Trainable] = partial(
         make_model, settings.model, vocab_size=vocab_size, context=settings.context
@@ -44,7 +45,10 @@ def plan_language(settings: Settings, hardware: Hardware) -> str:
             return fit_memory(changed, hardware, model)
         with torch.device("meta"):
             other = make_model(
-                changed.model, vocab_size=vocab_size, context=changed.context, attention=hardware.attention
+                changed.model,
+                vocab_size=vocab_size,
+                context=changed.context,
+                attention=hardware.attention,
             )
         return fit_memory(changed, hardware, other)
 
@@ -52,48 +56,72 @@ def plan_language(settings: Settings, hardware: Hardware) -> str:
     lines = [
         describe(settings, hardware, model, batching),
         f"text: {_text(settings, tokens)}; tokenizer {settings.data.tokenizer}",
-        f"tokens: {tokens:,} ({settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,})",
+        (
+            "tokens: "
+            f"{tokens:,} ({settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,})"
+        ),
         *describe_mask(settings),
         *describe_unknown(model),
         *plan_lines(settings, hardware.precision, model, batching.micro_batch),
         *memory_plan(batching),
         *fit_lines(settings, hardware, batching, again),
     ]
-    flops = tokens * model.flops_per_token(attended_context(settings.applied_mask, settings.context))
+    flops = tokens * model.flops_per_token(
+        attended_context(settings.applied_mask, settings.context)
+    )
     return plan_text(lines, settings, hardware, flops, at_most=settings.applied_mask.documents)
 
 
 def _text(settings: Settings, tokens: int) -> str:
-    """The source; of local files also their size, and how often `tokens` tokens read it. UserError: no such file."""
+    """The source; of local files also their size, and how often `tokens` tokens read it.
+    UserError: no such file."""
     source = make_source(settings.data)
-    if not isinstance(source, FilesSource | StandardLibrarySource) or getattr(source, "address", None) is not None:
+    if (
+        not isinstance(source, FilesSource | StandardLibrarySource)
+        or getattr(source, "address", None) is not None
+    ):
         return source.describe()
-    size, each = source.approximate_bytes(), 1 if settings.data.tokenizer == "bytes" else BYTES_PER_TOKEN
+    size, each = (
+        source.approximate_bytes(),
+        1 if settings.data.tokenizer == "bytes" else BYTES_PER_TOKEN,
+    )
     epochs = f"{tokens * each / max(1, size):,.1f} epochs at {each} byte{'s' * (each > 1)} a token"
     return f"{source.describe()}, about {size / 1e6:,.3g} MB of text: {epochs}"
 
 
 def describe(settings: Settings, hardware: Hardware, model: Trainable, batching: Batching) -> str:
-    """Return the line that announces a training: model, context, steps, machine, micro-batch, memory."""
+    """Return the line that announces a training: model, context, steps,
+    machine, micro-batch, memory."""
     columns = context_columns(settings.sharding, hardware.precision, model, batching.micro_batch)
-    shared = ", each sequence over {context_parallel} devices ({context_method})".format(**columns) if columns else ""
+    shared = (
+        ", each sequence over {context_parallel} devices ({context_method})".format(**columns)
+        if columns
+        else ""
+    )
     parameters = model.parameter_count()
-    trained = sum(one.numel() for one in model.parameters() if one.requires_grad)  # fewer with adapters
+    # Fewer with adapters.
+    trained = sum(one.numel() for one in model.parameters() if one.requires_grad)
     part = f" ({trained / 1e6:.2f}M of them trained)" if trained < parameters else ""
     return (
         f"{settings.named(settings.model.label)}: {parameters / 1e6:.1f}M parameters{part}, "
-        f"context {settings.context}, attention {hardware.attention}; "
-        f"{settings.trainer.steps} steps of {settings.samples_per_step} sample{'s' * (settings.samples_per_step > 1)} "
-        f"({settings.trainer.tokens_per_step:,} tokens) on {settings.trainer.ranks} x {hardware.name}, "
-        f"{hardware.precision}, micro-batch {batching.micro_batch}{shared}{memory_words(batching)}"
+        f"context {settings.context}, attention {hardware.attention}; {settings.trainer.steps} "
+        f"steps of {settings.samples_per_step} sample{'s' * (settings.samples_per_step > 1)} "
+        f"({settings.trainer.tokens_per_step:,} tokens) on {settings.trainer.ranks} x "
+        f"{hardware.name}, {hardware.precision}, micro-batch "
+        f"{batching.micro_batch}{shared}{memory_words(batching)}"
     )
 
 
 def describe_unknown(model: Trainable) -> list[str]:
-    """Return a line on layers whose FLOPs are unknown, for which nothing is estimated; [] where there are none."""
+    """Return a line on layers whose FLOPs are unknown, for which nothing is estimated;
+    [] where there are none."""
     layers = () if model.shape is None else model.shape.layers
     unknown = sorted({layer.mixer.kind for layer in layers if math.isnan(layer.mixer.flops(1))})
-    return [f"no TFLOP/s, MFU and time: the FLOPs of {', '.join(unknown)} are unknown"] if unknown else []
+    return (
+        [f"no TFLOP/s, MFU and time: the FLOPs of {', '.join(unknown)} are unknown"]
+        if unknown
+        else []
+    )
 
 
 def describe_mask(settings: Settings, *, read: bool = False) -> list[str]:
@@ -106,7 +134,15 @@ def describe_mask(settings: Settings, *, read: bool = False) -> list[str]:
     if label == "causal":
         return []
     seen = attended_context(settings.applied_mask, settings.context)
-    counted = "FLOPs count all of a row" if seen == settings.context else f"FLOPs count rows as of {seen:,} tokens"
+    counted = (
+        "FLOPs count all of a row"
+        if seen == settings.context
+        else f"FLOPs count rows as of {seen:,} tokens"
+    )
     if settings.applied_mask.documents:
-        counted = "MFU counts each document by itself" if read else f"{counted}, also where it holds several documents"
+        counted = (
+            "MFU counts each document by itself"
+            if read
+            else f"{counted}, also where it holds several documents"
+        )
     return [f"mask {label}: {counted}"]

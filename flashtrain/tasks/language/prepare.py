@@ -38,7 +38,13 @@ from flashtrain.tasks.language.starting_weights import (
     weights_at_context,
 )
 from flashtrain.tasks.optimization import optimization_options, set_steps
-from flashtrain.tasks.text_data import loader_workers, make_sources, make_tokenizer_spec, reading_options, vocabulary_of
+from flashtrain.tasks.text_data import (
+    loader_workers,
+    make_sources,
+    make_tokenizer_spec,
+    reading_options,
+    vocabulary_of,
+)
 from flashtrain.tasks.training_task import metric
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
@@ -50,11 +56,14 @@ MANY_EPOCHS = 20  # from so many passes over the text on, a line says how to tra
 MAX_VALIDATION_TOKENS = 524_288  # of each validation, where data.validation_tokens is null
 
 
-def prepare(settings: Settings, hardware: Hardware, make_task: MakeTask = LanguageModel) -> TrainingSetup:
+def prepare(
+    settings: Settings, hardware: Hardware, make_task: MakeTask = LanguageModel
+) -> TrainingSetup:
     """Build a language model, its data module and its LightningModule; see Task.prepare.
 
     Args:
-        make_task: makes the LightningModule: a class derived from LanguageModel, or what takes the same arguments.
+        make_task: makes the LightningModule: a class derived from LanguageModel, or what
+            takes the same arguments.
     """
     take_export(settings)
     build_model = model_builder(settings)
@@ -74,11 +83,19 @@ def prepare(settings: Settings, hardware: Hardware, make_task: MakeTask = Langua
     lines += [parts] if parts else []
     read = settings.trainer.steps * settings.trainer.tokens_per_step
     if not parts and not epochs and 0 < data.train_tokens < 0.95 * read:
-        fewer = "" if read < MANY_EPOCHS * data.train_tokens else ". Set trainer.epochs=3, or fewer trainer.steps"
-        lines.append(f"{read:,} tokens are read: {read / data.train_tokens:.1f} epochs of this text{fewer}")
+        fewer = (
+            ""
+            if read < MANY_EPOCHS * data.train_tokens
+            else ". Set trainer.epochs=3, or fewer trainer.steps"
+        )
+        lines.append(
+            f"{read:,} tokens are read: {read / data.train_tokens:.1f} epochs of this text{fewer}"
+        )
     if data.validation_tokens:
         requested, every = settings.data.validation_tokens, settings.trainer.validate_every
-        lines.append(describe_validation(data.held_out_samples, requested, every, "data.validation_tokens"))
+        lines.append(
+            describe_validation(data.held_out_samples, requested, every, "data.validation_tokens")
+        )
     task = language_model(settings, hardware, model, description, make_task)
     row_length = attended_context(settings.applied_mask, settings.context)
     throughput = Throughput(
@@ -106,22 +123,32 @@ def prepare(settings: Settings, hardware: Hardware, make_task: MakeTask = Langua
         _say_sample(settings, hardware, model, data, trainer)
         return found
 
-    setup = TrainingSetup(data, task, throughput, batching, description, lines, row, tokenizer=data.tokenizer)
+    setup = TrainingSetup(
+        data, task, throughput, batching, description, lines, row, tokenizer=data.tokenizer
+    )
     return setup
 
 
-def make_data(settings: Settings, hardware: Hardware, own: Tokenizer | None = None) -> TextDataModule:
+def make_data(
+    settings: Settings, hardware: Hardware, own: Tokenizer | None = None
+) -> TextDataModule:
     """Build the data module. Its micro-batch is set later, once the model is known.
 
     `own` is a run's tokenizer, which is used where data.tokenizer=bpe would train one on this text.
     """
     data, step = settings.data, settings.samples_per_step
     source, validation = make_sources(data)
-    requested = None if data.validation_tokens is None else max(1, data.validation_tokens // settings.context)
+    requested = (
+        None
+        if data.validation_tokens is None
+        else max(1, data.validation_tokens // settings.context)
+    )
     most = max(1, MAX_VALIDATION_TOKENS // settings.context)
     return _module(data)(
         source,
-        own if own is not None and data.tokenizer == "bpe" else make_tokenizer_spec(data, settings.model.path),
+        own
+        if own is not None and data.tokenizer == "bpe"
+        else make_tokenizer_spec(data, settings.model.path),
         settings.context,
         batch_size=step // settings.data_ranks,
         document_mask=settings.applied_mask.documents,
@@ -149,10 +176,12 @@ def _module(data: DataSettings) -> Callable[..., TextDataModule]:
 
 
 def model_builder(settings: Settings) -> Callable[..., Trainable]:
-    """Return build(vocab_size=, attention=), which makes the model with random weights or those of `weights`.
+    """Return build(vocab_size=, attention=), which makes the model with random weights
+    or those of `weights`.
 
     Raises:
-        UserError: the model does not suit the settings, as far as that is known before any text is read.
+        UserError: the model does not suit the settings, as far as that is known
+            before any text is read.
     """
     model, weights = settings.model, settings.weights
     if weights is not None:
@@ -162,7 +191,9 @@ def model_builder(settings: Settings) -> Callable[..., Trainable]:
             check_tokens(weights, start[0], vocabulary_of(settings.data))
         return partial(model_of_weights, weights, start, residual=model.residual)
     if model.interpolate_positions:
-        raise UserError("model.interpolate_positions=true stretches trained positions and needs weights=.")
+        raise UserError(
+            "model.interpolate_positions=true stretches trained positions and needs weights=."
+        )
     if model.name in FAMILIES:
         decoder_config(model.name, model, vocab_size=1, context=settings.context)
     check = getattr(component("model", model.name), "check", None)
@@ -196,19 +227,31 @@ def language_model(
 
 
 def describe_model(model: Trainable, settings: Settings, *, vocab_size: int) -> dict[str, Any]:
-    """Return plain values that a checkpoint stores about its model: enough to rebuild it, or to detect another."""
-    # The shape first: a transformers model's configuration is a dataclass too, and holds more than plain values.
+    """Return plain values that a checkpoint stores about its model: enough to rebuild
+    it, or to detect another."""
+    # The shape first: a transformers model's configuration is a dataclass too, and holds
+    # more than plain values.
     config = getattr(model, "config", None)
     shape = asdict(config) if is_dataclass(config) and not isinstance(config, type) else {}
     shape = shape if model.shape is None else model.shape.plain()
-    return {"name": settings.model.name, "size": settings.model.size, "vocab_size": vocab_size, "shape": shape}
+    return {
+        "name": settings.model.name,
+        "size": settings.model.size,
+        "vocab_size": vocab_size,
+        "shape": shape,
+    }
 
 
 def _say_sample(
-    settings: Settings, hardware: Hardware, model: Trainable, data: TextDataModule, trainer: pl.Trainer
+    settings: Settings,
+    hardware: Hardware,
+    model: Trainable,
+    data: TextDataModule,
+    trainer: pl.Trainer,
 ) -> None:
     """Print on the first rank what the trained model writes, and save it. Every rank calls this."""
-    # Ranks that have only a part of the weights write too: the weights are gathered a block at a time.
+    # Ranks that have only a part of the weights write too: the weights are
+    # gathered a block at a time.
     if not model.generates or not (trainer.is_global_zero or settings.shards_weights):
         return
     try:

@@ -30,7 +30,8 @@ class GenerateSettings:
 class ExportSettings:
     """What mode=export writes."""
 
-    # dtype of the weights; null: that of the Hugging Face folder from which the training began, else theirs in training
+    # dtype of the weights; null: that of the Hugging Face folder from which the training began,
+    # else theirs in training
     dtype: str | None = options.option(None, options.ExportDtype)
 
 
@@ -39,8 +40,10 @@ class LanguageSettings(TextSettings):
     """Settings of language models."""
 
     task: str = "language_model"
-    context_parallel: int | None = None  # devices that share a sequence; above 1: trainer.strategy=context_parallel
-    prompt: str = ""  # what mode=generate continues: a text, or a conversation; also the sample's at a run's end
+    # Devices that share a sequence; above 1: trainer.strategy=context_parallel.
+    context_parallel: int | None = None
+    # What mode=generate continues: a text, or a conversation; also the sample's at a run's end.
+    prompt: str = ""
     model: ModelSettings = field(default_factory=ModelSettings)
     mask: MaskSettings = field(default_factory=MaskSettings)
     generate: GenerateSettings = field(default_factory=GenerateSettings)
@@ -48,7 +51,8 @@ class LanguageSettings(TextSettings):
 
     @property
     def applied_mask(self) -> MaskSettings:
-        """The group `mask`; its `documents` is true whichever setting restricts the mask to documents."""
+        """The group `mask`; its `documents` is true whichever setting restricts
+        the mask to documents."""
         within = self.mask.name == "document" or self.mask.documents or self.data.document_mask
         return replace(self.mask, documents=within)
 
@@ -71,7 +75,12 @@ class LanguageSettings(TextSettings):
 
     def check_inputs(self) -> None:
         tokenizer, data, lacking = self.data.tokenizer == "huggingface", self.data, []
-        if tokenizer and self.model.path is None and self.weights is None and "data.tokenizer" not in self.demo:
+        if (
+            tokenizer
+            and self.model.path is None
+            and self.weights is None
+            and "data.tokenizer" not in self.demo
+        ):
             lacking.append("model.path=FOLDER_OR_HUB_NAME")
         if data.source == "chat" and data.path is None and data.name is None:
             lacking.append("data.path=CONVERSATIONS.jsonl (or data.name=DATASET)")
@@ -82,16 +91,17 @@ class LanguageSettings(TextSettings):
         super().check()
         if self.model.quantize is not None and self.shards_weights:
             raise UserError(
-                f"model.quantize={self.model.quantize} needs whole weights on each device, and trainer.strategy="
-                f"{self.strategy} shards them. Use trainer.strategy=ddp."
+                f"model.quantize={self.model.quantize} needs whole weights on each device, and "
+                f"trainer.strategy={self.strategy} shards them. Use trainer.strategy=ddp."
             )
         if self.model.name == "huggingface" and self.mask.name not in ("causal", "document"):
             raise UserError(
-                f"mask={self.mask.name} is used by flashtrain's own decoders. With model=huggingface use "
-                "mask=causal (its own) or mask=document."
+                f"mask={self.mask.name} is used by flashtrain's own decoders. "
+                "With model=huggingface use mask=causal (its own) or mask=document."
             )
         at_least("context_parallel", self.context_parallel, 1)
-        if self.mode in ("train", "plan"):  # others may name it: their settings are those of a trained checkpoint
+        # Others may name it: their settings are those of a trained checkpoint.
+        if self.mode in ("train", "plan"):
             self.check_context()
 
     def check_context(self) -> None:
@@ -100,26 +110,36 @@ class LanguageSettings(TextSettings):
         if self.strategy != CONTEXT:
             if degree is not None and degree > 1:
                 raise UserError(
-                    f"context_parallel={degree} shards sequences over devices, and trainer.strategy={named} does not. "
-                    "Use trainer.strategy=context_parallel, or context_parallel=1."
+                    f"context_parallel={degree} shards sequences over devices, and "
+                    f"trainer.strategy={named} does not. Use trainer.strategy=context_parallel, "
+                    "or context_parallel=1."
                 )
-            method, layout = self.trainer.context_parallel_method, self.trainer.context_parallel_layout
+            method, layout = (
+                self.trainer.context_parallel_method,
+                self.trainer.context_parallel_layout,
+            )
             if degree is None and (method != "auto" or layout != "balanced"):
-                given = f"context_parallel_method={method}" if method != "auto" else f"context_parallel_layout={layout}"
+                given = (
+                    f"context_parallel_method={method}"
+                    if method != "auto"
+                    else f"context_parallel_layout={layout}"
+                )
                 raise UserError(
-                    f"trainer.{given} needs context parallelism, which is off. Set context_parallel=2 or remove it."
+                    f"trainer.{given} needs context parallelism, which is off. "
+                    "Set context_parallel=2 or remove it."
                 )
             return
         degree, ranks = self.context_degree, self.trainer.ranks
         if ranks % degree:
             raise UserError(
-                f"context_parallel={degree} does not divide {ranks} device(s), trainer.devices x trainer.nodes. "
-                f"Use context_parallel={', '.join(map(str, divisors(ranks)))}, or trainer.devices={degree}."
+                f"context_parallel={degree} does not divide {ranks} device(s), trainer.devices x "
+                f"trainer.nodes. Use context_parallel={', '.join(map(str, divisors(ranks)))}, or "
+                f"trainer.devices={degree}."
             )
         if self.attention.name != "flash":
             raise UserError(
-                f"attention={self.attention.name} computes whole sequences on one device, and context parallelism "
-                "shards them. Use attention=flash."
+                f"attention={self.attention.name} computes whole sequences on one device, "
+                "and context parallelism shards them. Use attention=flash."
             )
         if self.trainer.cuda_graphs:
             raise UserError(

@@ -39,18 +39,22 @@ class LanguageTask(Task):
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
         settings.check_step()
-        if settings.weights is None and (settings.sharding is not None or settings.model.own_layers):
+        if settings.weights is None and (
+            settings.sharding is not None or settings.model.own_layers
+        ):
             from flashtrain.tasks.context_run import check_shape
             from flashtrain.tasks.decoders import check_layers
 
             shape = check_layers(settings.model, settings.mask, settings.context)
-            if shape is not None:  # models that start from weights, and registered ones, are checked once built
+            # Models that start from weights, and registered ones, are checked once built.
+            if shape is not None:
                 check_shape(settings.sharding, shape)
         prefix = settings.mask.prefix
         if settings.mask.name == "prefix" and prefix is not None and prefix >= settings.context:
             raise UserError(
-                f"mask.prefix={prefix} leaves none of context={settings.context} tokens to predict: tokens "
-                f"of the prefix are not scored. Expected at most {settings.context - 1}."
+                f"mask.prefix={prefix} leaves none of context={settings.context} tokens to "
+                "predict: tokens of the prefix are not scored. Expected at most "
+                f"{settings.context - 1}."
             )
 
     def suit_weights(self, settings: Settings, given: Collection[str]) -> Sequence[str]:
@@ -72,10 +76,22 @@ class LanguageTask(Task):
         }
 
     def report(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
-        held_out = "" if row["validation_loss"] is None else f", validation loss {row['validation_loss']:.3f}"
-        first = "" if row["train_loss_first"] is None else f" ({row['train_loss_first']:.3f} at the first)"
+        held_out = (
+            ""
+            if row["validation_loss"] is None
+            else f", validation loss {row['validation_loss']:.3f}"
+        )
+        first = (
+            ""
+            if row["train_loss_first"] is None
+            else f" ({row['train_loss_first']:.3f} at the first)"
+        )
         # A run that was ended after its last step, and resumed, trains no more.
-        loss = "" if row["train_loss"] is None else f" training loss {row['train_loss']:.3f} at the last step{first}"
+        loss = (
+            ""
+            if row["train_loss"] is None
+            else f" training loss {row['train_loss']:.3f} at the last step{first}"
+        )
         prompt = settings.prompt or settings.data.first_words
         rate = row["tokens_per_second"]
         speed = "" if rate is None else f"{rate:,.0f} tokens/s{measured_words(row)}, "
@@ -89,11 +105,26 @@ class LanguageTask(Task):
     def suit_demo(self, demo: Settings, given: Collection[str]) -> None:
         if "trainer.tokens_per_step" not in given:
             # The demo's step is for its own context: of another one it is whole samples too.
-            demo.trainer.tokens_per_step = demo.context * max(1, -(-demo.trainer.tokens_per_step // demo.context))
+            demo.trainer.tokens_per_step = demo.context * max(
+                1, -(-demo.trainer.tokens_per_step // demo.context)
+            )
 
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
-        tokens = "the file's own tokens" if demo.data.source == "tokens" else f"tokenizer {demo.data.tokenizer}"
-        trained = f"the recipe's small demo model instead ({demo.model.label}, {tokens}, {contexts_words(demo)})"
+        tokens = (
+            "the file's own tokens"
+            if demo.data.source == "tokens"
+            else f"tokenizer {demo.data.tokenizer}"
+        )
+        trained = (
+            f"the recipe's small demo model instead ({demo.model.label}, {tokens}, "
+            f"{contexts_words(demo)})"
+        )
         if full.model.name == "huggingface" and full.model.path is None:
-            return f"{trained}, with random weights. To train a model of your own, set model.path=FOLDER_OR_HUB_NAME."
-        return f"{trained}. For the recipe in full ({full.model.label}, {contexts_words(full)}), {where}"
+            return (
+                f"{trained}, with random weights. "
+                "To train a model of your own, set model.path=FOLDER_OR_HUB_NAME."
+            )
+        return (
+            f"{trained}. "
+            f"For the recipe in full ({full.model.label}, {contexts_words(full)}), {where}"
+        )

@@ -24,10 +24,11 @@ Weights = tuple[DecoderConfig, dict[str, Tensor]]
 
 
 def starting_weights(weights: str, model: ModelSettings) -> Weights:
-    """Read the configuration and the weights that `weights` names; the dropout is that of the group `model`.
+    """Read the configuration and the weights that `weights` names; the dropout is
+    that of the group `model`.
 
-    `weights` is a Hugging Face GPT-2, Llama or Starcoder2 (a folder or a .safetensors file), an export in flashtrain's
-    own format, or a run folder or checkpoint (its best weights).
+    `weights` is a Hugging Face GPT-2, Llama or Starcoder2 (a folder or a .safetensors file), an
+    export in flashtrain's own format, or a run folder or checkpoint (its best weights).
 
     Raises:
         UserError: `weights` is none of these.
@@ -41,7 +42,8 @@ def starting_weights(weights: str, model: ModelSettings) -> Weights:
     description = saved["flashtrain"]
     if current_value("model.name", description["name"]) not in FAMILIES:
         raise UserError(
-            f"{checkpoint} holds a model of kind {description['name']}. Expected one of: {', '.join(FAMILIES)}."
+            f"{checkpoint} holds a model of kind {description['name']}. "
+            f"Expected one of: {', '.join(FAMILIES)}."
         )
     config = DecoderConfig.of_plain(description["shape"])
     return replace(config, dropout=model.dropout), weights_in(saved, checkpoint)
@@ -53,30 +55,39 @@ def weights_at_context(weights: str, model: ModelSettings, context: int) -> Weig
 
 
 def at_context(
-    model: ModelSettings, context: int, config: DecoderConfig, state: dict[str, Tensor], *, where: str | Path
+    model: ModelSettings,
+    context: int,
+    config: DecoderConfig,
+    state: dict[str, Tensor],
+    *,
+    where: str | Path,
 ) -> Weights:
-    """Adapt weights to this context, by model.interpolate_positions, rope_base, rope and rope_factor.
+    """Adapt weights to this context, by model.interpolate_positions,
+    rope_base, rope and rope_factor.
 
     Args:
         config, state: the weights' configuration, and the weights.
         where: the weights' place, for messages.
 
     Raises:
-        UserError: learned positions would have to be stretched, and model.interpolate_positions is false.
+        UserError: learned positions would have to be stretched, and
+            model.interpolate_positions is false.
     """
     learned = config.positions == "learned"
     if context > config.context and learned and not model.interpolate_positions:
         raise UserError(
-            f"context={context} is longer than the {config.context} positions that the weights in {where} "
-            f"were trained with. Use context={config.context} or less, or model.interpolate_positions=true to stretch "
-            "them (training then has to adapt the model)."
+            f"context={context} is longer than the {config.context} positions that the "
+            f"weights in {where} were trained with. Use context={config.context} or "
+            "less, or model.interpolate_positions=true to stretch them (training then "
+            "has to adapt the model)."
         )
     if context > config.context and not learned and model.rope_factor is None:
         longer = context / config.context
         how = ", with model.rope=yarn by YaRN" if config.rope.factor == 1 else ""
         say(
-            f"context={context} is {longer:g} times the {config.context} that the weights in {where} were trained "
-            f"with; model.rope_factor={longer * config.rope.factor:g} would scale their rotary positions to it{how}."
+            f"context={context} is {longer:g} times the {config.context} that the weights in "
+            f"{where} were trained with; model.rope_factor={longer * config.rope.factor:g} would "
+            f"scale their rotary positions to it{how}."
         )
     return with_context(
         config,
@@ -89,7 +100,9 @@ def at_context(
     )
 
 
-def model_of_weights(where: str, start: Weights, *, residual: str, vocab_size: int, attention: str) -> Trainable:
+def model_of_weights(
+    where: str, start: Weights, *, residual: str, vocab_size: int, attention: str
+) -> Trainable:
     """Build the model that `start` describes, with its weights.
 
     Args:
@@ -113,8 +126,9 @@ def check_tokens(where: str, config: DecoderConfig, vocab_size: int) -> None:
     """Raise UserError unless vocab_size, the tokenizer's, is that of the weights in `where`."""
     if vocab_size != config.vocab_size:
         raise UserError(
-            f"the weights in {where} know {config.vocab_size} tokens and the tokenizer makes {vocab_size}. "
-            "Use data.tokenizer=gpt2 with GPT-2's weights, and the run's own tokenizer with those of a run."
+            f"the weights in {where} know {config.vocab_size} tokens and the tokenizer makes "
+            f"{vocab_size}. Use data.tokenizer=gpt2 with GPT-2's weights, and the run's own "
+            "tokenizer with those of a run."
         )
 
 
@@ -124,13 +138,15 @@ def is_of_run(path: Path) -> bool:
 
 
 def run_of_weights(weights: str | None) -> Path | None:
-    """Return the folder of the run that `weights` names; None if `weights` names something else, such as a file."""
+    """Return the folder of the run that `weights` names; None if `weights` names
+    something else, such as a file."""
     path = Path(weights or "").expanduser()
     return find_checkpoint(str(path), prefer=BEST)[0] if weights and is_of_run(path) else None
 
 
 def tokenizer_of_weights(weights: str | None, *, begin_of_text: bool) -> Tokenizer | None:
-    """Load the tokenizer of the run that `weights` names; None if `weights` names something other than a run."""
+    """Load the tokenizer of the run that `weights` names; None if `weights` names
+    something other than a run."""
     run = run_of_weights(weights)
     if run is None:
         return None

@@ -26,19 +26,23 @@ from flashtrain_kernels.loss_head import IGNORED
 class LanguageModel(TrainingTask):
     """Trains a decoder on batches of packed text (flashtrain.data.packing.Batch, or ChatBatch).
 
-    Logs `train_loss`, `gradient_norm` (before clipping) and `validation_loss`, in nats a token. The `train_loss` of a
-    mixture-of-experts model includes its balancing loss; that of a step's last micro-batch is logged too.
+    Logs `train_loss`, `gradient_norm` (before clipping) and `validation_loss`, in nats a token. The
+    `train_loss` of a mixture-of-experts model includes its balancing loss; that of a step's last
+    micro-batch is logged too.
 
     Args:
-        model: has `.loss(tokens, labels, positions=, mask=)`, a float32 scalar, as Decoder does; or any module whose
-            forward gives logits (B, S, V) of tokens (B, S).
-        document_mask: attention stays within each document of a packed row, and positions restart there.
-        mask: returns each batch's mask, in place of document_mask and of the causal rule: called by name with documents
-            and positions (B, S), seqlen S and device, it returns a flashtrain_kernels Mask, or None for the model's own
-            rule. Labels that the predicting token can see are not scored.
+        model: has `.loss(tokens, labels, positions=, mask=)`, a float32 scalar, as Decoder does; or
+            any module whose forward gives logits (B, S, V) of tokens (B, S).
+        document_mask: attention stays within each document of a packed row, and
+            positions restart there.
+        mask: returns each batch's mask, in place of document_mask and of the causal rule: called by
+            name with documents and positions (B, S), seqlen S and device, it returns a
+            flashtrain_kernels Mask, or None for the model's own rule. Labels that the predicting
+            token can see are not scored.
         compile: run the loss through torch.compile (one graph, static shapes).
-        cuda_graphs: record the launches of the compiled loss once, forward and backward, and replay them: for models so
-            small that launching takes longer than computing. Without effect unless the loss is compiled as a whole.
+        cuda_graphs: record the launches of the compiled loss once, forward and backward, and replay
+            them: for models so small that launching takes longer than computing. Without effect
+            unless the loss is compiled as a whole.
         options: see TrainingTask.
     """
 
@@ -58,7 +62,8 @@ class LanguageModel(TrainingTask):
         self.strict_loading = not model.keeps_part
         self.document_mask = document_mask
         self.mask = mask
-        if mask is not None:  # of those that have one alone: Lightning warns of this hook next to any data module
+        # Of those that have one alone: Lightning warns of this hook next to any data module.
+        if mask is not None:
             self.on_before_batch_transfer = self._score_unseen  # type: ignore[method-assign]
         self._compile = compile
         self._replays = compile and cuda_graphs
@@ -68,7 +73,9 @@ class LanguageModel(TrainingTask):
 
     def configure_model(self) -> None:
         """Shard the weights if the strategy brings a device mesh (FSDP2), then compile."""
-        shares = self._trainer is not None and getattr(self.trainer.strategy, "shares_sequences", False)
+        shares = self._trainer is not None and getattr(
+            self.trainer.strategy, "shares_sequences", False
+        )
         if self.device_mesh is not None and not self._shard_mesh_seen:
             from flashtrain.distributed.sharding import shard
 
@@ -77,16 +84,19 @@ class LanguageModel(TrainingTask):
             self._shard_mesh_seen = True
         if self._trainer is not None:
             self.model.materialise(self.trainer.strategy.root_device)
-        # Under full checkpointing each block is compiled by itself: offloading runs between blocks, and one block at a
-        # time is computed again (compiled as a whole, 1.3B at 524,288 tokens took 30 GiB more on an H200). Under
-        # context parallelism blocks are compiled in parts before and behind their attention, which communicates.
+        # Under full checkpointing each block is compiled by itself: offloading runs between blocks,
+        # and one block at a time is computed again (compiled as a whole, 1.3B at 524,288 tokens
+        # took 30 GiB more on an H200). Under context parallelism blocks are compiled in parts
+        # before and behind their attention, which communicates.
         apart = self._compile and (self.model.recomputes_blocks or shares)
         if apart and self.model.compile_blocks(dynamic=False, fullgraph=not shares):
             self._replays = False
-            # DDP's buckets need not divide a block, and torch cannot divide one that recomputes parts of itself.
+            # DDP's buckets need not divide a block, and torch cannot divide one that
+            # recomputes parts of itself.
             torch._dynamo.config.optimize_ddp = False
         elif self._compile:
-            # FSDP2's hooks break the graph between blocks, so one full graph is requested only without it.
+            # FSDP2's hooks break the graph between blocks, so one full graph is
+            # requested only without it.
             self._compiled = torch.compile(
                 self.loss,
                 dynamic=False,
@@ -96,7 +106,8 @@ class LanguageModel(TrainingTask):
 
     @property
     def mean_length(self) -> int | None:
-        """The context at which FLOPs are those of the packed documents trained on here so far; None: not packed.
+        """The context at which FLOPs are those of the packed documents trained on here so
+        far; None: not packed.
 
         Reading it waits for the device.
         """
@@ -107,51 +118,72 @@ class LanguageModel(TrainingTask):
         return self.model(tokens)
 
     def loss(self, *batch: Any, **named: Any) -> Tensor:
-        """Return the mean loss of tokens and labels (B, S), given positions= and mask=: the model's own.
+        """Return the mean loss of tokens and labels (B, S), given positions= and
+        mask=: the model's own.
 
-        A task with another loss overrides it. It is compiled as the model's is, and validated as it is trained.
+        A task with another loss overrides it. It is compiled as the model's is, and
+        validated as it is trained.
         """
         return self.model.loss(*batch, **named)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the micro-batch's mean loss; the mean over the optimiser step's micro-batches is logged."""
+        """Return the micro-batch's mean loss; the mean over the optimiser step's
+        micro-batches is logged."""
         loss, share = self.batch_loss(batch), None
-        if "weight" in batch:  # of conversations, whose micro-batches have different numbers of labels
+        # Of conversations, whose micro-batches have different numbers of labels.
+        if "weight" in batch:
             loss = loss * cast(ChatBatch, batch)["weight"]
-        elif self.document_mask or self.mask is not None:  # so have those of rows where documents end
+        elif self.document_mask or self.mask is not None:
+            # So have those of rows where documents end.
             share = (_label_count(batch) / whole(batch, "labels").numel()).to(loss)
             loss = loss * share
         step_loss = self.record_loss(loss, batch_idx, share)
         if step_loss is not None and self.is_logged_step():
             self.log("train_loss", step_loss, prog_bar=True, sync_dist=self.trainer.world_size > 1)
             if self.model.balancing_loss is not None:
-                self.log("balancing_loss", self.model.balancing_loss, sync_dist=self.trainer.world_size > 1)
+                self.log(
+                    "balancing_loss",
+                    self.model.balancing_loss,
+                    sync_dist=self.trainer.world_size > 1,
+                )
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Add the micro-batch to the held-out loss, the mean over all held-out labels of all ranks."""
+        """Add the micro-batch to the held-out loss, the mean over all held-out
+        labels of all ranks."""
         loss = self.batch_loss(batch)
         given = cast(ChatBatch, batch)["label_count"] if "label_count" in batch else None
         # Times the ranks: Lightning's mean of their counts is cut to a whole number.
-        count = round(float((_label_count(batch) if given is None else given) * self.trainer.world_size))
+        count = round(
+            float((_label_count(batch) if given is None else given) * self.trainer.world_size)
+        )
         loss = loss if count else torch.zeros_like(loss)  # some models' mean over no labels is NaN
         self.log("validation_loss", loss, prog_bar=True, sync_dist=True, batch_size=count)
 
     def _score_unseen(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """The batch, before it is sharded, without the labels that their own tokens see, as in a prefix."""
+        """The batch, before it is sharded, without the labels that their own
+        tokens see, as in a prefix."""
         mask, labels = self._mask(batch["documents"], batch["positions"]), batch["labels"]
         shown = None if mask is None else next_shown(mask)
         if shown is None or not bool(shown.any()):
             return batch
         labels = labels.masked_fill(shown, IGNORED)
         if bool((batch["labels"] != labels).any()) and not bool((labels != IGNORED).any()):
-            raise UserError("this mask shows every token its label, so there is nothing to predict. Use mask=causal.")
+            raise UserError(
+                "this mask shows every token its label, so there is nothing to predict. "
+                "Use mask=causal."
+            )
         return Batch(**{**batch, "labels": labels})
 
     def _mask(self, documents: Tensor, positions: Tensor) -> Mask | None:
         if self.mask is None:
             return masks.document(documents, causal=True)
-        return self.mask(documents=documents, positions=positions, seqlen=documents.shape[1], device=documents.device)
+        return self.mask(
+            documents=documents,
+            positions=positions,
+            seqlen=documents.shape[1],
+            device=documents.device,
+        )
 
     def batch_loss(self, batch: Batch) -> Tensor:
         """Return the mean loss of a micro-batch in nats, differentiable; nothing is logged."""
@@ -166,18 +198,22 @@ class LanguageModel(TrainingTask):
             self._mean_length = mean + (causal_length(mask) - mean) / self._packed_batches
         loss = self._compiled or self.loss
         if not self._replays:
-            return mean_over_context(loss(batch["tokens"], batch["labels"], positions=positions, mask=mask))
+            return mean_over_context(
+                loss(batch["tokens"], batch["labels"], positions=positions, mask=mask)
+            )
         return replayed(loss, batch["tokens"], batch["labels"], positions=positions, mask=mask)
 
 
 def _label_count(batch: Batch) -> Tensor:
-    """The labels that a micro-batch's loss is the mean over: with several groups of devices, the mean over them."""
+    """The labels that a micro-batch's loss is the mean over: with several groups of
+    devices, the mean over them."""
     sequence = sharded_sequence()
     return (batch["labels"] != IGNORED).sum() if sequence is None else sequence.label_count
 
 
 def next_shown(mask: Mask) -> Tensor:
-    """Return (B or 1, S) bool: whether each token sees the next token, under a mask in sequence order."""
+    """Return (B or 1, S) bool: whether each token sees the next token, under a
+    mask in sequence order."""
     rows = mask.queries
     following = torch.arange(1, rows.shape[2] + 1, device=rows.device)
     shown = (rows[masks.LOW] <= following) & (following < rows[masks.HIGH])

@@ -21,7 +21,8 @@ from flashtrain.training.checkpoints import read_checkpoint, weights_in
 
 
 def load_trained(given: str, *, attention: str, settings: Settings | None = None) -> TrainedModel:
-    """Load the model of a run's best checkpoint, or of the checkpoint given, on the CPU in evaluation mode.
+    """Load the model of a run's best checkpoint, or of the checkpoint given, on the
+    CPU in evaluation mode.
 
     Args:
         given: a run folder, or a checkpoint in one.
@@ -31,7 +32,11 @@ def load_trained(given: str, *, attention: str, settings: Settings | None = None
         UserError: there is no such checkpoint, or its positions cannot be adapted to the context.
     """
     folder, path = find_checkpoint(given, prefer=BEST)
-    saved, own, tokenizer = read_checkpoint(path), read_settings(folder), load_tokenizer(folder / TOKENIZER)
+    saved, own, tokenizer = (
+        read_checkpoint(path),
+        read_settings(folder),
+        load_tokenizer(folder / TOKENIZER),
+    )
     description, state = saved["flashtrain"], weights_in(saved, path)
     requested = settings or own
     if current_value("model.name", description["name"]) in FAMILIES:
@@ -42,10 +47,13 @@ def load_trained(given: str, *, attention: str, settings: Settings | None = None
     else:
         if settings is not None:
             own = own.having(context=max(own.context, settings.context), model=settings.model)
-        # A model with a configuration of its own takes the text's tokenizer, and may know more tokens.
+        # A model with a configuration of its own takes the text's tokenizer, and
+        # may know more tokens.
         sized = hasattr(component("model", own.model.name), "check")
         vocab_size = tokenizer.vocab_size if sized else description["vocab_size"]
-        model = make_model(own.model, vocab_size=vocab_size, context=own.context, attention=attention)
+        model = make_model(
+            own.model, vocab_size=vocab_size, context=own.context, attention=attention
+        )
     model.fill(state)
     if not requested.data.begin_of_text:
         tokenizer = without_begin(tokenizer)
@@ -53,6 +61,7 @@ def load_trained(given: str, *, attention: str, settings: Settings | None = None
 
 
 def move(model: Any, kind: str, precision: str) -> Any:
-    """Move a module to a device type such as "cuda", and to the dtype of a precision without autocast ("bf16-true")."""
+    """Move a module to a device type such as "cuda", and to the dtype of a precision without
+    autocast ("bf16-true")."""
     dtype = {"bf16-true": torch.bfloat16, "64-true": torch.float64}.get(precision)
     return model.to(device=kind, dtype=dtype)

@@ -14,7 +14,8 @@ from flashtrain.tasks.language.starting_weights import run_of_weights, starting_
 
 
 def suit_to_weights(settings: Settings, given: Collection[str]) -> list[str]:
-    """Change the settings to suit the model that `weights` or model.path names, except for those in `given`.
+    """Change the settings to suit the model that `weights` or model.path names,
+    except for those in `given`.
 
     Args:
         settings: changed in place: tokenizer, model, context, and model.path if it names a run.
@@ -24,9 +25,11 @@ def suit_to_weights(settings: Settings, given: Collection[str]) -> list[str]:
         The lines to print about the changes.
 
     Raises:
-        UserError: `given` contradicts the weights, or data.tokenizer=bpe could not be the weights' tokenizer.
+        UserError: `given` contradicts the weights, or data.tokenizer=bpe could not be
+            the weights' tokenizer.
     """
-    take_export(settings, make=settings.mode != "train")  # a training makes it once it has its folder
+    # A training makes it once it has its folder.
+    take_export(settings, make=settings.mode != "train")
     if settings.weights is None:
         return _suit_context(settings, given)
     if not {"model", "model.name"}.isdisjoint(given):
@@ -35,37 +38,45 @@ def suit_to_weights(settings: Settings, given: Collection[str]) -> list[str]:
 
 
 def _check_family(settings: Settings) -> None:
-    """Raise UserError unless `model`, which the command names, is the family of the starting weights."""
+    """Raise UserError unless `model`, which the command names, is the family
+    of the starting weights."""
     config, _ = starting_weights(str(settings.weights), settings.model)
     inner = config.layers[0].feed_forward
     family = "llama" if inner.gated else "gpt2"
     if settings.model.name != family:
         raise UserError(
-            f"model={settings.model.name} is another architecture than that of the weights in {settings.weights}, "
-            f"which are of model={family} ({config.positions} positions, {config.norm}, {inner.activation}). "
-            "Remove model=, or weights= to train from random weights."
+            f"model={settings.model.name} is another architecture than that of the weights "
+            f"in {settings.weights}, which are of model={family} ({config.positions} "
+            f"positions, {config.norm}, {inner.activation}). Remove model=, or weights= to "
+            "train from random weights."
         )
 
 
 def _suit_to_run(settings: Settings, given: Collection[str]) -> list[str]:
-    """Take tokenizer and model of the run that `weights` names, and its context if its positions reach no further."""
+    """Take tokenizer and model of the run that `weights` names, and its context if its
+    positions reach no further."""
     folder = run_of_weights(settings.weights)
     if folder is None:
         if settings.data.tokenizer == "bpe":
             starting_weights(str(settings.weights), settings.model)  # there are some
             raise UserError(
-                f"data.tokenizer=bpe is trained on this text, and the weights in {settings.weights} know other tokens. "
-                "Use data.tokenizer=gpt2 for GPT-2's (with data.vocab=... and data.merges=... if offline), or "
-                "weights=RUN, which takes the run's own."
+                "data.tokenizer=bpe is trained on this text, and the weights in "
+                f"{settings.weights} know other tokens. Use data.tokenizer=gpt2 for GPT-2's "
+                "(with data.vocab=... and data.merges=... if offline), or weights=RUN, which "
+                "takes the run's own."
             )
         return []
     own = read_settings(folder)
     for name in ("tokenizer", "vocab_size", "vocab", "merges"):
         here, there = getattr(settings.data, name), getattr(own.data, name)
-        if f"data.{name}" in given and here != there and (name != "vocab_size" or own.data.tokenizer == "bpe"):
+        if (
+            f"data.{name}" in given
+            and here != there
+            and (name != "vocab_size" or own.data.tokenizer == "bpe")
+        ):
             raise UserError(
-                f"data.{name}={here} contradicts weights={settings.weights}, which was trained with "
-                f"data.{name}={there}. Remove it."
+                f"data.{name}={here} contradicts weights={settings.weights}, "
+                f"which was trained with data.{name}={there}. Remove it."
             )
         setattr(settings.data, name, there)
     if "data.begin_of_text" not in given:
@@ -73,26 +84,41 @@ def _suit_to_run(settings: Settings, given: Collection[str]) -> list[str]:
     for name in ("name", "size", "positions", "vocab_rows"):
         setattr(settings.model, name, getattr(own.model, name))
     taken = [f"tokenizer {own.data.tokenizer}", f"model {own.model.label}"]
-    shorter = "context" not in given and settings.context > own.context and not settings.model.interpolate_positions
-    if shorter and starting_weights(str(settings.weights), settings.model)[0].positions == "learned":
+    shorter = (
+        "context" not in given
+        and settings.context > own.context
+        and not settings.model.interpolate_positions
+    )
+    if (
+        shorter
+        and starting_weights(str(settings.weights), settings.model)[0].positions == "learned"
+    ):
         settings.context = own.context
         if "trainer.tokens_per_step" not in given:
             step = settings.context * settings.trainer.ranks
-            settings.trainer.tokens_per_step = step * max(1, settings.trainer.tokens_per_step // step)
+            settings.trainer.tokens_per_step = step * max(
+                1, settings.trainer.tokens_per_step // step
+            )
         taken.append(f"context {own.context}")
     return [f"as in {folder}: {', '.join(taken)}."]
 
 
 def _suit_context(settings: Settings, given: Collection[str]) -> list[str]:
-    """Shorten the recipe's context to that of a model that is evaluated or generates without a run of its own."""
+    """Shorten the recipe's context to that of a model that is evaluated or generates
+    without a run of its own."""
     if "context" in given or settings.mode not in ("evaluate", "generate") or settings.checkpoint:
         return []
     if settings.weights is None:
-        config = read_config(str(folder_of(str(settings.model.path))), settings.model.options).get_text_config()
+        config = read_config(
+            str(folder_of(str(settings.model.path))), settings.model.options
+        ).get_text_config()
         own = getattr(config, "max_position_embeddings", None) or settings.context
     else:
         own = starting_weights(str(settings.weights), settings.model)[0].context
     if settings.context <= own:
         return []
     settings.context = own
-    return [f"context {own}, the longest that {settings.weights or settings.model.path} was trained with."]
+    return [
+        f"context {own}, the longest that "
+        f"{settings.weights or settings.model.path} was trained with."
+    ]

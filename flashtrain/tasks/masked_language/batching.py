@@ -15,14 +15,16 @@ from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import MemoryEstimate
 from flashtrain.training.memory_choice import Estimate
 
-MAX_ROW_ON_CPU = 16384  # tokens of a row where masked.token_budget=null and no GPU's memory says how many
-# Tokens of a padded batch over its budget, where paragraphs of 82 tokens in the mean are cut at 512: of books, and of
-# Python's standard library.
+# Tokens of a row where masked.token_budget=null and no GPU's memory says how many.
+MAX_ROW_ON_CPU = 16384
+# Tokens of a padded batch over its budget, where paragraphs of 82 tokens in the mean are cut at
+# 512: of books, and of Python's standard library.
 PADDED_PARAGRAPHS = 6.3
 
 
 def check_masked_step(settings: Settings) -> None:
-    """Raise UserError unless a step is whole rows on each device, and a row can hold the longest sample."""
+    """Raise UserError unless a step is whole rows on each device, and a row can
+    hold the longest sample."""
     budget, ranks, context = settings.masked.token_budget, settings.trainer.ranks, settings.context
     at_least("context", context, 3)  # a token and the special ones
     at_least("masked.token_budget", budget, context)  # the longest sample
@@ -53,9 +55,14 @@ def choose_masked_batching(
     """Choose how many tokens a row holds (the micro-batch), and the memory savings.
 
     Args:
-        padding: tokens computed for each token of the budget (MaskedTextDataModule.padding); None: a usual value.
+        padding: tokens computed for each token of the budget
+            (MaskedTextDataModule.padding); None: a usual value.
     """
-    layout, share, sizes = settings.masked.layout, settings.masked.mlm_probability, settings.masked.token_budget
+    layout, share, sizes = (
+        settings.masked.layout,
+        settings.masked.mlm_probability,
+        settings.masked.token_budget,
+    )
     if padding is None:
         padding = PADDED_PARAGRAPHS if layout == "padded" else 1.0
     if sizes is None:
@@ -63,7 +70,9 @@ def choose_masked_batching(
         few = [size for size in found if size <= MAX_ROW_ON_CPU] or found[:1]
         sizes = found if hardware.kind == "cuda" else few
     parameters = model.parameter_count()
-    estimate = bert_estimate(settings, hardware, model.config, parameters, layout, padding, share=share)
+    estimate = bert_estimate(
+        settings, hardware, model.config, parameters, layout, padding, share=share
+    )
     return choose_micro_batch(settings, hardware, sizes, tokens_per_device(settings), estimate)
 
 
@@ -94,7 +103,9 @@ def bert_estimate(
             blocks,
             tokens=tokens,
             max_seqlen=settings.context,
-            head=PredictingHead(config.vocab_rows, math.ceil(share * tokens)) if config.masked_head else None,
+            head=PredictingHead(config.vocab_rows, math.ceil(share * tokens))
+            if config.masked_head
+            else None,
             precision=hardware.precision,
             savings=savings,
             compiled=compiles(settings, hardware, layout),

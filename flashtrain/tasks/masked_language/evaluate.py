@@ -48,15 +48,23 @@ def _evaluate(settings: Settings, hardware: Hardware) -> dict[str, Any]:
     data.setup()
     if data.vocab_size != config.vocab_size:
         raise UserError(
-            f"{trained.checkpoint} knows {config.vocab_size} tokens, and this text is made of {data.vocab_size}. "
-            "Use the tokenizer that it was trained with."
+            f"{trained.checkpoint} knows {config.vocab_size} tokens, and this text is made of "
+            f"{data.vocab_size}. Use the tokenizer that it was trained with."
         )
     task = MaskedLanguageModel(trained.model)
-    return score(trained, task, data, hardware, counts=lambda: {"samples": data.held_out_samples}, words=WORDS)
+    return score(
+        trained,
+        task,
+        data,
+        hardware,
+        counts=lambda: {"samples": data.held_out_samples},
+        words=WORDS,
+    )
 
 
 def _export(settings: Settings) -> dict[str, Any]:
-    """Write the weights as safetensors: in Hugging Face's layout where the model is a BERT of theirs, else in ours."""
+    """Write the weights as safetensors: in Hugging Face's layout where the model is a BERT
+    of theirs, else in ours."""
     trained = read_bert(str(settings.checkpoint), settings)
     tokenizer = tokenizer_of(trained)
     with new_folder(trained.folder, "export") as (made, folder):

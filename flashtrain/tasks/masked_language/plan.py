@@ -21,11 +21,14 @@ def bert_config(settings: Settings, vocab_size: int) -> BertConfig:
     """Return the shape of the model that `bert.*` names; vocab_size includes the special tokens."""
     bert = settings.bert
     own = {name: getattr(bert, name) for name in ("vocab_rows", "dropout", "activation")}
-    return BertConfig.of_size(bert.size, bert.family, vocab_size=vocab_size, context=settings.context, **own)
+    return BertConfig.of_size(
+        bert.size, bert.family, vocab_size=vocab_size, context=settings.context, **own
+    )
 
 
 def plan_masked(settings: Settings, hardware: Hardware) -> str:
-    """Return mode=plan's text: parameters, tokens, estimated memory and time. Builds no weights, reads no text."""
+    """Return mode=plan's text: parameters, tokens, estimated memory and time. Builds no
+    weights, reads no text."""
     if settings.weights is None:
         config = bert_config(settings, SpecialTokens.past(vocabulary_of(settings.data)).vocab_size)
     else:
@@ -39,27 +42,41 @@ def plan_masked(settings: Settings, hardware: Hardware) -> str:
     lines = [
         describe_training(settings, hardware, model, batching),
         f"text: {make_source(settings.data).describe()}; tokenizer {settings.data.tokenizer}",
-        f"tokens: at most {tokens:,} ({settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,})",
+        (
+            f"tokens: at most {tokens:,} ({settings.trainer.steps} steps of "
+            f"{settings.trainer.tokens_per_step:,})"
+        ),
         *memory_plan(batching),
-        *fit_lines(settings, hardware, batching, lambda changed: choose_masked_batching(changed, hardware, model)),
+        *fit_lines(
+            settings,
+            hardware,
+            batching,
+            lambda changed: choose_masked_batching(changed, hardware, model),
+        ),
     ]
     how = f", as if all samples had {settings.context} tokens"
     return plan_text(lines, settings, hardware, flops, at_most=True, how=how)
 
 
 def describe_training(
-    settings: Settings, hardware: Hardware, model: Bert, batching: Batching, data: MaskedTextDataModule | None = None
+    settings: Settings,
+    hardware: Hardware,
+    model: Bert,
+    batching: Batching,
+    data: MaskedTextDataModule | None = None,
 ) -> str:
-    """Return the line that announces a training: model, samples, steps, machine, micro-batch, memory."""
+    """Return the line that announces a training: model, samples, steps,
+    machine, micro-batch, memory."""
     masked, samples = settings.masked, ""
     if data is not None:
         pieces = data.pieces(data.split.training)
         mean = float(pieces.lengths.mean())
         samples = f"{len(pieces.begins):,} {masked.sample_unit}s of {mean:.0f} tokens in the mean, "
     return (
-        f"{settings.named(settings.bert.label)}: {model.parameter_count() / 1e6:.1f}M parameters, {samples}at most "
-        f"{settings.context}, {masked.mlm_probability:.0%} masked, {masked.layout}, attention "
-        f"{hardware.attention}; {settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,} tokens on "
-        f"{settings.trainer.ranks} x {hardware.name}, {hardware.precision}, micro-batch {batching.micro_batch:,} tokens"
+        f"{settings.named(settings.bert.label)}: {model.parameter_count() / 1e6:.1f}M parameters, "
+        f"{samples}at most {settings.context}, {masked.mlm_probability:.0%} masked, "
+        f"{masked.layout}, attention {hardware.attention}; {settings.trainer.steps} steps of "
+        f"{settings.trainer.tokens_per_step:,} tokens on {settings.trainer.ranks} x "
+        f"{hardware.name}, {hardware.precision}, micro-batch {batching.micro_batch:,} tokens"
         f"{memory_words(batching)}"
     )

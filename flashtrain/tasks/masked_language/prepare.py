@@ -20,14 +20,22 @@ from flashtrain.tasks.masked_language.batching import choose_masked_batching, to
 from flashtrain.tasks.masked_language.plan import bert_config, describe_training
 from flashtrain.tasks.masked_language.trained import check_context, read_bert
 from flashtrain.tasks.optimization import optimization_options, set_steps
-from flashtrain.tasks.text_data import loader_workers, make_sources, make_tokenizer_spec, reading_options
+from flashtrain.tasks.text_data import (
+    loader_workers,
+    make_sources,
+    make_tokenizer_spec,
+    reading_options,
+)
 from flashtrain.tasks.training_task import metric
 from flashtrain.training.early_stopping import StopAtTarget
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
 from flashtrain.training.validation import describe_validation
 
-ADVICE = "a smaller masked.token_budget=, memory.activation_checkpointing=full, or trainer.devices on more GPUs"
+ADVICE = (
+    "a smaller masked.token_budget=, memory.activation_checkpointing=full, "
+    "or trainer.devices on more GPUs"
+)
 MAX_VALIDATION_SAMPLES = 10_000  # of each validation, where masked.validation_samples is null
 
 
@@ -51,7 +59,11 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
     lines = [data.describe(), *epochs, describe_training(settings, hardware, model, batching, data)]
     if data.held_out_samples:
         requested, every = settings.masked.validation_samples, settings.trainer.validate_every
-        lines.append(describe_validation(data.held_out_samples, requested, every, "masked.validation_samples"))
+        lines.append(
+            describe_validation(
+                data.held_out_samples, requested, every, "masked.validation_samples"
+            )
+        )
     task = make_masked_task(settings, hardware, model, description)
     throughput = Throughput(_flops_per_token(model.config, data), peak_flops=hardware.peak_flops)
     target = None if settings.target_accuracy is None else StopAtTarget(settings.target_accuracy)
@@ -75,9 +87,15 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
             "validation_loss": metric(trainer, "validation_loss"),
             "validation_accuracy": metric(trainer, "validation_accuracy"),
             "target_accuracy": settings.target_accuracy,
-            "seconds_to_target": None if target is None or target.seconds is None else round(target.seconds, 1),
-            "rows_per_second": None if rate is None else rate * task.sequences_done / task.tokens_done,
-            "fill": round(tokens / max(1, trainer.global_step * settings.trainer.tokens_per_step), 4),
+            "seconds_to_target": None
+            if target is None or target.seconds is None
+            else round(target.seconds, 1),
+            "rows_per_second": None
+            if rate is None
+            else rate * task.sequences_done / task.tokens_done,
+            "fill": round(
+                tokens / max(1, trainer.global_step * settings.trainer.tokens_per_step), 4
+            ),
             **measured,
         }
 
@@ -96,17 +114,21 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
 
 
 def make_masked_data(settings: Settings, hardware: Hardware) -> MaskedTextDataModule:
-    """Build the data module. Its token_budget and accumulate are set later, once the model is known.
+    """Build the data module. Its token_budget and accumulate are set later,
+    once the model is known.
 
     Raises:
         UserError: data.streaming is true, or the source has no text.
     """
     masked, data, trainer = settings.masked, settings.data, settings.trainer
     if data.streaming:
-        raise UserError("data.streaming=true supports language models only. Use data.streaming=false.")
+        raise UserError(
+            "data.streaming=true supports language models only. Use data.streaming=false."
+        )
     source, validation = make_sources(data)
     budget = masked.token_budget or max(settings.context, tokens_per_device(settings))
-    config = bert_config(settings, vocab_size=30522)  # any: the vocabulary adds to the cost of each token alike
+    # Any: the vocabulary adds to the cost of each token alike.
+    config = bert_config(settings, vocab_size=30522)
     step = trainer.tokens_per_step // settings.context  # samples, at least: most are shorter
     return MaskedTextDataModule(
         source,
@@ -121,7 +143,13 @@ def make_masked_data(settings: Settings, hardware: Hardware) -> MaskedTextDataMo
         validation=validation,
         seed=settings.seed,
         num_workers=loader_workers(data, hardware.kind),
-        **reading_options(data, trainer, requested=masked.validation_samples, step=step, most=MAX_VALIDATION_SAMPLES),
+        **reading_options(
+            data,
+            trainer,
+            requested=masked.validation_samples,
+            step=step,
+            most=MAX_VALIDATION_SAMPLES,
+        ),
     )
 
 
@@ -136,11 +164,18 @@ def make_bert(settings: Settings, hardware: Hardware, vocab_size: int) -> Bert:
         return Bert(bert_config(settings, vocab_size), hardware.attention)
     start = read_bert(settings.weights, settings).model
     # The next-sentence head and its pooler are left out: the samples are single pieces.
-    config = replace(start.config, dropout=settings.bert.dropout, masked_head=True, pooler=False, next_sentence=False)
+    config = replace(
+        start.config,
+        dropout=settings.bert.dropout,
+        masked_head=True,
+        pooler=False,
+        next_sentence=False,
+    )
     if config.vocab_size != vocab_size:
         raise UserError(
-            f"the weights in {settings.weights} know {config.vocab_size} tokens, and this text is made of "
-            f"{vocab_size}. Use the data and tokenizer settings that they were trained with."
+            f"the weights in {settings.weights} know {config.vocab_size} tokens, and "
+            f"this text is made of {vocab_size}. Use the data and tokenizer settings "
+            "that they were trained with."
         )
     check_context(config, settings.context, settings.weights)
     model, state = Bert(config, hardware.attention), start.state_dict()

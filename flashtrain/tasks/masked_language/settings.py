@@ -1,4 +1,5 @@
-"""The settings of task=masked_language_model: `bert.*`, the model, and `masked.*`, how it is trained on masked text."""
+"""The settings of task=masked_language_model: `bert.*`, the model, and `masked.*`, how it is
+trained on masked text."""
 
 from __future__ import annotations
 
@@ -13,11 +14,16 @@ from flashtrain.settings.text import TextSettings
 class BertSettings:
     """The encoder's shape: one of models.BERT_SIZES, in the architecture of a family."""
 
-    size: str = option("large", BertSize)  # layers, heads and width of the encoder, as BERT's paper names them
-    family: str = option("bert", BertFamily)  # BERT's own, or modern: pre-norm, rotary, GeGLU, no biases
-    activation: str | None = None  # gelu (tanh form) or gelu_exact (transformers'); null: the family's own
-    dropout: float = 0.0  # probability of dropping embeddings, attention weights and outputs of the encoder's blocks
-    vocab_rows: int | None = None  # rows of the embedding table; null: the tokens, rounded up to a multiple of 64
+    # Layers, heads and width of the encoder, as BERT's paper names them.
+    size: str = option("large", BertSize)
+    # BERT's own, or modern: pre-norm, rotary, GeGLU, no biases.
+    family: str = option("bert", BertFamily)
+    # Gelu (tanh form) or gelu_exact (transformers'); null: the family's own.
+    activation: str | None = None
+    # Probability of dropping embeddings, attention weights and outputs of the encoder's blocks.
+    dropout: float = 0.0
+    # Rows of the embedding table; null: the tokens, rounded up to a multiple of 64.
+    vocab_rows: int | None = None
 
     @property
     def label(self) -> str:
@@ -34,10 +40,13 @@ class MaskedSettings:
     """How text becomes samples and micro-batches, and how many tokens are masked."""
 
     sample_unit: str = option("paragraph", SampleUnit)  # what a sample is, cut at `context` tokens
-    token_budget: int | None = 16384  # tokens of a micro-batch; null: as many as a GPU's memory holds
-    layout: str = option("packed", Layout)  # packed: samples end to end in a row; padded: a row for each sample
+    # Tokens of a micro-batch; null: as many as a GPU's memory holds.
+    token_budget: int | None = 16384
+    # packed: samples end to end in a row; padded: a row for each sample.
+    layout: str = option("packed", Layout)
     mlm_probability: float = 0.15  # the share of tokens that the model has to guess
-    validation_samples: int | None = None  # samples a validation; null: a tenth of the time, at most 10,000
+    # Samples a validation; null: a tenth of the time, at most 10,000.
+    validation_samples: int | None = None
 
     def check(self) -> None:
         for name in ("token_budget", "validation_samples"):
@@ -54,7 +63,9 @@ class BertTextSettings(TextSettings):
     def check(self) -> None:
         super().check()
         if self.data.source == "chat":
-            raise UserError(f"data=chat trains language models, and this is task={self.task}. Use recipe=sft.")
+            raise UserError(
+                f"data=chat trains language models, and this is task={self.task}. Use recipe=sft."
+            )
 
 
 @dataclass
@@ -62,7 +73,8 @@ class MaskedLanguageSettings(BertTextSettings):
     """Settings of BERT on masked text."""
 
     task: str = "masked_language_model"
-    target_accuracy: float | None = None  # stop at this held-out accuracy, and report the time to it
+    # Stop at this held-out accuracy, and report the time to it.
+    target_accuracy: float | None = None
     masked: MaskedSettings = field(default_factory=MaskedSettings)
 
     def check(self) -> None:

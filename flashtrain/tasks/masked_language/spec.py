@@ -44,24 +44,52 @@ class MaskedTask(Task):
         }
 
     def report(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
-        held_out = "" if row["validation_loss"] is None else f", validation loss {row['validation_loss']:.3f}"
-        accuracy = "" if row["validation_accuracy"] is None else f", accuracy {row['validation_accuracy']:.2%} held out"
-        first = "" if row["train_loss_first"] is None else f" ({row['train_loss_first']:.3f} at the first)"
-        loss = "" if row["train_loss"] is None else f": training loss {row['train_loss']:.3f} at the last step{first}"
-        lines = [f"finished {row['model']}{loss}{held_out}{accuracy}, after {row['tokens']:,} real tokens"]
+        held_out = (
+            ""
+            if row["validation_loss"] is None
+            else f", validation loss {row['validation_loss']:.3f}"
+        )
+        accuracy = (
+            ""
+            if row["validation_accuracy"] is None
+            else f", accuracy {row['validation_accuracy']:.2%} held out"
+        )
+        first = (
+            ""
+            if row["train_loss_first"] is None
+            else f" ({row['train_loss_first']:.3f} at the first)"
+        )
+        loss = (
+            ""
+            if row["train_loss"] is None
+            else f": training loss {row['train_loss']:.3f} at the last step{first}"
+        )
+        lines = [
+            f"finished {row['model']}{loss}{held_out}{accuracy}, "
+            f"after {row['tokens']:,} real tokens"
+        ]
         if row["seconds_to_target"] is not None:
             lines.append(
-                f"target accuracy {row['target_accuracy']:g} reached after {row['steps']} steps and "
-                f"{row['seconds_to_target']:.1f} s of training"
+                f"target accuracy {row['target_accuracy']:g} reached after {row['steps']} steps "
+                f"and {row['seconds_to_target']:.1f} s of training"
             )
         elif row["target_accuracy"] is not None:
-            lines.append(f"target accuracy {row['target_accuracy']:g} was not reached in {row['steps']} steps")
+            lines.append(
+                f"target accuracy {row['target_accuracy']:g} was not reached in "
+                f"{row['steps']} steps"
+            )
         if row["tokens_per_second"] is not None:
-            rates = f"{row['tokens_per_second']:,.0f} real tokens/s, {row['rows_per_second']:,.1f} samples/s"
+            rates = (
+                f"{row['tokens_per_second']:,.0f} real tokens/s, "
+                f"{row['rows_per_second']:,.1f} samples/s"
+            )
             lines.append(f"{rates}{measured_words(row)}, rows {row['fill']:.1%} full")
         report_finished(folder, *lines, f"{row['seconds']:.0f} s for the whole command")
 
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
         trained, meant = (f"{one.bert.label}, {contexts_words(one)}" for one in (demo, full))
         full_size = f" ({meant})" if meant != trained else ""
-        return f"the recipe's small demo instead ({trained}). For the recipe in full{full_size}, {where}"
+        return (
+            f"the recipe's small demo instead ({trained}). "
+            f"For the recipe in full{full_size}, {where}"
+        )

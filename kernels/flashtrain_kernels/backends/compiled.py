@@ -1,4 +1,5 @@
-"""Repeated launches of compiled kernels: launcher.c fills in tensors' addresses and launches all kernels of a pass."""
+"""Repeated launches of compiled kernels: launcher.c fills in tensors' addresses and launches
+all kernels of a pass."""
 
 import contextlib
 import inspect
@@ -25,22 +26,23 @@ PlaceOf = Callable[[Any], Place]
 Allocated = tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype], ...]
 # Releases whose launchers are known. Others' kernels are launched in Triton's own way.
 RELEASES = ((3, 6), (3, 7), (3, 8), (3, 9))
-# launcher.c's own numbers: the kernels of a pass, a kernel's values and TMA maps, the addresses that a map is held for.
+# launcher.c's own numbers: the kernels of a pass, a kernel's values and TMA maps, the addresses
+# that a map is held for.
 _KERNELS, _VALUES, _MAPS, _WAYS = 8, 128, 8, 4
 _LOGGER = logging.getLogger(__name__)
 
 
 class Entry(NamedTuple):
-    """How to launch a compiled kernel: the driver's function (`launch`), and how to encode the TMA map of each argument
-    that is a tensor descriptor (`maps`, by the argument's index)."""
+    """How to launch a compiled kernel: the driver's function (`launch`), and how to encode the TMA
+    map of each argument that is a tensor descriptor (`maps`, by the argument's index)."""
 
     launch: Any
     maps: dict[int, Any]
 
 
 def entry_of(compiled: Any) -> Entry | None:
-    """Return a compiled kernel's Entry: what our launcher launches it by. It is found once and kept as an attribute of
-    the kernel. None if this Triton's own launcher is of an unknown kind."""
+    """Return a compiled kernel's Entry: what our launcher launches it by. It is found once and kept
+    as an attribute of the kernel. None if this Triton's own launcher is of an unknown kind."""
     if not hasattr(compiled, "flashtrain_entry"):
         compiled.flashtrain_entry = _entry_of(compiled)
     return compiled.flashtrain_entry
@@ -62,14 +64,17 @@ def _entry_of(compiled: Any) -> Entry | None:
 
 
 def map_of(descriptor: Any, how: Any) -> list[Any]:
-    """Return a tensor descriptor as the driver takes it: [TMA map, *shape, *strides]. how: its entry in Entry.maps."""
-    launch = () if release() < (3, 8) else (None,)  # 3.8 hands on the arguments of the launch, which it does not read
+    """Return a tensor descriptor as the driver takes it: [TMA map, *shape, *strides]. how:
+    its entry in Entry.maps."""
+    # 3.8 hands on the arguments of the launch, which it does not read.
+    launch = () if release() < (3, 8) else (None,)
     return driver.make_tensordesc_arg(descriptor, how, *launch)
 
 
 class Address:
-    """A tensor's address and dtype, all that a tensor descriptor reads of a tensor; holding this does not hold the
-    tensor's memory. The dtype may be None where an existing descriptor is moved to another address."""
+    """A tensor's address and dtype, all that a tensor descriptor reads of a tensor; holding
+    this does not hold the tensor's memory. The dtype may be None where an existing descriptor
+    is moved to another address."""
 
     def __init__(self, address: int, dtype: torch.dtype | None = None) -> None:
         self.address, self.dtype = address, dtype
@@ -80,12 +85,17 @@ class Address:
 
 @cache
 def launcher() -> Any:
-    """Return the module that launcher.c is, built as Triton builds its own launcher; None where that fails."""
+    """Return the module that launcher.c is, built as Triton builds its own launcher;
+    None where that fails."""
     source = Path(__file__).with_name("launcher.c").read_text(encoding="utf-8")
     try:
-        return compile_module_from_src(source, "flashtrain_launcher", include_dirs=driver.include_dirs)
+        return compile_module_from_src(
+            source, "flashtrain_launcher", include_dirs=driver.include_dirs
+        )
     except (RuntimeError, OSError, ImportError, subprocess.CalledProcessError) as error:
-        _LOGGER.warning("short attention calls are slower, as launcher.c could not be built: %s", error)
+        _LOGGER.warning(
+            "short attention calls are slower, as launcher.c could not be built: %s", error
+        )
         return None
 
 
@@ -95,9 +105,11 @@ class Repeated:
     Args:
         launches: portable.launch.Launches.
         compiled: for each the kernel that its start() returned.
-        place_of: gives a tensor's or TMA descriptor's launch_cache.Place: a tensor's number, and an offset in bytes.
+        place_of: gives a tensor's or TMA descriptor's launch_cache.Place: a tensor's number,
+            and an offset in bytes.
         index: the device's.
-        allocated: (shape, strides, dtype) of the results, and then of the workspace if the pass needs one.
+        allocated: (shape, strides, dtype) of the results, and then of the workspace
+            if the pass needs one.
         results: how many of `allocated` are results, which a call returns.
 
     Raises:
@@ -105,14 +117,19 @@ class Repeated:
     """
 
     def __init__(
-        self, launches: Sequence[Any], compiled: Sequence[Any], place_of: PlaceOf, index: int, allocated: Allocated,
+        self, launches: Sequence[Any], compiled: Sequence[Any], place_of: PlaceOf, index: int,
+        allocated: Allocated,
         results: int,
     ) -> None:  # fmt: skip
         if len(launches) > _KERNELS:
-            raise ValueError(f"{len(launches)} kernels in a pass: launcher.c launches at most {_KERNELS}")
+            raise ValueError(
+                f"{len(launches)} kernels in a pass: launcher.c launches at most {_KERNELS}"
+            )
         self.launch, self.compiled = launcher().launch, compiled  # kernels that must stay loaded
         pairs = zip(launches, compiled, strict=True)
-        self.packed = bytearray(b"".join([_packed(launch, kernel, place_of) for launch, kernel in pairs]))
+        self.packed = bytearray(
+            b"".join([_packed(launch, kernel, place_of) for launch, kernel in pairs])
+        )
         self.index, self.allocated, self.results = index, allocated, results
 
     @staticmethod
@@ -133,12 +150,15 @@ class Repeated:
 
 
 def _packed(launch: Any, compiled: Any, place_of: PlaceOf) -> bytes:
-    """One kernel's launch as the bytes that launcher.c reads: its grid, the values of its arguments, which of them are
-    addresses of which tensors, and its TMA maps."""
+    """One kernel's launch as the bytes that launcher.c reads: its grid, the values of its
+    arguments, which of them are addresses of which tensors, and its TMA maps."""
     run, entry = compiled.run, entry_of(compiled)
     warps, clusters, shared = compiled.packed_metadata
-    # A launch's own memory; from 3.8 on, a sanitizer's arguments; what Triton launches with further attributes.
-    unknown = run.global_scratch_size or run.profile_scratch_size or getattr(run, "gsan_enabled", False)
+    # A launch's own memory; from 3.8 on, a sanitizer's arguments; what Triton launches
+    # with further attributes.
+    unknown = (
+        run.global_scratch_size or run.profile_scratch_size or getattr(run, "gsan_enabled", False)
+    )
     if entry is None or unknown or clusters != 1 or shared > 228 * 1024:
         raise ValueError("a launch of an unknown kind")
     values: list[int] = []
@@ -170,8 +190,20 @@ def _packed(launch: Any, compiled: Any, place_of: PlaceOf) -> bytes:
     assert not rest
     if len(values) > _VALUES or count > _MAPS:
         raise ValueError(f"{len(values)} values, {count} TMA maps")
-    grid, attributes = (*launch.grid, 1, 1)[:3], (bool(run.launch_pdl), bool(run.launch_cooperative_grid))
-    numbers = compiled.function, *grid, 32 * warps, shared, *attributes, len(values), len(places) // 3, count
+    grid, attributes = (
+        (*launch.grid, 1, 1)[:3],
+        (bool(run.launch_pdl), bool(run.launch_cooperative_grid)),
+    )
+    numbers = (
+        compiled.function,
+        *grid,
+        32 * warps,
+        shared,
+        *attributes,
+        len(values),
+        len(places) // 3,
+        count,
+    )
     packed = *numbers, *values, *places, *maps
     return struct.pack(f"{len(packed)}q", *packed)
 
@@ -185,7 +217,9 @@ def _packed_map(descriptor: Any, how: Any) -> list[int]:
         raise ValueError("a TMA map of an unknown kind")
     bytes_each, sizes = how["elem_size"], list(descriptor.shape)[::-1]
     strides = [bytes_each * stride for stride in list(descriptor.strides)[-2::-1]]
-    span = 1 + sum((size - 1) * stride for size, stride in zip(sizes, [bytes_each, *strides], strict=True))
+    span = 1 + sum(
+        (size - 1) * stride for size, stride in zip(sizes, [bytes_each, *strides], strict=True)
+    )
     small = release() >= (3, 7) and span < 128 * 1024
     kind = driver.TMA_DTYPE_DEVICE_TO_HOST[how["elem_type"]]
     first = [kind, len(sizes), how["swizzle"], descriptor.padding == "nan", small]
@@ -194,7 +228,8 @@ def _packed_map(descriptor: Any, how: Any) -> list[int]:
 
 
 def repeated(*launched: Any) -> "Repeated | Interpreted | None":
-    """Return Launches that were started as a Repeated, whose arguments these are; None if that is impossible."""
+    """Return Launches that were started as a Repeated, whose arguments these are; None
+    if that is impossible."""
     if INTERPRETED:
         return Interpreted(*launched)
     if release() in RELEASES and launcher() is not None:
@@ -207,7 +242,8 @@ class Interpreted:
     """A Repeated for Triton's interpreter."""
 
     def __init__(
-        self, launches: Sequence[Any], compiled: Sequence[Any], place_of: PlaceOf, index: None, allocated: Allocated,
+        self, launches: Sequence[Any], compiled: Sequence[Any], place_of: PlaceOf, index: None,
+        allocated: Allocated,
         results: int,
     ) -> None:  # fmt: skip
         self.allocated, self.results = allocated, results
@@ -215,7 +251,11 @@ class Interpreted:
             (
                 replace(launch, args=()),  # tensors would stay in memory
                 [None if isinstance(x, Tensor) else x for x in launch.args],
-                [(i, *place_of(x), x.dtype) for i, x in enumerate(launch.args) if isinstance(x, Tensor)],
+                [
+                    (i, *place_of(x), x.dtype)
+                    for i, x in enumerate(launch.args)
+                    if isinstance(x, Tensor)
+                ],
             )
             for launch in launches
         ]
@@ -226,7 +266,12 @@ class Interpreted:
         return False
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
-        made = tuple([torch.empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in self.allocated])
+        made = tuple(
+            [
+                torch.empty_strided(shape, strides, dtype=dtype)
+                for shape, strides, dtype in self.allocated
+            ]
+        )
         tensors = *tensors, *made
         for launch, without, places in self.each:
             args = without.copy()

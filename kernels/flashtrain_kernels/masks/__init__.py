@@ -1,12 +1,14 @@
-"""Masks as data: which keys each query sees, as intervals of key positions on the device, made once a batch.
+"""Masks as data: which keys each query sees, as intervals of key positions on the
+device, made once a batch.
 
 B batch, S sequence (Sq queries, Sk keys where they differ).
 
-    documents = documents_from_ids(ids)                                    # (B, S) integers
+    documents = documents_from_ids(ids)                               # (B, S) integers
     mask = document(documents, causal=True).planned(head_dim=64, dtype=torch.bfloat16)
-    out = flash_attn_func(q, k, v, mask=mask)                              # the same mask in every layer
+    out = flash_attn_func(q, k, v, mask=mask)                         # the same mask in every layer
 
-The twelve static masks of the Long-Context Attention Benchmark (arXiv 2510.17896), for rows of S tokens:
+The twelve static masks of the Long-Context Attention Benchmark (arXiv
+2510.17896), for rows of S tokens:
 
     full                      full(S)
     causal                    causal(S)
@@ -21,8 +23,9 @@ The twelve static masks of the Long-Context Attention Benchmark (arXiv 2510.1789
     prefix-LM document        prefix_lm(prefix, documents=documents)
     block-causal document     block_causal(block_size, documents)
 
-sliding_window, shared_question, global_window and causal_blockwise accept documents= too. `varlen` makes the mask of
-flash-attn's cu_seqlens. No function waits for the device, and all of them run under torch.compile.
+sliding_window, shared_question, global_window and causal_blockwise accept documents= too.
+`varlen` makes the mask of flash-attn's cu_seqlens. No function waits for the device, and all of
+them run under torch.compile.
 """
 
 from .block_sparse import BlockMask, block_mask

@@ -1,8 +1,10 @@
-"""Constructors of masks: full, causal, sliding window, packed sequences, and the masks of documents in a packed row.
+"""Constructors of masks: full, causal, sliding window, packed sequences, and the masks of
+documents in a packed row.
 
-B batch, S sequence (Sq queries, Sk keys), T packed tokens, N sequences; Bm is B, or 1 for a mask that all rows share.
-In a row of documents a query's position is its index, and a token of no document sees nothing. A mask lies on the
-device of its documents, and is made without waiting. All raise TypeError or ValueError naming the argument.
+B batch, S sequence (Sq queries, Sk keys), T packed tokens, N sequences; Bm is B, or 1 for a mask
+that all rows share. In a row of documents a query's position is its index, and a token of no
+document sees nothing. A mask lies on the device of its documents, and is made without waiting. All
+raise TypeError or ValueError naming the argument.
 """
 
 import torch
@@ -16,7 +18,9 @@ from .operators import document_rows, packed_rows
 from .rows import reach, stacked
 
 
-def full(seqlen_q: int, seqlen_k: int | None = None, *, device: torch.device | str | None = None) -> Mask:
+def full(
+    seqlen_q: int, seqlen_k: int | None = None, *, device: torch.device | str | None = None
+) -> Mask:
     """Make the mask under which every query sees every key.
 
     Args:
@@ -26,8 +30,11 @@ def full(seqlen_q: int, seqlen_k: int | None = None, *, device: torch.device | s
     return _band(seqlen_q, seqlen_k, (-1, -1), device)
 
 
-def causal(seqlen_q: int, seqlen_k: int | None = None, *, device: torch.device | str | None = None) -> Mask:
-    """Make the causal mask, aligned bottom-right: query i sees the keys up to i + Sk - Sq, the last query every key."""
+def causal(
+    seqlen_q: int, seqlen_k: int | None = None, *, device: torch.device | str | None = None
+) -> Mask:
+    """Make the causal mask, aligned bottom-right: query i sees the keys up to i + Sk - Sq,
+    the last query every key."""
     return _band(seqlen_q, seqlen_k, (-1, 0), device)
 
 
@@ -38,12 +45,15 @@ def sliding_window(
     documents: Documents | Tensor | None = None,
     device: torch.device | str | None = None,
 ) -> Mask:
-    """Make the mask under which query i sees the keys i - left to i + right, both included, of its own document.
+    """Make the mask under which query i sees the keys i - left to i + right, both
+    included, of its own document.
 
     Args:
         seqlen: tokens in a row, S.
-        window: (left, right), each 0 or more, or -1 for no bound; (w, 0) is a causal sliding window, (w, w) a full one.
-        documents: Documents or ids (B, S), on whose device the mask is made; None: one document, the mask on `device`.
+        window: (left, right), each 0 or more, or -1 for no bound; (w, 0) is a causal sliding
+            window, (w, w) a full one.
+        documents: Documents or ids (B, S), on whose device the mask is made; None: one
+            document, the mask on `device`.
 
     Raises:
         TypeError, ValueError: the message names the argument.
@@ -52,7 +62,9 @@ def sliding_window(
         return _band(seqlen, seqlen, window, device)
     check_window("window", window)
     start, end = boundaries("documents", documents, seqlen)
-    return Mask(document_rows(operators.WINDOW, start, end, left=window[0], right=window[1]), None, seqlen)
+    return Mask(
+        document_rows(operators.WINDOW, start, end, left=window[0], right=window[1]), None, seqlen
+    )
 
 
 def varlen(
@@ -67,11 +79,14 @@ def varlen(
     """Make the mask of N sequences packed into one row: a query sees keys of its own sequence only.
 
     Args:
-        cu_seqlens_q, cu_seqlens_k: (N + 1,) int32 or int64, non-decreasing from 0; sequence n has the queries
-            cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1, and its keys likewise; it may have none.
-        total_q, total_k: numbers of queries and keys in the row. Tokens past the last boundary see nothing and are not
-            seen; boundaries are clamped to the totals, so no value makes a kernel read outside.
-        causal, window: as flash_attn_func's causal and window_size, aligned bottom-right within each sequence.
+        cu_seqlens_q, cu_seqlens_k: (N + 1,) int32 or int64, non-decreasing from 0; sequence
+            n has the queries cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1, and its keys
+            likewise; it may have none.
+        total_q, total_k: numbers of queries and keys in the row. Tokens past the last boundary
+            see nothing and are not seen; boundaries are clamped to the totals, so no value makes
+            a kernel read outside.
+        causal, window: as flash_attn_func's causal and window_size, aligned
+            bottom-right within each sequence.
 
     Returns:
         A Mask of one row, Bm = 1.
@@ -83,8 +98,8 @@ def varlen(
     check_cu_seqlens("cu_seqlens_k", cu_seqlens_k)
     if cu_seqlens_q.shape != cu_seqlens_k.shape:
         raise ValueError(
-            f"cu_seqlens_q and cu_seqlens_k must have the same length, not {cu_seqlens_q.shape[0]} and "
-            f"{cu_seqlens_k.shape[0]}"
+            "cu_seqlens_q and cu_seqlens_k must have the same length, "
+            f"not {cu_seqlens_q.shape[0]} and {cu_seqlens_k.shape[0]}"
         )
     check_device("cu_seqlens_q", cu_seqlens_q, cu_seqlens_k.device, "cu_seqlens_k")
     check_length("total_q", total_q)
@@ -93,34 +108,50 @@ def varlen(
     left, right = (window[0], 0) if causal else window
     if cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32:
         return sequences(cu_seqlens_q, cu_seqlens_k, total_q, total_k, (left, right)).mask()
-    return Mask(packed_rows(cu_seqlens_q, cu_seqlens_k, total_q, total_k, left, right), None, total_k)
+    return Mask(
+        packed_rows(cu_seqlens_q, cu_seqlens_k, total_q, total_k, left, right), None, total_k
+    )
 
 
 def sequences(
     cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, total_q: int, total_k: int, window: tuple[int, int]
 ) -> Sequences:
     """Make Sequences from checked arguments: cu_seqlens (N + 1,) int32, window (left, right)."""
-    return Sequences(cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous(), total_q, total_k, (window[0], window[1]))
+    return Sequences(
+        cu_seqlens_q.contiguous(),
+        cu_seqlens_k.contiguous(),
+        total_q,
+        total_k,
+        (window[0], window[1]),
+    )
 
 
 def document(documents: Documents | Tensor, *, causal: bool) -> Mask:
-    """Make the mask under which a token sees its own document: all of it, or with `causal` the tokens up to itself."""
+    """Make the mask under which a token sees its own document: all of it, or with `causal`
+    the tokens up to itself."""
     start, end = boundaries("documents", documents)
     rows = document_rows(operators.WINDOW, start, end, right=0 if causal else -1)
     return Mask(rows, None, start.shape[1])
 
 
-def prefix_lm(prefix: Tensor, *, documents: Documents | Tensor | None = None, seqlen: int | None = None) -> Mask:
-    """Make the prefix-LM mask: a token sees its document's prefix, and the document's tokens up to itself.
+def prefix_lm(
+    prefix: Tensor, *, documents: Documents | Tensor | None = None, seqlen: int | None = None
+) -> Mask:
+    """Make the prefix-LM mask: a token sees its document's prefix, and the
+    document's tokens up to itself.
 
     Args:
-        prefix: (B, S) integers, the prefix length of each token's document; or, without documents, (B,), of each row,
-            with seqlen = S. A length past the document's end means all of it, a negative one none.
+        prefix: (B, S) integers, the prefix length of each token's document; or, without
+            documents, (B,), of each row, with seqlen = S. A length past the document's end means
+            all of it, a negative one none.
         documents: Documents or ids (B, S); None: each row is one document.
     """
     if isinstance(prefix, Tensor) and prefix.dim() == 1:
         if documents is not None:
-            raise ValueError("with documents, prefix must have the shape (B, S), each token's prefix length of its document, not (B,)")
+            raise ValueError(
+                "with documents, prefix must have the shape (B, S), each token's prefix length of "
+                "its document, not (B,)"
+            )
         if seqlen is None:
             raise ValueError("seqlen must be given with a prefix of the shape (B,)")
         check_length("seqlen", seqlen)
@@ -132,30 +163,38 @@ def prefix_lm(prefix: Tensor, *, documents: Documents | Tensor | None = None, se
     return Mask(document_rows(operators.PREFIX, start, end, prefix=prefix), None, start.shape[1])
 
 
-def shared_question(segments: Documents | Tensor, *, documents: Documents | Tensor | None = None) -> Mask:
-    """Make the mask of answers packed after one question: a token sees the question, and its own segment causally.
+def shared_question(
+    segments: Documents | Tensor, *, documents: Documents | Tensor | None = None
+) -> Mask:
+    """Make the mask of answers packed after one question: a token sees the question, and
+    its own segment causally.
 
     Args:
-        segments: ids (B, S), a new number for each segment, or Documents. A document's first segment is its question,
-            each later one an answer; a segment ends where its document ends.
+        segments: ids (B, S), a new number for each segment, or Documents. A document's
+            first segment is its question, each later one an answer; a segment ends
+            where its document ends.
         documents: Documents or ids (B, S); None: each row is one document.
     """
     return _of_segments(operators.SHARED_QUESTION, segments, documents)
 
 
-def causal_blockwise(segments: Documents | Tensor, *, documents: Documents | Tensor | None = None) -> Mask:
-    """Make the causal blockwise mask (FlashMask, arXiv 2410.01359): a segment sees itself causally, but the last
-    segment of a document the whole document causally.
+def causal_blockwise(
+    segments: Documents | Tensor, *, documents: Documents | Tensor | None = None
+) -> Mask:
+    """Make the causal blockwise mask (FlashMask, arXiv 2410.01359): a segment sees itself causally,
+    but the last segment of a document the whole document causally.
 
     Args:
-        segments: ids (B, S), a new number for each segment, or Documents; a segment ends where its document ends.
+        segments: ids (B, S), a new number for each segment, or Documents; a segment ends
+            where its document ends.
         documents: Documents or ids (B, S); None: each row is one document.
     """
     return _of_segments(operators.BLOCKWISE, segments, documents)
 
 
 def block_causal(block_size: int, documents: Documents | Tensor) -> Mask:
-    """Make the mask under which a token sees its own block of `block_size` tokens and its document's earlier blocks."""
+    """Make the mask under which a token sees its own block of `block_size` tokens and its
+    document's earlier blocks."""
     check_length("block_size", block_size, 1)
     start, end = boundaries("documents", documents)
     return Mask(document_rows(operators.BLOCKS, start, end, count=block_size), None, start.shape[1])
@@ -170,7 +209,8 @@ def global_window(
     documents: Documents | Tensor | None = None,
     device: torch.device | str | None = None,
 ) -> Mask:
-    """Make a sliding-window mask with global tokens: the first of each document, which see and are seen by all of it.
+    """Make a sliding-window mask with global tokens: the first of each document, which see and
+    are seen by all of it.
 
     Args:
         seqlen: tokens in a row, S.
@@ -192,7 +232,9 @@ def global_window(
     return Mask(rows, None, seqlen)
 
 
-def _of_segments(kind: str, segments: Documents | Tensor, documents: Documents | Tensor | None) -> Mask:
+def _of_segments(
+    kind: str, segments: Documents | Tensor, documents: Documents | Tensor | None
+) -> Mask:
     first, past = boundaries("segments", segments)
     start, end = _documents_like("segments", first, documents)
     return Mask(document_rows(kind, start, end, first=first, past=past), None, start.shape[1])
@@ -206,18 +248,25 @@ def _documents_like(name: str, x: Tensor, documents: Documents | Tensor | None) 
     found = boundaries("documents", documents)
     if found.start.shape != x.shape:
         raise ValueError(
-            f"{name} and documents must have the same shape (B, S), not {tuple(x.shape)} and {tuple(found.start.shape)}"
+            f"{name} and documents must have the same shape (B, S), "
+            f"not {tuple(x.shape)} and {tuple(found.start.shape)}"
         )
     check_device(name, x, found.start.device, "documents")
     return found
 
 
-def _band(seqlen_q: int, seqlen_k: int | None, window: tuple[int, int], device: torch.device | str | None) -> Mask:
+def _band(
+    seqlen_q: int, seqlen_k: int | None, window: tuple[int, int], device: torch.device | str | None
+) -> Mask:
     seqlen_k = seqlen_q if seqlen_k is None else seqlen_k
     check_length("seqlen_q", seqlen_q)
     check_length("seqlen_k", seqlen_k)
     check_window("window", window)
-    position = torch.arange(seqlen_q, device=device, dtype=torch.int32)[None] + (seqlen_k - seqlen_q)
+    position = torch.arange(seqlen_q, device=device, dtype=torch.int32)[None] + (
+        seqlen_k - seqlen_q
+    )
     start = torch.zeros_like(position)
     low, high = reach(position, window, start, torch.full_like(position, seqlen_k))
-    return Mask(stacked(low, high, position, start, start), None, seqlen_k, band=(window[0], window[1]))
+    return Mask(
+        stacked(low, high, position, start, start), None, seqlen_k, band=(window[0], window[1])
+    )

@@ -1,7 +1,9 @@
-"""A mask's plan: which tiles of keys each tile of queries must visit, and which tiles of queries each tile of keys.
+"""A mask's plan: which tiles of keys each tile of queries must visit, and which tiles of
+queries each tile of keys.
 
-Sq queries, Sk keys; Bm is the batch, or 1 for a mask that all its rows share. The operator `flashtrain_kernels::plan`
-makes it on the mask's device, without waiting: on a CPU in PyTorch, on a GPU by kernels (registered in ops.py).
+Sq queries, Sk keys; Bm is the batch, or 1 for a mask that all its rows share. The operator
+`flashtrain_kernels::plan` makes it on the mask's device, without waiting: on a CPU in PyTorch, on a
+GPU by kernels (registered in ops.py).
 """
 
 from typing import NamedTuple
@@ -24,21 +26,25 @@ PLAN = torch.ops.flashtrain_kernels.plan.default
 
 
 class Plan(NamedTuple):
-    """Which tiles each kernel visits under a mask: made once a batch, on the device, for every layer.
+    """Which tiles each kernel visits under a mask: made once a batch, on the
+    device, for every layer.
 
-    For each tile of queries (forward, dQ) or of keys (dK/dV), a table has one row of sixteen numbers, which name tiles
-    of the other side:
+    For each tile of queries (forward, dQ) or of keys (dK/dV), a table has one row of sixteen
+    numbers, which name tiles of the other side:
 
         [pc, p0, c1, p1, c2, p2, c3, p3,  fc, f0, d1, f1,  0, 0, 0, 0]
 
-    pc tiles are partly hidden, in up to four runs: step i visits tile p0 + i for i < c1, p1 + i - c1 for i < c2, p2 + i
-    - c2 for i < c3, then p3 + i - c3. fc tiles are wholly visible, in up to two runs: f0 + i for i < d1, then f1 + i -
-    d1. Unused counts repeat the total. A tile is listed at most once, and every tile with a visible pair is.
+    pc tiles are partly hidden, in up to four runs: step i visits tile p0 + i for i < c1, p1 +
+    i - c1 for i < c2, p2 + i
+    - c2 for i < c3, then p3 + i - c3. fc tiles are wholly visible, in up to two runs: f0 + i for i
+    < d1, then f1 + i - d1. Unused counts repeat the total. A tile is listed at most once, and every
+    tile with a visible pair is.
 
     Attributes:
         forward, dq: (Bm, tiles of queries, 16) int32, tables for the forward and dQ kernels.
         dkdv: (Bm, tiles of keys, 16) int32, the table for the dK/dV kernel.
-        blocks: six tile sizes that the plan is for: (queries, keys) of the forward, then the dQ, then the dK/dV kernel.
+        blocks: six tile sizes that the plan is for: (queries, keys) of the forward, then the dQ,
+            then the dK/dV kernel.
     """
 
     forward: Tensor
@@ -48,15 +54,21 @@ class Plan(NamedTuple):
 
 
 @torch.library.register_fake("flashtrain_kernels::plan")
-def _fake_plan(queries: Tensor, keys: Tensor | None, seqlen_k: int, blocks: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+def _fake_plan(
+    queries: Tensor, keys: Tensor | None, seqlen_k: int, blocks: list[int]
+) -> tuple[Tensor, Tensor, Tensor]:
     return empty_tables(queries, seqlen_k, blocks)
 
 
-def empty_tables(queries: Tensor, seqlen_k: int, blocks: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+def empty_tables(
+    queries: Tensor, seqlen_k: int, blocks: list[int]
+) -> tuple[Tensor, Tensor, Tensor]:
     """Allocate the tables (forward, dq, dkdv) of a Plan, each (Bm, tiles, 16) int32."""
     batch, seqlen_q = queries.shape[1], queries.shape[2]
     counts = (seqlen_q + blocks[0] - 1) // blocks[0], (seqlen_q + blocks[2] - 1) // blocks[2]
-    forward, dq = (queries.new_empty((batch, count, COLUMNS), dtype=torch.int32) for count in counts)
+    forward, dq = (
+        queries.new_empty((batch, count, COLUMNS), dtype=torch.int32) for count in counts
+    )
     tiles = (seqlen_k + blocks[5] - 1) // blocks[5]
     return forward, dq, queries.new_empty((batch, tiles, COLUMNS), dtype=torch.int32)
 
@@ -64,7 +76,8 @@ def empty_tables(queries: Tensor, seqlen_k: int, blocks: list[int]) -> tuple[Ten
 def build_plan_reference(
     queries: Tensor, keys: Tensor | None, seqlen_k: int, blocks: list[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the tables of a Plan in plain PyTorch, equal to the kernels'; takes memory of tiles times tiles."""
+    """Compute the tables of a Plan in plain PyTorch, equal to the kernels'; takes
+    memory of tiles times tiles."""
     forward = _kinds(queries, keys, seqlen_k, blocks[0], blocks[1], loops_over_keys=True)
     dq = _kinds(queries, keys, seqlen_k, blocks[2], blocks[3], loops_over_keys=True)
     dkdv = _kinds(queries, keys, seqlen_k, blocks[4], blocks[5], loops_over_keys=False)
@@ -75,11 +88,17 @@ torch.library.impl("flashtrain_kernels::plan", "cpu", build_plan_reference)
 register_vmap("flashtrain_kernels::plan", PLAN)
 
 
-# A tile of queries is summarised by the hull and the intersection of its rows' intervals, a tile of keys by its least
-# and greatest position. Below the hull it is skipped, inside the intersection (and inside Sq and Sk on the looped side)
-# it is full, else it is masked: never wrongly skipped or full, whatever the order of the keys.
+# A tile of queries is summarised by the hull and the intersection of its rows' intervals, a tile of
+# keys by its least and greatest position. Below the hull it is skipped, inside the intersection
+# (and inside Sq and Sk on the looped side) it is full, else it is masked: never wrongly skipped or
+# full, whatever the order of the keys.
 def _kinds(
-    queries: Tensor, keys: Tensor | None, seqlen_k: int, block_q: int, block_k: int, loops_over_keys: bool
+    queries: Tensor,
+    keys: Tensor | None,
+    seqlen_k: int,
+    block_q: int,
+    block_k: int,
+    loops_over_keys: bool,
 ) -> Tensor:
     """(Bm, owned tiles, looped tiles): 0 for a tile to skip, 1 masked, 2 full."""
     least, greatest = _key_ranges(queries, keys, seqlen_k, block_k)
@@ -94,15 +113,22 @@ def _kinds(
     return (seen.int() + (seen & full & inside[:, None])).transpose(1, 2)
 
 
-def _key_ranges(queries: Tensor, keys: Tensor | None, seqlen_k: int, block: int) -> tuple[Tensor, Tensor]:
+def _key_ranges(
+    queries: Tensor, keys: Tensor | None, seqlen_k: int, block: int
+) -> tuple[Tensor, Tensor]:
     """The least and the greatest position of each tile of keys, (Bm, tiles) each."""
     if keys is None:
-        keys = torch.arange(seqlen_k, device=queries.device, dtype=torch.int32).expand(queries.shape[1], -1)
+        keys = torch.arange(seqlen_k, device=queries.device, dtype=torch.int32).expand(
+            queries.shape[1], -1
+        )
     return _tiled(keys, block, _INT_MAX).amin(-1), _tiled(keys, block, -1).amax(-1)
 
 
-def _compare(low: Tensor, high: Tensor, least: Tensor, greatest: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """For each tile of queries and of keys (Bm, nq, nk): may a pair be visible, and are all, by one interval?"""
+def _compare(
+    low: Tensor, high: Tensor, least: Tensor, greatest: Tensor, block: int
+) -> tuple[Tensor, Tensor]:
+    """For each tile of queries and of keys (Bm, nq, nk): may a pair be visible, and
+    are all, by one interval?"""
     empty = low >= high
     low, high = torch.where(empty, _INT_MAX, low), torch.where(empty, -1, high)
     first, past = _tiled(low, block, _INT_MAX).amin(-1), _tiled(high, block, -1).amax(-1)
@@ -127,7 +153,8 @@ def _table(kinds: Tensor) -> Tensor:
     index = torch.arange(kinds.shape[2], device=kinds.device)
     masked_count, masked, masked_length = _runs(kinds == 1, index)
     full_count, full, full_length = _runs(kinds == 2, index)
-    # Past the places: from `cut` on, the first run without a place, one masked run takes everything.
+    # Past the places: from `cut` on, the first run without a place, one masked
+    # run takes everything.
     overflow = (masked_count > 4) | (full_count > 2)
     cut = torch.where(overflow, torch.minimum(masked[..., 3], full[..., 2]), _INT_MAX)[..., None]
     last = torch.where(kinds > 0, index, -1).amax(-1, keepdim=True)
@@ -146,7 +173,8 @@ def _table(kinds: Tensor) -> Tensor:
 
 
 def _runs(chosen: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """How many runs of True, and the first tile (none: _INT_MAX) and the length of the first four of them."""
+    """How many runs of True, and the first tile (none: _INT_MAX) and the length of
+    the first four of them."""
     starts = chosen & ~torch.nn.functional.pad(chosen, (1, 0))[..., :-1]
     number = starts.cumsum(-1) - 1
     first = [torch.where(starts & (number == run), index, _INT_MAX).amin(-1) for run in range(4)]

@@ -1,4 +1,5 @@
-"""Mask.queries, and where each token's document begins and ends, computed in plain PyTorch, on any device.
+"""Mask.queries, and where each token's document begins and ends, computed in plain
+PyTorch, on any device.
 
 B batch, S sequence, T packed tokens, N sequences.
 """
@@ -13,8 +14,9 @@ WIDEST = 2**30
 
 
 def bounds_of_ids(ids: Tensor) -> tuple[Tensor, Tensor]:
-    # Numbering the runs makes them increasing, which a search needs. Position 0 only shifts its whole row. One sum for
-    # the whole batch: on a GPU a sum along a few long rows runs on a few multiprocessors.
+    # Numbering the runs makes them increasing, which a search needs. Position 0 only shifts
+    # its whole row. One sum for the whole batch: on a GPU a sum along a few long rows runs on
+    # a few multiprocessors.
     run = (ids != ids.roll(1, 1)).flatten().cumsum(0).view(ids.shape)
     start = torch.searchsorted(run, run, right=False, out_int32=True)
     end = torch.searchsorted(run, run, right=True, out_int32=True)
@@ -27,25 +29,36 @@ def bounds_of_cu_seqlens(cu_seqlens: Tensor, total: int) -> tuple[Tensor, Tensor
 
 
 def _locate(cu_seqlens: Tensor, total: int) -> tuple[Tensor, Tensor, Tensor]:
-    """For each of `total` packed tokens its sequence's start and end (int32) and number (int64), (T,) each."""
-    # Start and end are both 0 for a token in no sequence. Boundaries are clamped to [0, total]: none points outside.
+    """For each of `total` packed tokens its sequence's start and end (int32) and
+    number (int64), (T,) each."""
+    # Start and end are both 0 for a token in no sequence. Boundaries are clamped to [0, total]:
+    # none points outside.
     bounds = cu_seqlens.to(torch.int64).clamp(0, total)
     index = torch.arange(total, device=cu_seqlens.device)
-    # The last sequence that begins at or before the token: of several that begin there, all but the last are empty.
-    number = (torch.searchsorted(bounds, index, right=True) - 1).clamp(0, max(cu_seqlens.shape[0] - 2, 0))
+    # The last sequence that begins at or before the token: of several that begin there, all
+    # but the last are empty.
+    number = (torch.searchsorted(bounds, index, right=True) - 1).clamp(
+        0, max(cu_seqlens.shape[0] - 2, 0)
+    )
     start, end = bounds[number], bounds[number + 1]
     inside = (index >= start) & (index < end)
-    return torch.where(inside, start, 0).to(torch.int32), torch.where(inside, end, 0).to(torch.int32), number
+    return (
+        torch.where(inside, start, 0).to(torch.int32),
+        torch.where(inside, end, 0).to(torch.int32),
+        number,
+    )
 
 
 def ordinals(start: Tensor) -> Tensor:
-    """Number each token's document over the whole batch: (B, S) int64. start: (B, S), the document's first index."""
+    """Number each token's document over the whole batch: (B, S) int64. start: (B, S), the
+    document's first index."""
     first = (start == position_of(start)).to(torch.int64)
     return (first.flatten().cumsum(0) - 1).clamp(min=0).view(start.shape)
 
 
 def document_rows(
-    kind: str, start: Tensor, end: Tensor, first: Tensor | None, past: Tensor | None, prefix: Tensor | None,
+    kind: str, start: Tensor, end: Tensor, first: Tensor | None, past: Tensor | None,
+    prefix: Tensor | None,
     left: int, right: int, count: int,
 ) -> Tensor:  # fmt: skip
     rows = _ROWS[kind](position_of(start), start, end, first, past, prefix, left, right, count)
@@ -70,8 +83,11 @@ def stacked(*rows: Tensor) -> Tensor:
     return torch.stack(torch.broadcast_tensors(*[row.to(torch.int32) for row in rows]))
 
 
-def reach(position: Tensor, window: tuple[int, int], start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (LOW, HIGH): queries see the keys [LOW, HIGH), those in their window (left, right) and in [start, end)."""
+def reach(
+    position: Tensor, window: tuple[int, int], start: Tensor, end: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return (LOW, HIGH): queries see the keys [LOW, HIGH), those in their window (left,
+    right) and in [start, end)."""
     left, right = window
     low = start if left < 0 else torch.maximum(start, position - min(left, WIDEST))
     high = end if right < 0 else torch.minimum(end, position + (min(right, WIDEST) + 1))
@@ -102,7 +118,9 @@ def _blocks(position, start, end, first, past, prefix, left, right, count) -> tu
     return start, torch.minimum(end.to(torch.int64), start + block.to(torch.int64) * count)
 
 
-def _shared_question(position, start, end, first, past, prefix, left, right, count) -> tuple[Tensor, ...]:
+def _shared_question(
+    position, start, end, first, past, prefix, left, right, count
+) -> tuple[Tensor, ...]:
     first, past = torch.maximum(first, start), torch.minimum(past, end)
     question_end = _at(past, start)
     joined = first <= question_end  # the first answer follows the question directly: one interval
@@ -116,7 +134,9 @@ def _blockwise(position, start, end, first, past, prefix, left, right, count) ->
     return torch.where(past == end, start, first), torch.minimum(position + 1, past)
 
 
-def _global(position, start, end, first, past, prefix, left, right, count, last=None) -> tuple[Tensor, ...]:
+def _global(
+    position, start, end, first, past, prefix, left, right, count, last=None
+) -> tuple[Tensor, ...]:
     last = end if last is None else last
     low, high = reach(position, (left, right), start, end)
     global_end = torch.minimum(last, start + min(count, start.shape[1]))
@@ -126,7 +146,9 @@ def _global(position, start, end, first, past, prefix, left, right, count, last=
     return low, high, start, torch.where(joined, start, global_end)
 
 
-def _causal_global(position, start, end, first, past, prefix, left, right, count) -> tuple[Tensor, ...]:
+def _causal_global(
+    position, start, end, first, past, prefix, left, right, count
+) -> tuple[Tensor, ...]:
     last = torch.minimum(end, position + 1)
     return _global(position, start, end, first, past, prefix, left, 0, count, last)
 

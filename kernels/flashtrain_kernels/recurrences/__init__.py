@@ -1,6 +1,8 @@
-"""Recurrences and short convolutions over packed rows, each document by itself: no attention, and never called exact.
+"""Recurrences and short convolutions over packed rows, each document by itself: no attention,
+and never called exact.
 
-Plain torch in chunks runs anywhere and is differentiable; on a GPU flash-linear-attention's kernels run what they can.
+Plain torch in chunks runs anywhere and is differentiable; on a GPU flash-linear-attention's
+kernels run what they can.
 """
 
 from .convolution import short_convolution
@@ -9,4 +11,11 @@ from .linear_recurrence import decayed_sum, state_space
 from .rows import Rows
 from .selective_scan import selective_scan
 
-__all__ = ["Rows", "decayed_sum", "gated_delta_rule", "selective_scan", "short_convolution", "state_space"]
+__all__ = [
+    "Rows",
+    "decayed_sum",
+    "gated_delta_rule",
+    "selective_scan",
+    "short_convolution",
+    "state_space",
+]

@@ -1,4 +1,5 @@
-"""The chunked form that linear recurrences share: products within a chunk, and a state from chunk to chunk.
+"""The chunked form that linear recurrences share: products within a chunk, and a
+state from chunk to chunk.
 
 A head's state S (K, V) decays and is written to, S = exp(g) S + k v^T, and read as q S.
 
@@ -10,18 +11,25 @@ from torch import Tensor
 
 
 def scores(x: Tensor, k: Tensor, g: Tensor) -> Tensor:
-    """Return (c, H, C, C): x_i . k_j decayed from token j to token i where j <= i, else 0; arguments as in `recur`."""
-    hidden = torch.ones(g.shape[2], g.shape[2], dtype=torch.bool, device=g.device).triu(1)[..., None]
-    # Differences first: exp(-g) alone overflows. Hidden ones may be positive, hence masked before exp.
+    """Return (c, H, C, C): x_i . k_j decayed from token j to token i where j <= i, else 0;
+    arguments as in `recur`."""
+    hidden = torch.ones(g.shape[2], g.shape[2], dtype=torch.bool, device=g.device).triu(1)[
+        ..., None
+    ]
+    # Differences first: exp(-g) alone overflows. Hidden ones may be positive,
+    # hence masked before exp.
     decay = (g[..., :, None, :] - g[..., None, :, :]).masked_fill(hidden, -torch.inf).exp()
     if g.shape[3] == 1:
         return (x @ k.mT) * decay[..., 0]
     return torch.einsum("...id,...jd,...ijd->...ij", x, k, decay)
 
 
-def recur(q: Tensor, k: Tensor, v: Tensor, g: Tensor, begins: list[bool], erase: Tensor | None = None) -> Tensor:
-    """Return (c, H, C, V), the outputs for q, k (c, H, C, K) and v (c, H, C, V), where g are logarithms of the decays
-    summed from the chunk's begin, (c, H, C, K) or (c, H, C, 1), and `begins` says which chunks' states begin empty.
+def recur(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, begins: list[bool], erase: Tensor | None = None
+) -> Tensor:
+    """Return (c, H, C, V), the outputs for q, k (c, H, C, K) and v (c, H, C, V), where g are
+    logarithms of the decays summed from the chunk's begin, (c, H, C, K) or (c, H, C, 1), and
+    `begins` says which chunks' states begin empty.
 
     With erase (c, H, C, K) what is written is not v but v - erase S, S the state before the chunk.
     """

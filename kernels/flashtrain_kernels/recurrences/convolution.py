@@ -1,4 +1,5 @@
-"""Short depthwise causal convolutions, before a recurrence (Gu and Dao 2023, "Mamba") or alone (LFM2).
+"""Short depthwise causal convolutions, before a recurrence (Gu and Dao 2023,
+"Mamba") or alone (LFM2).
 
 Shapes: B batch, S sequence, D channels, W width.
 """
@@ -11,7 +12,9 @@ from . import fla
 from .rows import Rows, in_full_precision
 
 
-def short_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows, *, silu: bool = False) -> Tensor:
+def short_convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows, *, silu: bool = False
+) -> Tensor:
     """Return bias + sum_j weight[W - 1 - j] x[t - j] within each document, (B, D, S) in x's dtype.
 
     Args:

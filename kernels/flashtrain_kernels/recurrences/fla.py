@@ -1,4 +1,5 @@
-"""flash-linear-attention's kernels (package fla-core), which take packed documents as one row with cu_seqlens.
+"""flash-linear-attention's kernels (package fla-core), which take packed documents as
+one row with cu_seqlens.
 
 Written after fla-core 0.6.0 and tested with functions of its signatures; no GPU has run it yet.
 """
@@ -11,13 +12,15 @@ from torch import Tensor
 
 from .rows import Rows
 
-# Triton gives wrong gradients on Hopper from 3.4 to 3.7.0 (fla issue 640), which fla refuses in the first backward.
+# Triton gives wrong gradients on Hopper from 3.4 to 3.7.0 (fla issue 640), which fla refuses
+# in the first backward.
 WRONG_FROM, RIGHT_FROM = (3, 4, 0), (3, 7, 1)
 GATED = ("delta rule", "decayed sum")  # the operators that it concerns
 
 
 def serves(operator: str, x: Tensor) -> str | None:
-    """Return None if fla's kernels can run an operator on tensors like x, else the reason why they cannot."""
+    """Return None if fla's kernels can run an operator on tensors like x, else the
+    reason why they cannot."""
     if x.device.type != "cuda" or x.dtype not in (torch.bfloat16, torch.float16):
         return f"a tensor of {x.dtype} on {x.device.type}: expected bfloat16 or float16 on cuda"
     return unavailable(operator, x.device)
@@ -25,7 +28,8 @@ def serves(operator: str, x: Tensor) -> str | None:
 
 @cache
 def unavailable(operator: str, device: torch.device) -> str | None:
-    """Return None if the installed versions can run an operator forward and backward on a GPU, else the reason."""
+    """Return None if the installed versions can run an operator forward and backward on
+    a GPU, else the reason."""
     try:
         found, triton = (metadata.version(name) for name in ("fla-core", "triton"))
     except metadata.PackageNotFoundError as error:
@@ -34,11 +38,15 @@ def unavailable(operator: str, device: torch.device) -> str | None:
         return f"fla-core is {found}: expected 0.6 or later"
     hopper = torch.cuda.get_device_capability(device)[0] == 9
     if operator in GATED and hopper and WRONG_FROM <= _numbers(triton) < RIGHT_FROM:
-        return f"fla-core refuses Triton {triton} on Hopper in the backward: expected 3.7.1 or later"
+        return (
+            f"fla-core refuses Triton {triton} on Hopper in the backward: expected 3.7.1 or later"
+        )
     return None
 
 
-def short_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows, silu: bool) -> Tensor:
+def short_convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows, silu: bool
+) -> Tensor:
     """Compute convolution.short_convolution."""
     from fla.modules.causal_conv1d import causal_conv1d
 
@@ -47,7 +55,9 @@ def short_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows
     return out.view(x.mT.shape).mT
 
 
-def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, rows: Rows, normalize: bool) -> Tensor:
+def gated_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, rows: Rows, normalize: bool
+) -> Tensor:
     """Compute delta_rule.gated_delta_rule."""
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
     from fla.ops.kda import chunk_kda

@@ -1,7 +1,9 @@
-"""Linear recurrences whose state decays and is added to: state spaces (Dao and Gu 2024, "Transformers are SSMs", which
-is Mamba-2), and at constant rates lightning attention (Qin et al. 2024, "Lightning Attention-2", in MiniMax).
+"""Linear recurrences whose state decays and is added to: state spaces (Dao and Gu 2024,
+"Transformers are SSMs", which is Mamba-2), and at constant rates lightning attention (Qin et al.
+2024, "Lightning Attention-2", in MiniMax).
 
-Shapes: B batch, S sequence, H heads, G groups of heads that share keys and queries, K and V (state spaces: N and P).
+Shapes: B batch, S sequence, H heads, G groups of heads that share keys and queries, K and V
+(state spaces: N and P).
 """
 
 from torch import Tensor
@@ -26,8 +28,11 @@ def decayed_sum(v: Tensor, g: Tensor, k: Tensor, q: Tensor, rows: Rows) -> Tenso
     return run(v, g, k, q, rows)
 
 
-def state_space(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, rows: Rows, D: Tensor | None = None) -> Tensor:
-    """Return C S + D x, where S = exp(A dt) S + dt B x^T within each document, (B, S, H, P) in x's dtype.
+def state_space(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, rows: Rows, D: Tensor | None = None
+) -> Tensor:
+    """Return C S + D x, where S = exp(A dt) S + dt B x^T within each document, (B,
+    S, H, P) in x's dtype.
 
     Args:
         x: (B, S, H, P).

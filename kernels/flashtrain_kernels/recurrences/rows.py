@@ -12,7 +12,8 @@ from torch import Tensor
 
 
 class Chunks(NamedTuple):
-    """Tokens in chunks that never cross a document: its last one ends in slots of zeros, which change no state."""
+    """Tokens in chunks that never cross a document: its last one ends in slots of zeros,
+    which change no state."""
 
     size: int  # C
     slots: Tensor  # (T,) int64, the slot of each token
@@ -32,33 +33,40 @@ class Rows:
     """The documents of packed rows.
 
     Args:
-        positions: (B, S) integers. A document begins with each row, and where a position is not the one before plus
-            one, which is transformers' rule. Padding that counts on is part of the document before it.
+        positions: (B, S) integers. A document begins with each row, and where a position is not
+            the one before plus one, which is transformers' rule. Padding that counts on is part
+            of the document before it.
     """
 
     def __init__(self, positions: Tensor) -> None:
         begins = torch.nn.functional.pad(positions.diff(dim=1) != 1, (1, 0), value=True).flatten()
         place = torch.arange(begins.numel(), device=positions.device)
         self.positions = positions
-        self.bounds = torch.cat((place[begins], place[-1:] + 1)).to(torch.int32)  # (N + 1,), as flash-attn's cu_seqlens
-        self.since = place - torch.where(begins, place, 0).cummax(0).values  # (T,), tokens of its document before each
+        # (N + 1,), as flash-attn's cu_seqlens.
+        self.bounds = torch.cat((place[begins], place[-1:] + 1)).to(torch.int32)
+        # (T,), tokens of its document before each.
+        self.since = place - torch.where(begins, place, 0).cummax(0).values
         self.packed = len(self.bounds) - 1 > len(positions)  # whether a row has several documents
         self._chunks: dict[int, Chunks] = {}
 
     def chunks(self, size: int) -> Chunks:
-        """Return the tokens in chunks of `size`; the first call for a size synchronizes the device."""
+        """Return the tokens in chunks of `size`; the first call for a size
+        synchronizes the device."""
         if size not in self._chunks:
             lengths = self.bounds.diff()
             counts = (lengths + size - 1) // size
             first = counts.cumsum(0) - counts  # each document's first chunk
-            begins = torch.zeros(int(counts.sum()), dtype=torch.bool, device=first.device).index_fill(0, first, True)
+            begins = torch.zeros(
+                int(counts.sum()), dtype=torch.bool, device=first.device
+            ).index_fill(0, first, True)
             slots = first.repeat_interleave(lengths) * size + self.since
             self._chunks[size] = Chunks(size, slots, begins.tolist())
         return self._chunks[size]
 
 
 def in_full_precision(operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Make an operator compute in float32 (float64 stays), also under autocast; it returns its first input's dtype."""
+    """Make an operator compute in float32 (float64 stays), also under autocast; it returns
+    its first input's dtype."""
 
     def wide(x: Any) -> Any:
         return x.to(torch.promote_types(x.dtype, torch.float32)) if isinstance(x, Tensor) else x

@@ -1,4 +1,5 @@
-"""The selective scan of Mamba-1 (Gu and Dao 2023, "Mamba"), in which each channel's states decay by themselves.
+"""The selective scan of Mamba-1 (Gu and Dao 2023, "Mamba"), in which each channel's
+states decay by themselves.
 
 Shapes: B batch, S sequence, E channels, N state dimension, c chunks of C tokens.
 """
@@ -12,8 +13,11 @@ CHUNK = 64  # tokens
 
 
 @in_full_precision
-def selective_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, rows: Rows, D: Tensor) -> Tensor:
-    """Return S C + D x, where S = exp(A dt) S + (dt x) B^T within each document, (B, E, S) in x's dtype.
+def selective_scan(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, rows: Rows, D: Tensor
+) -> Tensor:
+    """Return S C + D x, where S = exp(A dt) S + (dt x) B^T within each document,
+    (B, E, S) in x's dtype.
 
     Args:
         x, dt: (B, E, S), dt at least 0.

@@ -1,1 +1,2 @@
-"""The Long Range Arena: its tasks, Pathfinder and Path-X, their training in stages, tables and figures."""
+"""The Long Range Arena: its tasks, Pathfinder and Path-X, their training in
+stages, tables and figures."""

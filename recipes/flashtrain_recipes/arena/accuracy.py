@@ -1,4 +1,5 @@
-"""Accuracies on the Long Range Arena: the interval of a measured accuracy, and tables with the papers' accuracies."""
+"""Accuracies on the Long Range Arena: the interval of a measured accuracy, and tables with
+the papers' accuracies."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ Z = 1.959964  # quantile of the normal distribution, for 95%
 
 
 def wilson(correct: int, count: int) -> tuple[float, float]:
-    """Return the 95% confidence interval (low, high) of a share of `correct` out of `count` draws (Wilson 1927)."""
+    """Return the 95% confidence interval (low, high) of a share of `correct` out of
+    `count` draws (Wilson 1927)."""
     if count < 1:
         return 0.0, 1.0
     share = correct / count
@@ -27,12 +29,17 @@ def wilson(correct: int, count: int) -> tuple[float, float]:
 
 
 def accuracy_rows(rows: Rows) -> list[Row]:
-    """Return rows of mode=evaluate grouped by task; each task is followed by the papers' rows and one for guessing.
+    """Return rows of mode=evaluate grouped by task; each task is followed by the papers'
+    rows and one for guessing.
 
     Raises:
         UserError: the rows have no accuracies.
     """
-    own = [{**row, "task": task_of(row)} for row in rows if row.get("accuracy") is not None and "task" in row]
+    own = [
+        {**row, "task": task_of(row)}
+        for row in rows
+        if row.get("accuracy") is not None and "task" in row
+    ]
     found: list[Row] = []
     for task in dict.fromkeys(row["task"] for row in own):
         found += [row for row in own if row["task"] == task]
@@ -40,17 +47,34 @@ def accuracy_rows(rows: Rows) -> list[Row]:
         if (chance := chance_of(task)) is not None:
             found.append({"implementation": "chance", "task": task, "accuracy": chance / 100})
     if not found:
-        raise UserError("no row has an accuracy: expected the result.json that mode=evaluate of a classifier writes.")
+        raise UserError(
+            "no row has an accuracy: "
+            "expected the result.json that mode=evaluate of a classifier writes."
+        )
     return found
 
 
 def accuracy_table(rows: Rows) -> Table:
-    """Return the table of accuracies by task: measured ones with 95% intervals, the papers' and chance.
+    """Return the table of accuracies by task: measured ones with 95% intervals,
+    the papers' and chance.
 
     A line below the table names each task that differs from the papers' task.
     """
     found = accuracy_rows(rows)
-    columns = ["task", "implementation", "accuracy", "accuracy_low", "accuracy_high", "samples", "seed", "parameters"]
-    table = make_table(found, [key for key in columns if values_of(found, key)], "test accuracy, and the papers'")
-    others = [f"{task}: {theirs}." for task in values_of(found, "task") if (theirs := papers_task(task))]
+    columns = [
+        "task",
+        "implementation",
+        "accuracy",
+        "accuracy_low",
+        "accuracy_high",
+        "samples",
+        "seed",
+        "parameters",
+    ]
+    table = make_table(
+        found, [key for key in columns if values_of(found, key)], "test accuracy, and the papers'"
+    )
+    others = [
+        f"{task}: {theirs}." for task in values_of(found, "task") if (theirs := papers_task(task))
+    ]
     return replace(table, notes=(*table.notes, *others))

@@ -26,11 +26,17 @@ from flashtrain_recipes.arena.stages import Stage
 # How each task's images are augmented where sequence.augment does not say.
 _OWN_AUGMENTATION = {"pathfinder": "turn", "image": "mirror"}
 TASK = "classification"  # what checkpoints and weights files call this task
-PARTS = ("seed", "train", "validation")  # settings sequence.* that decide which generated expressions are for testing
+# settings sequence.* that decide which generated expressions are for testing.
+PARTS = ("seed", "train", "validation")
 
 
 def make_data(
-    settings: Settings, hardware: Hardware, source: SequenceSource, *, micro_batch: int, accumulate: int
+    settings: Settings,
+    hardware: Hardware,
+    source: SequenceSource,
+    *,
+    micro_batch: int,
+    accumulate: int,
 ) -> SequenceDataModule:
     """Return the data module of a stage.
 
@@ -59,7 +65,8 @@ def classifier_config(
     """Return the configuration of a model for samples of this shape.
 
     Args:
-        predicts: whether a head predicts masked tokens; a model of images always has one, for grey levels.
+        predicts: whether a head predicts masked tokens; a model of images always
+            has one, for grey levels.
 
     Raises:
         UserError: the settings do not suit the samples.
@@ -92,7 +99,8 @@ def trained_config(settings: Settings, shape: SequenceShape) -> ClassifierConfig
 
 
 def pixels_read(settings: Settings, length: int) -> int:
-    """Return how many tokens of a sequence of `length` a step trains on: sequence.training_pixels of them, or all."""
+    """Return how many tokens of a sequence of `length` a step trains on:
+    sequence.training_pixels of them, or all."""
     return min(settings.sequence.training_pixels or length, length)
 
 
@@ -104,7 +112,8 @@ def make_classifier(settings: Settings, hardware: Hardware, shape: SequenceShape
 def make_task(
     settings: Settings, hardware: Hardware, model: Classifier, description: dict[str, Any]
 ) -> SequenceClassification:
-    """Return the LightningModule that trains the model; checkpoints store `description` (describe_stage)."""
+    """Return the LightningModule that trains the model; checkpoints store
+    `description` (describe_stage)."""
     sequence, masked = settings.sequence, settings.masked_pixels
     return SequenceClassification(
         model,
@@ -145,7 +154,8 @@ def describe_stage(stage: Stage, model: Classifier) -> dict[str, Any]:
 
 
 def choose_stage_batching(stage: Stage, hardware: Hardware, model: Classifier) -> Batching:
-    """Return a stage's micro-batch: trainer.micro_batch, else the most samples that fit the GPU (on a CPU: all)."""
+    """Return a stage's micro-batch: trainer.micro_batch, else the most samples that fit
+    the GPU (on a CPU: all)."""
     settings = stage.settings
     share, given = stage.batch // settings.trainer.ranks, settings.trainer.micro_batch
     config, masked = model.config, settings.masked_pixels
@@ -157,7 +167,9 @@ def choose_stage_batching(stage: Stage, hardware: Hardware, model: Classifier) -
 
     def estimate(size: int, savings: MemorySavings) -> MemoryEstimate:
         rows = size * config.towers
-        head = PredictingHead(config.grey_bins, max(1, round(hidden * rows * masked.share * length)))
+        head = PredictingHead(
+            config.grey_bins, max(1, round(hidden * rows * masked.share * length))
+        )
         return estimate_encoder_memory(
             model.parameter_count(),
             blocks,

@@ -1,4 +1,5 @@
-"""Sequences of bytes in memory, and the base classes of the Arena's tasks that are read from files and datasets."""
+"""Sequences of bytes in memory, and the base classes of the Arena's tasks that are read
+from files and datasets."""
 
 from __future__ import annotations
 
@@ -38,11 +39,14 @@ class ByteSequences:
     def finish(self) -> Sequences:
         """Return all texts that `add` collected, as one Sequences."""
         tokens = np.frombuffer(self._bytes, dtype=np.uint8)
-        return Sequences(tokens, np.array(self._offsets, dtype=np.int64), np.array(self._labels, dtype=np.uint8))
+        return Sequences(
+            tokens, np.array(self._offsets, dtype=np.int64), np.array(self._labels, dtype=np.uint8)
+        )
 
 
 class ReadSource(ABC):
-    """Base class of a task whose splits are read, or generated, when first used, and stay in memory."""
+    """Base class of a task whose splits are read, or generated, when first
+    used, and stay in memory."""
 
     fixed = True  # see SequenceSamples
 
@@ -55,7 +59,8 @@ class ReadSource(ABC):
 
     @abstractmethod
     def read(self, part: str) -> dict[str, Sequences]:
-        """Return the named split, with any others that are read together with it, as {name: sequences}."""
+        """Return the named split, with any others that are read together with
+        it, as {name: sequences}."""
 
     def prepare(self) -> None:  # noqa: B027 - most have nothing to make
         """Do nothing: each process reads for itself."""
@@ -68,7 +73,8 @@ class ReadSource(ABC):
 
 
 class FileSource(ReadSource):
-    """A task that is read from the folder `path`, or, with path=None, from the dataset `name` through `datasets`."""
+    """A task that is read from the folder `path`, or, with path=None, from the dataset
+    `name` through `datasets`."""
 
     needs: str  # the error message where neither is given
 
@@ -82,11 +88,15 @@ class FileSource(ReadSource):
         return str(self.path or self.name or f"a place that is not given yet: {self.needs}")
 
     def given(self) -> Path | str:
-        """Return the path, or the dataset's name. Raises UserError where neither is set, or there is no such folder."""
+        """Return the path, or the dataset's name. Raises UserError where neither is set, or
+        there is no such folder."""
         if self.path is None and not self.name:
             raise UserError(self.needs)
         if self.path is not None and not self.path.is_dir():
-            raise UserError(f"sequence.path={self.path} is no folder (seen from {Path.cwd()}). Give the data folder.")
+            raise UserError(
+                f"sequence.path={self.path} is no folder (seen from {Path.cwd()}). "
+                "Give the data folder."
+            )
         return self.path or str(self.name)
 
 
@@ -98,6 +108,14 @@ def with_held_out(sequences: Sequences, size: int, seed: int) -> dict[str, Seque
     """
     count = len(sequences.labels)
     if count <= size:
-        raise UserError(f"{count} training samples are too few to hold out sequence.validation={size}: choose fewer.")
-    order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((seed, 7)))).permutation(count)
-    return {"train": sequences.chosen(np.sort(order[size:])), "validation": sequences.chosen(np.sort(order[:size]))}
+        raise UserError(
+            f"{count} training samples are too few to hold out sequence.validation={size}: "
+            "choose fewer."
+        )
+    order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((seed, 7)))).permutation(
+        count
+    )
+    return {
+        "train": sequences.chosen(np.sort(order[size:])),
+        "validation": sequences.chosen(np.sort(order[:size])),
+    }

@@ -1,11 +1,13 @@
-"""The training of a classifier in stages, each of which starts from the weights of the stage before.
+"""The training of a classifier in stages, each of which starts from the
+weights of the stage before.
 
 runs/pathx/2026-11-21_10-15-02/
-  config.yaml, summary.json, checkpoints/   as every run; last.ckpt stores which stage it belongs to
-  learning_curve.jsonl                      a row at each validation, through all stages
-  learning_curve.png                        at the end, of Pathfinder only: the same drawn
-  result.json                               the same at the end, in the form of recipes/results
-  stage-1-side-32/metrics.jsonl, ...        every logged number, a folder a stage (a single stage's lie in the run's)
+  config.yaml, summary.json, checkpoints/  as every run; last.ckpt stores which stage it belongs to
+  learning_curve.jsonl                     a row at each validation, through all stages
+  learning_curve.png                       at the end, of Pathfinder only: the same drawn
+  result.json                              the same at the end, in the form of recipes/results
+  stage-1-side-32/metrics.jsonl, ...       every logged number, a folder a stage (a single stage's
+                                           lie in the run's)
 """
 
 from __future__ import annotations
@@ -54,13 +56,17 @@ from flashtrain_recipes.arena.weights import SUFFIX, SavedClassifier, read_class
 from flashtrain_recipes.arena.words import describe_stage_line
 
 CURVE = "learning_curve.jsonl"
-_ADVICE = "a smaller trainer.micro_batch=, memory.activation_checkpointing=full, or trainer.devices on more GPUs"
+_ADVICE = (
+    "a smaller trainer.micro_batch=, memory.activation_checkpointing=full, "
+    "or trainer.devices on more GPUs"
+)
 
 
 def trainings(
     settings: Settings, hardware: Hardware, folder: Path, overrides: Sequence[str]
 ) -> Iterator[TrainingSetup]:
-    """Yield the setup of every stage left to train, each after the one before has ended; none of a finished run.
+    """Yield the setup of every stage left to train, each after the one before has ended;
+    none of a finished run.
 
     Raises:
         UserError: the settings are invalid.
@@ -68,7 +74,8 @@ def trainings(
     stages = stages_of(settings)
     for stage in stages:
         source = make_sequence_source(stage.settings, fixed=compiles(stage.settings, hardware))
-        trained_config(stage.settings, source.shape)  # says what does not suit before the first stage trains
+        # Says what does not suit before the first stage trains.
+        trained_config(stage.settings, source.shape)
     resumed = find_resumed(settings, folder, stages)
     start = _starting_weights(settings) if resumed is None else None
     curve = LearningCurve(folder / CURVE)
@@ -85,7 +92,10 @@ def trainings(
             if first + 1 == len(stages) and finished:  # what it measured stays
                 say(f"the run in {folder} is finished: nothing is left to train.")
                 return
-        say(f"resuming from {resumed.checkpoint} ({stages[resumed.stage].name}, step {resumed.step})")
+        say(
+            f"resuming from {resumed.checkpoint} ({stages[resumed.stage].name}, "
+            f"step {resumed.step})"
+        )
 
     for stage in stages[first:]:
         again = resumed if resumed is not None and stage.number == resumed.stage else None
@@ -95,7 +105,9 @@ def trainings(
             curve.write()
         yield prepared
         state = {name: value.detach().cpu() for name, value in model.state_dict().items()}
-        start = SavedClassifier(model.config, state, describe_stage(stage, model), folder / CHECKPOINTS / LAST)
+        start = SavedClassifier(
+            model.config, state, describe_stage(stage, model), folder / CHECKPOINTS / LAST
+        )
     if curve.rows and is_first_rank():
         _publish(settings, folder, curve, overrides)
 
@@ -110,8 +122,9 @@ def _prepare(
     resumed: Resumed | None,
 ) -> tuple[TrainingSetup, Classifier]:
     """Return what trains one stage, and its model. start: its first weights; None: random."""
-    # Another seed for each stage: short stages of the same images would read the same first few of them, over and over.
-    # Set anew here, so that a stage that is begun by a later command is begun alike.
+    # Another seed for each stage: short stages of the same images would read the same first
+    # few of them, over and over. Set anew here, so that a stage that is begun by a later
+    # command is begun alike.
     settings = replace(stage.settings, seed=stage.settings.seed + stage.number)
     pl.seed_everything(settings.seed, verbose=False)
     source = make_sequence_source(settings, fixed=compiles(settings, hardware))
@@ -122,12 +135,16 @@ def _prepare(
         check_same(resumed, model.config)
     batching = choose_stage_batching(stage, hardware, model)
     model.save_memory(batching.savings)
-    data = make_data(settings, hardware, source, micro_batch=batching.micro_batch, accumulate=batching.accumulate)
+    data = make_data(
+        settings, hardware, source, micro_batch=batching.micro_batch, accumulate=batching.accumulate
+    )
     description = describe_stage(stage, model)
     read = pixels_read(settings, source.shape.length)
     length = read * source.shape.towers
     throughput = Throughput(
-        model.flops_per_sample(read) / length, tokens_per_step=stage.batch * length, peak_flops=hardware.peak_flops
+        model.flops_per_sample(read) / length,
+        tokens_per_step=stage.batch * length,
+        peak_flops=hardware.peak_flops,
     )
     by_accuracy = settings.sequence.classification_weight > 0
     monitor, mode = ("validation_accuracy", "max") if by_accuracy else ("validation_loss", "min")
@@ -139,7 +156,9 @@ def _prepare(
         yield source.describe()
         yield describe_stage_line(stage, hardware, model, batching)
         samples, every = settings.sequence.validation_samples, settings.trainer.validate_every
-        yield describe_validation(data.held_out_samples, samples, every, "sequence.validation_samples")
+        yield describe_validation(
+            data.held_out_samples, samples, every, "sequence.validation_samples"
+        )
 
     def before_saving() -> None:
         # what is saved after it has the curve's last row, too
@@ -195,7 +214,9 @@ def _found(
     }
 
 
-def _publish(settings: Settings, folder: Path, curve: LearningCurve, overrides: Sequence[str]) -> None:
+def _publish(
+    settings: Settings, folder: Path, curve: LearningCurve, overrides: Sequence[str]
+) -> None:
     """Write the learning curve as a result file and, of Pathfinder's stages, as a picture."""
     command = command_line(overrides, without=("output", "logger", "hydra", "resume"))
     rows = [{"implementation": "flashtrain", **row} for row in curve.rows]
@@ -205,19 +226,23 @@ def _publish(settings: Settings, folder: Path, curve: LearningCurve, overrides: 
 
 
 def _logged(stage: Stage, folder: Path) -> Settings:
-    """Return the stage's settings with the names that loggers show: a curriculum's stages are one group."""
+    """Return the stage's settings with the names that loggers show: a
+    curriculum's stages are one group."""
     settings, logger = stage.settings, stage.settings.logger
     if not stage.folder:
         return settings
     name = f"{logger.run_name or f'{settings.recipe}-{folder.name}'}-{stage.folder}"
     return replace(
         settings,
-        logger=replace(logger, run_name=name, group=logger.group or f"{settings.recipe}-{folder.name}"),
+        logger=replace(
+            logger, run_name=name, group=logger.group or f"{settings.recipe}-{folder.name}"
+        ),
     )
 
 
 def _starting_weights(settings: Settings) -> SavedClassifier | None:
-    """Return the classifier that `weights` names: a .safetensors file, a checkpoint, or a run folder (the best)."""
+    """Return the classifier that `weights` names: a .safetensors file, a checkpoint, or a
+    run folder (the best)."""
     if settings.weights is None:
         return None
     path = Path(settings.weights).expanduser()

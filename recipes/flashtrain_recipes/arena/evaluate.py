@@ -1,4 +1,5 @@
-"""mode=evaluate and mode=export of task=classification: accuracy on test samples, and weights files."""
+"""mode=evaluate and mode=export of task=classification: accuracy on test
+samples, and weights files."""
 
 from __future__ import annotations
 
@@ -31,7 +32,13 @@ from flashtrain_recipes.arena.published import ORIGINAL, papers_task, task_of
 from flashtrain_recipes.arena.settings import IMAGES
 from flashtrain_recipes.arena.sources import make_sequence_source
 from flashtrain_recipes.arena.stages import stages_of
-from flashtrain_recipes.arena.weights import SUFFIX, SavedClassifier, read_classifier, read_notes, write_classifier
+from flashtrain_recipes.arena.weights import (
+    SUFFIX,
+    SavedClassifier,
+    read_classifier,
+    read_notes,
+    write_classifier,
+)
 from flashtrain_recipes.long_context.evaluate import autocast_dtype
 
 
@@ -45,14 +52,20 @@ def settings_for_weights(line: CommandLine) -> Settings:
     """
     path = str(line.by_name["weights"].value())
     if not path.endswith(SUFFIX):
-        raise UserError("mode=evaluate weights=... expects a classifier's .safetensors file; for a run: checkpoint=...")
+        raise UserError(
+            "mode=evaluate weights=... "
+            "expects a classifier's .safetensors file; for a run: checkpoint=..."
+        )
     notes = read_notes(path)
     data = notes.get("data", "pathfinder")
     taken = {"sequence.data": data, "pathfinder.contour": notes.get("contour", "hard")}
     name, key = ("pathfinder.side", "side") if data in IMAGES else ("sequence.length", "length")
-    taken |= {name: notes["shape"].get(key)} | {f"sequence.{one}": notes.get("sequence", {}).get(one) for one in PARTS}
+    taken |= {name: notes["shape"].get(key)} | {
+        f"sequence.{one}": notes.get("sequence", {}).get(one) for one in PARTS
+    }
     taken |= {} if "recipe" in line.by_name else {"recipe": notes.get("recipe", "pathx")}
-    # In quotes: what a file says is a value, and neither a word of the command line nor the name of a variable.
+    # In quotes: what a file says is a value, and neither a word of the command line nor
+    # the name of a variable.
     own = [f"{name}={quoted(str(value))}" for name, value in taken.items() if value is not None]
     settings = compose_settings([*own, *line])
     settings.task = "classification"
@@ -62,12 +75,18 @@ def settings_for_weights(line: CommandLine) -> Settings:
 def of_last_stage(settings: Settings) -> Settings:
     """Return a run's settings with the side and contour of its last stage."""
     last = stages_of(settings)[-1].settings.pathfinder
-    return settings.having(pathfinder=replace(settings.pathfinder, side=last.side, contour=last.contour))
+    return settings.having(
+        pathfinder=replace(settings.pathfinder, side=last.side, contour=last.contour)
+    )
 
 
 def run_classifier_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
     """Run mode=evaluate or mode=export, and return the summary row."""
-    return evaluate_classifier(settings, hardware) if settings.mode == "evaluate" else _export(settings)
+    return (
+        evaluate_classifier(settings, hardware)
+        if settings.mode == "evaluate"
+        else _export(settings)
+    )
 
 
 def evaluate_classifier(settings: Settings, hardware: Hardware) -> Row:
@@ -101,8 +120,8 @@ def evaluate_classifier(settings: Settings, hardware: Hardware) -> Row:
     target = make_unique(folder, "evaluate")
     write_result(target / RESULT, settings.recipe, _command(settings), [row])
     say(
-        f"{saved.path}: accuracy {row['accuracy']:.2%} on {total:,} test samples of seed {row['seed']} "
-        f"(95% interval {low:.2%} to {high:.2%}), {row['seconds']:.0f} s"
+        f"{saved.path}: accuracy {row['accuracy']:.2%} on {total:,} test samples of seed "
+        f"{row['seed']} (95% interval {low:.2%} to {high:.2%}), {row['seconds']:.0f} s"
     )
     say(f"  the result's rows are in {target / RESULT}")
     if any(other["implementation"].endswith("(paper)") for other in accuracy_rows([row])):
@@ -121,8 +140,11 @@ def _images(settings: Settings) -> Row:
 
 
 @torch.no_grad()
-def _count_right(model: Classifier, source: SequenceSource, settings: Settings, hardware: Hardware) -> tuple[int, int]:
-    """Return (right, all) of the test samples, in the precision that the model is trained in on this machine."""
+def _count_right(
+    model: Classifier, source: SequenceSource, settings: Settings, hardware: Hardware
+) -> tuple[int, int]:
+    """Return (right, all) of the test samples, in the precision that the model is
+    trained in on this machine."""
     device = next(model.parameters()).device
     data = SequenceDataModule(source, settings.sequence.evaluation_batch or settings.sequence.batch)
     dtype = autocast_dtype(hardware.precision)
@@ -130,8 +152,12 @@ def _count_right(model: Classifier, source: SequenceSource, settings: Settings, 
     right = torch.zeros((), dtype=torch.int64, device=device)
     console = Console(stderr=True)
     loader, total = data.test_dataloader(), 0
-    for loaded in track(loader, "evaluating", console=console, transient=True, disable=not console.is_terminal):
-        batch = data.on_after_batch_transfer({name: value.to(device) for name, value in loaded.items()}, 0)
+    for loaded in track(
+        loader, "evaluating", console=console, transient=True, disable=not console.is_terminal
+    ):
+        batch = data.on_after_batch_transfer(
+            {name: value.to(device) for name, value in loaded.items()}, 0
+        )
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
             logits = forward(batch["tokens"], batch.get("lengths"))
         right += (logits.argmax(dim=1) == batch["labels"]).sum()
@@ -140,24 +166,31 @@ def _count_right(model: Classifier, source: SequenceSource, settings: Settings, 
 
 
 def _saved(settings: Settings) -> tuple[SavedClassifier, Path]:
-    """Return the weights to evaluate, and where results go: the run's folder, or one below `output`."""
+    """Return the weights to evaluate, and where results go: the run's folder,
+    or one below `output`."""
     if settings.checkpoint is not None:
         folder, path = find_checkpoint(settings.checkpoint, prefer=BEST)
         return read_classifier(path), folder
     return read_classifier(str(settings.weights)), Path(settings.output) / settings.recipe
 
 
-def _model(saved: SavedClassifier, settings: Settings, hardware: Hardware, source: SequenceSource) -> Classifier:
+def _model(
+    saved: SavedClassifier, settings: Settings, hardware: Hardware, source: SequenceSource
+) -> Classifier:
     config = saved.config
     shape = source.shape
     if shape.side is not None and shape.side != config.side:
         config = replace(config, length=shape.length, side=shape.side)
-        say(f"note: weights of images of side {saved.config.side} are tested on images of side {shape.side}.")
+        say(
+            f"note: weights of images of side {saved.config.side} are tested on images "
+            f"of side {shape.side}."
+        )
     expected = classifier_config(settings.classifier, shape)
     if (config.classes, config.towers) != (expected.classes, expected.towers):
         raise UserError(
-            f"{saved.path} distinguishes {config.classes} classes, and sequence.data={settings.sequence.data} has "
-            f"{expected.classes}, or only one of them is of pairs of texts. Set the data that it was trained on."
+            f"{saved.path} distinguishes {config.classes} classes, and "
+            f"sequence.data={settings.sequence.data} has {expected.classes}, or only one of them "
+            "is of pairs of texts. Set the data that it was trained on."
         )
     model = Classifier(config, attention=hardware.attention)
     carry_weights(model, saved.config, saved.state)
@@ -167,9 +200,14 @@ def _model(saved: SavedClassifier, settings: Settings, hardware: Hardware, sourc
 def _export(settings: Settings) -> dict[str, Any]:
     saved, folder = _saved(settings)
     with new_folder(folder, "export") as (made, exported):
-        written = write_classifier(saved, made / f"classifier{SUFFIX}", precision=settings.export_precision)
+        written = write_classifier(
+            saved, made / f"classifier{SUFFIX}", precision=settings.export_precision
+        )
         target, size = exported / written.name, written.stat().st_size / 1e6
-    say(f"exported step {saved.notes['step']} to {target} ({size:.1f} MB, {settings.export_precision})")
+    say(
+        f"exported step {saved.notes['step']} to {target} ({size:.1f} MB, "
+        f"{settings.export_precision})"
+    )
     say(f"  test it: python -m flashtrain mode=evaluate weights={target}")
     return {"folder": target.parent}
 
@@ -179,21 +217,31 @@ def load_classifier(settings: Settings, hardware: Hardware) -> TrainedModel:
     saved, folder = _saved(settings)
     model = Classifier(saved.config, attention=hardware.attention)
     model.load_state_dict(saved.state)
-    return TrainedModel(model.to(hardware.kind).eval(), None, settings, folder, saved.path, saved.notes["step"])
+    return TrainedModel(
+        model.to(hardware.kind).eval(), None, settings, folder, saved.path, saved.notes["step"]
+    )
 
 
 def _command(settings: Settings) -> str:
-    given = f"checkpoint={settings.checkpoint}" if settings.checkpoint else f"weights={settings.weights}"
+    given = (
+        f"checkpoint={settings.checkpoint}"
+        if settings.checkpoint
+        else f"weights={settings.weights}"
+    )
     words = ["mode=evaluate", given, f"sequence.data={settings.sequence.data}"]
     images = settings.pathfinder
     if settings.sequence.path is not None:
-        of_files = {name: getattr(settings.sequence, name) for name in ("path", "name", "test", "seed")}
+        of_files = {
+            name: getattr(settings.sequence, name) for name in ("path", "name", "test", "seed")
+        }
         words += [
             f"sequence.{name}={given if isinstance(given, int) else as_value(given)}"
             for name, given in of_files.items()
             if given is not None
         ]
-        words += [f"pathfinder.side={images.side}"] if settings.sequence.data == "pathfinder" else []
+        words += (
+            [f"pathfinder.side={images.side}"] if settings.sequence.data == "pathfinder" else []
+        )
     elif settings.sequence.data == "pathfinder":
         names = ("side", "contour", "seed", "test_images")
         words += [f"pathfinder.{name}={getattr(images, name)}" for name in names]

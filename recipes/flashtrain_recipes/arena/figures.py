@@ -1,4 +1,5 @@
-"""Figures of classifiers: accuracies next to the papers', and the learning curve through all stages."""
+"""Figures of classifiers: accuracies next to the papers', and the learning
+curve through all stages."""
 
 from __future__ import annotations
 
@@ -19,14 +20,19 @@ _BANDS = ("#f3f6f9", "#ffffff")  # behind one side of the images, and the next
 
 
 def accuracy_figure(rows: Rows, path: str | Path) -> Path:
-    """Draw the accuracies of each task as bars in a PNG: measured ones with 95% intervals, the papers', and chance."""
+    """Draw the accuracies of each task as bars in a PNG: measured ones with 95% intervals,
+    the papers', and chance."""
     found = accuracy_rows(rows)
     groups: dict[str, list[Bar]] = {}
     marks: dict[str, float] = {}
     for task in values_of(found, "task"):
         of_task = [row for row in found if row["task"] == task]
         own = [row for row in of_task if row["implementation"] == "flashtrain"]
-        more = "ours: trained on more than the task's images" if values_of(own, "shown_in_training") else ""
+        more = (
+            "ours: trained on more than the task's images"
+            if values_of(own, "shown_in_training")
+            else ""
+        )
         words = papers_task(task) or more
         name = f"{task} ({words})" if words else task
         for row in of_task:
@@ -34,41 +40,65 @@ def accuracy_figure(rows: Rows, path: str | Path) -> Path:
             if row["implementation"] == "chance":
                 marks[name] = share
                 continue
-            ends = [100 * row[key] for key in ("accuracy_low", "accuracy_high") if row.get(key) is not None]
+            ends = [
+                100 * row[key]
+                for key in ("accuracy_low", "accuracy_high")
+                if row.get(key) is not None
+            ]
             which = f", {row['weights']}" if len(own) > 1 and row.get("weights") else ""
             title = row["implementation"].removesuffix(" (paper)") + which
             groups.setdefault(name, []).append(Bar(title, share, f"{share:.1f}", row in own, ends))
-    title = "Test accuracy. Filled: measured, with 95% intervals. Outlined: published. Dotted: chance."
-    return bar_figure(groups, path, title=title, unit="test accuracy (%)", rows=rows, limit=104, marks=marks)
+    title = (
+        "Test accuracy. Filled: measured, with 95% intervals. Outlined: published. Dotted: chance."
+    )
+    return bar_figure(
+        groups, path, title=title, unit="test accuracy (%)", rows=rows, limit=104, marks=marks
+    )
 
 
 def curriculum_figure(rows: Rows, path: str | Path) -> Path:
-    """Draw held-out accuracy against time as a PNG, a line for each stage of a training and a band for each side.
+    """Draw held-out accuracy against time as a PNG, a line for each stage of a training
+    and a band for each side.
 
     Args:
-        rows: a learning curve's rows in order, with side, contour, validation_accuracy and gpu_minutes or minutes; a
-            new line begins where the value of contour, piece or stage changes.
+        rows: a learning curve's rows in order, with side, contour, validation_accuracy
+            and gpu_minutes or minutes; a new line begins where the value of contour,
+            piece or stage changes.
 
     Raises:
         UserError: the rows lack such a column.
     """
     time = "gpu_minutes" if values_of(rows, "gpu_minutes") else "minutes"
-    missing = [key for key in (time, "side", "contour", "validation_accuracy") if not values_of(rows, key)]
+    missing = [
+        key for key in (time, "side", "contour", "validation_accuracy") if not values_of(rows, key)
+    ]
     if missing:
-        raise UserError(f"no row has {', '.join(missing)}: expected the result.json of a run of recipe=pathx.")
+        raise UserError(
+            f"no row has {', '.join(missing)}: expected the result.json of a run of recipe=pathx."
+        )
     rows = _elapsed(rows, time)
     figure = new_figure(3.9, "Held-out accuracy through a training's stages; dotted: chance", rows)
     panel = figure.subplots()
     style(panel, "held-out accuracy (%)")
     began, whole = 0.0, float(rows[-1][time])
-    bottom = min(44.0, 100 * min(float(row["validation_accuracy"]) for row in rows) - 6)  # sides' names have room
+    # Sides' names have room.
+    bottom = min(44.0, 100 * min(float(row["validation_accuracy"]) for row in rows) - 6)
     for number, (side, grouped) in enumerate(groupby(rows, lambda row: row["side"])):
         of_side = list(grouped)
         ended = float(of_side[-1][time])
         panel.axvspan(began, ended, color=_BANDS[number % 2], zorder=0)
-        upright = 90 if ended - began < 0.12 * whole else 0  # a narrow band has no room for its name
+        # A narrow band has no room for its name.
+        upright = 90 if ended - began < 0.12 * whole else 0
         middle = (began + ended) / 2
-        panel.text(middle, bottom + 1, f"side {side}", ha="center", va="bottom", rotation=upright, fontsize=9)
+        panel.text(
+            middle,
+            bottom + 1,
+            f"side {side}",
+            ha="center",
+            va="bottom",
+            rotation=upright,
+            fontsize=9,
+        )
         for (contour, *_), together in groupby(
             of_side, lambda row: (row["contour"], row.get("piece"), row.get("stage"))
         ):
@@ -91,7 +121,8 @@ def curriculum_figure(rows: Rows, path: str | Path) -> Path:
 
 
 def _elapsed(rows: Rows, time: str) -> list[Row]:
-    """The rows with the time from the first piece of the training on: each piece has counted its own from 0."""
+    """The rows with the time from the first piece of the training on: each piece has
+    counted its own from 0."""
     before, last, found = 0.0, 0.0, list[Row]()
     for row in rows:
         before += last if row[time] < last else 0.0

@@ -1,4 +1,5 @@
-"""The course of a training in stages: learning curve, early end of a stage, its best weights for the next one."""
+"""The course of a training in stages: learning curve, early end of a stage, its best
+weights for the next one."""
 
 from __future__ import annotations
 
@@ -19,10 +20,11 @@ from flashtrain_recipes.arena.stages import Stage
 
 
 class LearningCurve(pl.Callback):
-    """Adds a row to the file `path`, a JSON object a line, after each validation, through all stages of a run.
+    """Adds a row to the file `path`, a JSON object a line, after each validation,
+    through all stages of a run.
 
-    It also ends a stage whose held-out accuracy reached `stop_at_accuracy`. Checkpoints hold the rows, so that a
-    resumed run writes the whole curve.
+    It also ends a stage whose held-out accuracy reached `stop_at_accuracy`. Checkpoints hold the
+    rows, so that a resumed run writes the whole curve.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -36,17 +38,23 @@ class LearningCurve(pl.Callback):
     def begin_stage(self, stage: Stage) -> None:
         """Set the stage that the next fit trains."""
         self.stage = stage
-        self._images_before = max((row["images"] for row in self.rows if row["stage"] <= stage.number), default=0)
+        self._images_before = max(
+            (row["images"] for row in self.rows if row["stage"] <= stage.number), default=0
+        )
 
     def is_over(self, stage: Stage, step: int) -> bool:
-        """Return whether the stage ends with this step: its last step, or one that reached `stop_at_accuracy`."""
+        """Return whether the stage ends with this step: its last step, or one that
+        reached `stop_at_accuracy`."""
         accuracy = self._accuracy(stage, step)
         return accuracy is not None and (step >= stage.steps or self._reached(stage, step))
 
     def made(self) -> dict[str, int]:
-        """Return the total `steps` and `samples` of all stages up to the last row; {} before the first row."""
+        """Return the total `steps` and `samples` of all stages up to the last row;
+        {} before the first row."""
         last = {row["stage"]: row["step"] for row in self.rows}
-        return {"steps": sum(last.values()), "samples": self.rows[-1]["images"]} if self.rows else {}
+        return (
+            {"steps": sum(last.values()), "samples": self.rows[-1]["images"]} if self.rows else {}
+        )
 
     @property
     def minutes(self) -> float:
@@ -83,32 +91,54 @@ class LearningCurve(pl.Callback):
         }
         # A resumed run repeats what it had done after its checkpoint.
         place = (row["stage"], row["step"])
-        self.rows = [before for before in self.rows if (before["stage"], before["step"]) < place] + [row]
+        self.rows = [
+            before for before in self.rows if (before["stage"], before["step"]) < place
+        ] + [row]
         if trainer.is_global_zero:
             self.write()
             found = (
-                f"accuracy {row['validation_accuracy']:.2%} held out, {row['train_accuracy']:.2%} in training"
+                (
+                    f"accuracy {row['validation_accuracy']:.2%} held out, "
+                    f"{row['train_accuracy']:.2%} in training"
+                )
                 if stage.settings.sequence.classification_weight
                 else f"loss {row['validation_loss']:.4f} of what is masked, held out"
             )
-            say(f"{stage.name}, step {step}, {row['images']:,} samples: {found}, {row['minutes']:.1f} min")
+            say(
+                f"{stage.name}, step {step}, {row['images']:,} samples: "
+                f"{found}, {row['minutes']:.1f} min"
+            )
         if self._reached(stage, step):
             trainer.should_stop = True
             say(
-                f"{stage.name}: ended, since stop_at_accuracy={stage.stop_at_accuracy:g} was reached after {step:,} of "
-                f"{stage.steps:,} steps"
+                f"{stage.name}: ended, since stop_at_accuracy={stage.stop_at_accuracy:g} was "
+                f"reached after {step:,} of {stage.steps:,} steps"
             )
         elif stage.stop_at_accuracy is not None and step >= stage.steps:
-            say(f"{stage.name}: ended after all {step:,} steps below stop_at_accuracy={stage.stop_at_accuracy:g}")
+            say(
+                f"{stage.name}: "
+                f"ended after all {step:,} steps below stop_at_accuracy={stage.stop_at_accuracy:g}"
+            )
 
     def _accuracy(self, stage: Stage, step: int) -> float | None:
         place = (stage.number + 1, step)
-        return next((row["validation_accuracy"] for row in self.rows if (row["stage"], row["step"]) == place), None)
+        return next(
+            (
+                row["validation_accuracy"]
+                for row in self.rows
+                if (row["stage"], row["step"]) == place
+            ),
+            None,
+        )
 
     def _reached(self, stage: Stage, step: int) -> bool:
         # Rows hold what all ranks together found, so that all of them end at one step.
         accuracy = self._accuracy(stage, step)
-        return stage.stop_at_accuracy is not None and accuracy is not None and accuracy >= stage.stop_at_accuracy
+        return (
+            stage.stop_at_accuracy is not None
+            and accuracy is not None
+            and accuracy >= stage.stop_at_accuracy
+        )
 
     def write(self) -> None:
         """Write all rows to the file, a JSON object a line."""
@@ -124,8 +154,8 @@ class LearningCurve(pl.Callback):
 class BestOfStage(pl.Callback):
     """Stores the weights of the best validation of a stage, from which the next stage starts.
 
-    A stage whose learning rate stays high can get worse again, even down to chance. Checkpoints hold the weights, so
-    that a resumed run starts its next stage as an uninterrupted one does.
+    A stage whose learning rate stays high can get worse again, even down to chance. Checkpoints
+    hold the weights, so that a resumed run starts its next stage as an uninterrupted one does.
 
     Args:
         model: the model that is trained.
@@ -148,10 +178,14 @@ class BestOfStage(pl.Callback):
         self._latest = score
         if self.score is None or self.sign * score > self.sign * self.score:
             self.score, self.step = score, trainer.global_step
-            self._weights = {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
+            self._weights = {
+                name: value.detach().cpu().clone()
+                for name, value in self.model.state_dict().items()
+            }
 
     def restore(self) -> bool:
-        """Load the best weights into the model, and return whether they differ from its latest ones."""
+        """Load the best weights into the model, and return whether they
+        differ from its latest ones."""
         if self.score is None or self._latest is None or self.score == self._latest:
             return False
         with torch.no_grad():
@@ -159,8 +193,17 @@ class BestOfStage(pl.Callback):
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        return {"score": self.score, "step": self.step, "latest": self._latest, "weights": self._weights}
+        return {
+            "score": self.score,
+            "step": self.step,
+            "latest": self._latest,
+            "weights": self._weights,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.score, self.step, self._latest = state_dict["score"], state_dict["step"], state_dict["latest"]
+        self.score, self.step, self._latest = (
+            state_dict["score"],
+            state_dict["step"],
+            state_dict["latest"],
+        )
         self._weights = dict(state_dict["weights"])

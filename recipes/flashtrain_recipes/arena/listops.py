@@ -1,4 +1,5 @@
-"""The Arena's task ListOps: the value, one of ten, of a long nested expression. Expressions are generated."""
+"""The Arena's task ListOps: the value, one of ten, of a long nested expression.
+Expressions are generated."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class ListOps(ReadSource):
         fixed: whether every batch is padded to `longest` (SequenceSamples).
 
     Raises:
-        UserError: no length lies between the bounds; when read: numba is missing, or there are too few expressions.
+        UserError: no length lies between the bounds; when read: numba is missing, or there
+            are too few expressions.
     """
 
     def __init__(
@@ -46,7 +48,8 @@ class ListOps(ReadSource):
         super().__init__()
         if not 0 <= shortest < longest - 1:
             raise UserError(
-                f"no expression is longer than {shortest} and below {longest} symbols: raise sequence.length."
+                f"no expression is longer than {shortest} and below {longest} symbols: "
+                "raise sequence.length."
             )
         self.seed, self.shortest, self.longest = seed, shortest, longest
         self.counts, self.fixed = dict(counts), fixed
@@ -93,8 +96,13 @@ def _generated(seed: int, count: int, shortest: int, longest: int) -> Sequences:
                 labels.append(values[row])
         idle = idle + 1 if len(pieces) == before else 0
         if idle == 100:
-            raise UserError(f"fewer than {count:,} expressions of {shortest} to {longest} symbols exist: use fewer.")
+            raise UserError(
+                f"fewer than {count:,} expressions of {shortest} to {longest} symbols exist: "
+                "use fewer."
+            )
     ends = np.cumsum([len(piece) for piece in pieces])
     return Sequences(
-        np.concatenate(pieces), np.concatenate([[0], ends]).astype(np.int64), np.array(labels, dtype=np.uint8)
+        np.concatenate(pieces),
+        np.concatenate([[0], ends]).astype(np.int64),
+        np.array(labels, dtype=np.uint8),
     )

@@ -1,7 +1,8 @@
-"""ListOps expressions (Nangia and Bowman 2018, arXiv 1804.06028) of the Long Range Arena's lengths, made by numba.
+"""ListOps expressions (Nangia and Bowman 2018, arXiv 1804.06028) of the Long Range Arena's
+lengths, made by numba.
 
-An expression is a digit, or an operator with its arguments: [MAX 2 9 [MIN 4 7 ] 0 ] is 9. Each symbol is a token: an
-operator with its bracket, a digit, the closing bracket.
+An expression is a digit, or an operator with its arguments: [MAX 2 9 [MIN 4 7 ] 0 ] is 9. Each
+symbol is a token: an operator with its bracket, a digit, the closing bracket.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def _value(operator: int, arguments: np.ndarray) -> int:
 
 @njit(cache=True)
 def expression(seed: int, number: int, tokens: np.ndarray) -> tuple[int, int]:
-    """Write expression `number` of a seed into tokens; return (length, value), or length -1 where it does not fit."""
+    """Write expression `number` of a seed into tokens; return (length, value), or length -1
+    where it does not fit."""
     state = np.zeros(1, dtype=np.uint64)
     state[0] = uint64(seed) * uint64(0xD1342543DE82EF95) + uint64(1)
     state[0] = _next(state) ^ (uint64(number) * GAMMA)
@@ -88,17 +90,24 @@ def expression(seed: int, number: int, tokens: np.ndarray) -> tuple[int, int]:
 
 @njit(cache=True)
 def expressions(
-    seed: int, first: int, shortest: int, longest: int, tokens: np.ndarray, lengths: np.ndarray, values: np.ndarray
+    seed: int,
+    first: int,
+    shortest: int,
+    longest: int,
+    tokens: np.ndarray,
+    lengths: np.ndarray,
+    values: np.ndarray,
 ) -> tuple[int, int]:
     """Draw random expressions into arrays, one a row, in the order of their numbers.
 
-    Seed and number determine an expression. One whose length is not between `shortest` and `longest`, both excluded,
-    is passed over.
+    Seed and number determine an expression. One whose length is not between `shortest` and
+    `longest`, both excluded, is passed over.
 
     Args:
         seed, first: the seed, and the number of the first expression to draw.
         shortest, longest: bounds of an expression's tokens.
-        tokens, lengths, values: filled: (rows, longest) tokens, (rows,) numbers of tokens, (rows,) values.
+        tokens, lengths, values: filled: (rows, longest) tokens, (rows,) numbers of
+            tokens, (rows,) values.
 
     Returns:
         (number of rows filled, number of the next expression to draw).

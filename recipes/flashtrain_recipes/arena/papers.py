@@ -1,4 +1,5 @@
-"""The Arena's task Retrieval: whether one of two papers cites the other (ACL Anthology Network; Radev et al. 2013).
+"""The Arena's task Retrieval: whether one of two papers cites the other (ACL Anthology
+Network; Radev et al. 2013).
 
 One encoder reads both papers, byte by byte.
 """
@@ -21,18 +22,20 @@ class PaperPairs(FileSource):
     """Pairs of papers, read from files.
 
     Args:
-        path: a folder with new_aan_pairs.train.tsv, .eval.tsv and .test.tsv, or other names with these endings. A line
-            is a label (0 or 1), two ids and two texts, separated by tabs.
+        path: a folder with new_aan_pairs.train.tsv, .eval.tsv and .test.tsv, or other names with
+            these endings. A line is a label (0 or 1), two ids and two texts, separated by tabs.
         length: the most bytes that are read of each paper; None: 4,000.
         fixed: whether every batch is padded to `length` (SequenceSamples).
     """
 
     needs = (
-        "sequence.data=retrieval is read from disk: sequence.path=FOLDER with the Long Range Arena's "
-        "new_aan_pairs.train.tsv, new_aan_pairs.eval.tsv and new_aan_pairs.test.tsv."
+        "sequence.data=retrieval is read from disk: sequence.path=FOLDER with the Long Range "
+        "Arena's new_aan_pairs.train.tsv, new_aan_pairs.eval.tsv and new_aan_pairs.test.tsv."
     )
 
-    def __init__(self, path: str | Path | None, *, length: int | None = None, fixed: bool = False) -> None:
+    def __init__(
+        self, path: str | Path | None, *, length: int | None = None, fixed: bool = False
+    ) -> None:
         super().__init__(path, None)
         self.length, self.fixed = length or LENGTH, fixed
 
@@ -54,7 +57,8 @@ class PaperPairs(FileSource):
                     label, *rest = line.rstrip(b"\r\n").split(b"\t")
                     if label not in _LABELS or len(rest) != 4:
                         raise UserError(
-                            f"{file}:{number}: expected label (0 or 1), id1, id2, text1, text2 with tabs between."
+                            f"{file}:{number}: "
+                            "expected label (0 or 1), id1, id2, text1, text2 with tabs between."
                         )
                     pairs.add(_LABELS[label], *rest[2:])
         return {part: pairs.finish()}

@@ -1,7 +1,9 @@
-"""Published accuracies on the Long Range Arena, in percent, and the tasks that they were measured on.
+"""Published accuracies on the Long Range Arena, in percent, and the tasks that
+they were measured on.
 
-Sources: FlashAttention (Dao et al. 2022, arXiv 2205.14135), tables 3 and 6; Amos et al. 2023 (arXiv 2310.02980), their
-Transformer with rotary positions, pre-trained on the task's own inputs or trained from scratch.
+Sources: FlashAttention (Dao et al. 2022, arXiv 2205.14135), tables 3 and 6; Amos et al. 2023
+(arXiv 2310.02980), their Transformer with rotary positions, pre-trained on the task's own inputs
+or trained from scratch.
 """
 
 from __future__ import annotations
@@ -28,48 +30,67 @@ PAPER_ACCURACY: dict[str, dict[str, float]] = {
     "path256": {BLOCK_SPARSE: 63.1},
 }
 CHANCE = {task: 10.0 if task in ("listops", "image") else 50.0 for task in PAPER_ACCURACY}
-# What the papers' tasks are: Pathfinder of hard contours at these sides, the others of these lengths.
+# What the papers' tasks are: Pathfinder of hard contours at these sides, the
+# others of these lengths.
 PATHFINDERS = {32: "pathfinder", 128: "pathx", 256: "path256"}
 HARD = ("hard", str(CONTOURS["hard"]))
-# What a row says under "images" of those that the original program (github.com/drewlinsley/pathfinder) drew, or that
-# equal them, as all drawn here do: the papers' figures are compared with rows of such images only.
+# What a row says under "images" of those that the original program
+# (github.com/drewlinsley/pathfinder) drew, or that equal them, as all drawn here do: the papers'
+# figures are compared with rows of such images only.
 ORIGINAL = "original"
-LENGTHS = {"listops": listops.MAX_LENGTH, "text": reviews.LENGTH, "retrieval": papers.LENGTH, "image": image.SIDE**2}
+LENGTHS = {
+    "listops": listops.MAX_LENGTH,
+    "text": reviews.LENGTH,
+    "retrieval": papers.LENGTH,
+    "image": image.SIDE**2,
+}
 
 
 def task_of(row: Mapping[str, Any]) -> str:
-    """Return the name of a row's task in tables: Path-X and Path-256 are pathfinder at sides 128 and 256.
+    """Return the name of a row's task in tables: Path-X and Path-256 are
+    pathfinder at sides 128 and 256.
 
-    The name of a task that differs from the papers' says how, as in "listops, length 128" or "pathx, blender images".
+    The name of a task that differs from the papers' says how, as in "listops, length 128" or
+    "pathx, blender images".
     """
     task = str(row["task"])
     if task == "pathfinder":
         side, contour = row.get("side"), row.get("contour")
         if side in PATHFINDERS and contour in HARD:
             images = row.get("images") or "unknown"
-            return PATHFINDERS[side] if images == ORIGINAL else f"{PATHFINDERS[side]}, {images} images"
+            return (
+                PATHFINDERS[side] if images == ORIGINAL else f"{PATHFINDERS[side]}, {images} images"
+            )
         return f"{task}, side {side}, {contour_words(contour or 'unknown')}"
     length = row.get("length")
     return task if length == LENGTHS.get(task, length) else f"{task}, length {length or 'unknown'}"
 
 
 def papers_task(task: str) -> str:
-    """Return how the papers' task differs from a task named by `task_of`, in words; "" where it does not."""
+    """Return how the papers' task differs from a task named by `task_of`, in
+    words; "" where it does not."""
     kind, _, difference = task.partition(", ")
     if difference and kind in PATHFINDERS.values() and difference.endswith(" images"):
         return "the papers' task has the images of its original program"
     if difference and kind == "pathfinder":
-        return "the papers' task has hard contours and side 32, 128 or 256, drawn as its own by the original program"
-    return f"the papers' task has {LENGTHS[kind]:,} tokens" if difference and kind in LENGTHS else ""
+        return (
+            "the papers' task has hard contours and side 32, 128 or 256, "
+            "drawn as its own by the original program"
+        )
+    return (
+        f"the papers' task has {LENGTHS[kind]:,} tokens" if difference and kind in LENGTHS else ""
+    )
 
 
 def chance_of(task: str) -> float | None:
-    """Return the accuracy of guessing, in percent, for a task named by `task_of`; None for an unknown task."""
+    """Return the accuracy of guessing, in percent, for a task named by `task_of`;
+    None for an unknown task."""
     return CHANCE.get(task.partition(", ")[0])
 
 
 def paper_rows(task: str) -> list[dict[str, Any]]:
-    """Return the published accuracies of a task as rows with implementation, task and accuracy (0 to 1)."""
+    """Return the published accuracies of a task as rows with implementation, task
+    and accuracy (0 to 1)."""
     return [
         {"implementation": f"{name} (paper)", "task": task, "accuracy": value / 100}
         for name, value in PAPER_ACCURACY.get(task, {}).items()

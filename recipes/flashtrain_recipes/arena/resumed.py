@@ -17,13 +17,15 @@ from flashtrain_recipes.arena.learning_curve import LearningCurve
 from flashtrain_recipes.arena.stages import Stage
 from flashtrain_recipes.arena.weights import SavedClassifier, read_classifier
 
-# Entries of a model's configuration that may change when a training resumes: none of them has weights.
+# Entries of a model's configuration that may change when a training resumes: none
+# of them has weights.
 _FREE = ("dropout", "pattern", "pattern_block", "pattern_local", "pattern_globals")
 
 
 @dataclass
 class Resumed:
-    """A checkpoint from which a training in stages resumes, with the stage and step that it was saved at."""
+    """A checkpoint from which a training in stages resumes, with the stage and
+    step that it was saved at."""
 
     checkpoint: Path
     stage: int  # its number, from 0
@@ -33,16 +35,19 @@ class Resumed:
 
 
 def is_carried(given: str) -> bool:
-    """Return whether resume=... names a checkpoint file outside of any run folder, from which a new run resumes."""
+    """Return whether resume=... names a checkpoint file outside of any run folder, from
+    which a new run resumes."""
     path = Path(given).expanduser()
     return path.is_file() and not (path.parent.parent / CONFIG_FILE).is_file()
 
 
 def find_resumed(settings: Settings, folder: Path, stages: Sequence[Stage]) -> Resumed | None:
-    """Return the checkpoint that `resume` names: the folder's own (auto), a run's, or a file; None to start anew.
+    """Return the checkpoint that `resume` names: the folder's own (auto), a run's, or a
+    file; None to start anew.
 
     Raises:
-        UserError: the checkpoint belongs to another task, or to a stage that this training does not have.
+        UserError: the checkpoint belongs to another task, or to a stage that this
+            training does not have.
     """
     if settings.resume is None:
         return None
@@ -59,7 +64,8 @@ def find_resumed(settings: Settings, folder: Path, stages: Sequence[Stage]) -> R
     stage = int(saved.notes.get("stage", 0))
     if saved.notes.get("task") != TASK or stage >= len(stages):
         raise UserError(
-            f"resume: {checkpoint} is of another task, or of stage {stage + 1} where this run has {len(stages)} stages."
+            f"resume: {checkpoint} is of another task, or of stage {stage + 1} where this run has "
+            f"{len(stages)} stages."
         )
     whole = read_checkpoint(checkpoint, mmap=True, checked=True)
     check_resumable(whole, checkpoint)
@@ -68,9 +74,14 @@ def find_resumed(settings: Settings, folder: Path, stages: Sequence[Stage]) -> R
 
 
 def check_same(resumed: Resumed, config: ClassifierConfig) -> None:
-    """Raise UserError, naming what differs, unless the checkpoint holds a model of this configuration."""
+    """Raise UserError, naming what differs, unless the checkpoint holds a model
+    of this configuration."""
     here, there = asdict(config), asdict(resumed.saved.config)
     differing = [name for name in here if name not in _FREE and here[name] != there[name]]
     if differing:
-        parts = ", ".join(f"{name} is {there[name]} there and {here[name]} here" for name in differing)
-        raise UserError(f"resume: {resumed.checkpoint} is of another model: {parts}. Use its settings.")
+        parts = ", ".join(
+            f"{name} is {there[name]} there and {here[name]} here" for name in differing
+        )
+        raise UserError(
+            f"resume: {resumed.checkpoint} is of another model: {parts}. Use its settings."
+        )

@@ -1,4 +1,5 @@
-"""The Arena's task Text: whether a film review (IMDB; Maas et al. 2011) is favourable. It is read byte by byte."""
+"""The Arena's task Text: whether a film review (IMDB; Maas et al. 2011) is favourable.
+It is read byte by byte."""
 
 from __future__ import annotations
 
@@ -23,9 +24,10 @@ class Reviews(FileSource):
     """Film reviews with their labels, 0 (unfavourable) or 1.
 
     Args:
-        path: the folder aclImdb (train/pos, train/neg, test/pos, test/neg, a .txt a review), or one with train*.jsonl
-            and test*.jsonl (or .parquet), rows with `text` and `label` (0 or 1).
-        name: instead of path, a dataset that `datasets` loads, with such rows, such as stanfordnlp/imdb.
+        path: the folder aclImdb (train/pos, train/neg, test/pos, test/neg, a .txt a review), or one
+            with train*.jsonl and test*.jsonl (or .parquet), rows with `text` and `label` (0 or 1).
+        name: instead of path, a dataset that `datasets` loads, with such rows,
+            such as stanfordnlp/imdb.
         length: the most bytes that are read of a review; None: 4,096.
         validation: how many training reviews are held out for validation; None: 2,000.
         seed: decides which reviews are held out.
@@ -33,8 +35,8 @@ class Reviews(FileSource):
     """
 
     needs = (
-        "sequence.data=text is read from disk: sequence.path=FOLDER with aclImdb (train/pos, ...) or "
-        "train.jsonl and test.jsonl, or sequence.name=stanfordnlp/imdb through `datasets`."
+        "sequence.data=text is read from disk: sequence.path=FOLDER with aclImdb (train/pos, ...) "
+        "or train.jsonl and test.jsonl, or sequence.name=stanfordnlp/imdb through `datasets`."
     )
 
     def __init__(
@@ -64,7 +66,10 @@ class Reviews(FileSource):
         for row in self._rows(of_file):
             label = _SENTIMENTS.get(" ".join(row.labels))
             if label is None:
-                raise UserError(f"{row.where}: the label {row.labels} is neither 0 (unfavourable) nor 1 (favourable).")
+                raise UserError(
+                    f"{row.where}: "
+                    f"the label {row.labels} is neither 0 (unfavourable) nor 1 (favourable)."
+                )
             found.add(label, str(row.text))
         if of_file == "test":
             return {"test": _shuffled(found.finish())}
@@ -76,14 +81,20 @@ class Reviews(FileSource):
         if isinstance(given, str):
             return dataset_rows(given, None, _COLUMNS)[part]
         inner = given / "aclImdb" if (given / "aclImdb").is_dir() else given
-        reviews = [path for name in ("neg", "pos") for path in sorted((inner / part / name).glob("*.txt"))]
+        reviews = [
+            path for name in ("neg", "pos") for path in sorted((inner / part / name).glob("*.txt"))
+        ]
         if reviews:
-            return [Row(path.read_bytes().decode(errors="replace"), [path.parent.name], str(path)) for path in reviews]
+            return [
+                Row(path.read_bytes().decode(errors="replace"), [path.parent.name], str(path))
+                for path in reviews
+            ]
         tables = [path for path in sorted(given.iterdir()) if path.name.endswith(SUFFIXES)]
         tables = [path for path in tables if split_named(Path(path.name)) == part]
         if not tables:
             raise UserError(
-                f"{given} has neither {part}/pos and {part}/neg with .txt reviews nor {part}.jsonl or .parquet."
+                f"{given} has neither {part}/pos and {part}/neg with .txt reviews nor "
+                f"{part}.jsonl or .parquet."
             )
         return [row for table in tables for row in file_rows(table, _COLUMNS)]
 
@@ -91,5 +102,7 @@ class Reviews(FileSource):
 def _shuffled(part: Sequences) -> Sequences:
     # in one random order, so that the first rows are of both kinds
     count = len(part.labels)
-    order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((0, 9)))).permutation(count)
+    order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((0, 9)))).permutation(
+        count
+    )
     return part.chosen(order)

@@ -1,6 +1,7 @@
 """Labelled sequences in memory, and batches of them for a classifier.
 
-N samples, W sequences of a sample (1, or 2 of a pair), T tokens in all, B samples of a batch, S the longest of them.
+N samples, W sequences of a sample (1, or 2 of a pair), T tokens in all, B samples of a batch,
+S the longest of them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class Sequences(NamedTuple):
         if not len(self.labels):
             return self
         width = (len(self.offsets) - 1) // len(self.labels)
-        return Sequences(self.tokens, self.offsets[begin * width : end * width + 1], self.labels[begin:end])
+        return Sequences(
+            self.tokens, self.offsets[begin * width : end * width + 1], self.labels[begin:end]
+        )
 
     def chosen(self, samples: np.ndarray) -> Sequences:
         """Return a copy of the samples with these numbers, in this order."""
@@ -48,7 +51,8 @@ class SequenceSamples:
     Args:
         sequences: The split's sequences.
         context: Sequences are cut to this many tokens.
-        fixed: Pad every batch to `context` and not only to its longest sequence, for models compiled for one shape.
+        fixed: Pad every batch to `context` and not only to its longest sequence, for models
+            compiled for one shape.
     """
 
     def __init__(self, sequences: Sequences, context: int, *, fixed: bool = False) -> None:
@@ -79,6 +83,7 @@ class SequenceSamples:
         labels = torch.from_numpy(self.sequences.labels[numbers].astype(np.int64))
         batch = SequenceBatch(tokens=torch.from_numpy(tokens).view(shape), labels=labels)
         if not self.all_full:
-            # An empty sequence counts as one token of padding, so that every row has something to pool.
+            # An empty sequence counts as one token of padding, so that every row
+            # has something to pool.
             batch["lengths"] = torch.from_numpy(lengths.clip(min=1)).view(shape[:-1])
         return batch

@@ -1,4 +1,5 @@
-"""The settings of task=classification: `classifier`, `sequence`, `masked_pixels`, `curriculum` and `pathfinder`."""
+"""The settings of task=classification: `classifier`, `sequence`, `masked_pixels`,
+`curriculum` and `pathfinder`."""
 
 from __future__ import annotations
 
@@ -33,9 +34,12 @@ ExportPrecision = Literal["float32", "float16"]
 class PathfinderSettings:
     """The generated images of the task Pathfinder: side, difficulty, seed and numbers."""
 
-    side: int = 32  # pixels of an image's side; 32, 64, 128 (Path-X) and 256 (Path-256) are the Long Range Arena's
-    contour: str = "hard"  # dashes: hard (14, the Arena's), intermediate (9), easy (6), a number, or a range as "3-6"
-    variation: float = 0.0  # how much the drawing of training images is changed at random, from 0 (not at all) to 1
+    # Pixels of an image's side; 32, 64, 128 (Path-X) and 256 (Path-256) are the Long Range Arena's.
+    side: int = 32
+    # Dashes: hard (14, the Arena's), intermediate (9), easy (6), a number, or a range as "3-6".
+    contour: str = "hard"
+    # How much the drawing of training images is changed at random, from 0 (not at all) to 1.
+    variation: float = 0.0
     seed: int = 0  # seed of the images; those to train, validate and test on are different
     train_images: int = 160_000  # how many images to train on
     validation_images: int = 20_000  # how many images to validate on
@@ -60,12 +64,16 @@ class ClassifierSettings:
     embed: int = 128  # width of the classifier
     layers: int = 4  # blocks of the classifier
     heads: int = 2  # attention heads of the classifier
-    positions: str | None = None  # how positions are encoded; null: axial for images, rotary for others
+    # How positions are encoded; null: axial for images, rotary for others.
+    positions: str | None = None
     pooling: str = "max"  # how the outputs of a sequence become one: mean, max or attention
-    dropout: float = 0.0  # probability of dropping embeddings, attention weights and outputs of the classifier's blocks
-    pattern: str = "dense"  # the blocks that attention computes: dense, butterfly, local-global, or by tiles
+    # Probability of dropping embeddings, attention weights and outputs of the classifier's blocks.
+    dropout: float = 0.0
+    # The blocks that attention computes: dense, butterfly, local-global, or by tiles.
+    pattern: str = "dense"
     pattern_block: int = 128  # tokens of a block of the pattern
-    pattern_local: int = 1  # nearest blocks on each side that attention computes (tiles: in both directions)
+    # Nearest blocks on each side that attention computes (tiles: in both directions).
+    pattern_local: int = 1
 
     def check(self) -> None:
         for name in ("embed", "layers", "heads"):
@@ -77,20 +85,31 @@ class ClassifierSettings:
 class SequenceSettings:
     """What is classified: the task, its files, and how many samples."""
 
-    data: str = "pathfinder"  # the task: pathfinder (its images: pathfinder.*), listops, text, retrieval or image
-    path: str | None = None  # a local folder or file with text, retrieval, image, or images of Pathfinder
-    name: str | None = None  # a dataset that `datasets` loads; of pathfinder, what tables call the images in path
-    length: int | None = None  # cut sequences to so many tokens; null: the task's own; not for images
+    # The task: pathfinder (its images: pathfinder.*), listops, text, retrieval or image.
+    data: str = "pathfinder"
+    # A local folder or file with text, retrieval, image, or images of Pathfinder.
+    path: str | None = None
+    # A dataset that `datasets` loads; of pathfinder, what tables call the images in path.
+    name: str | None = None
+    # Cut sequences to so many tokens; null: the task's own; not for images.
+    length: int | None = None
     batch: int = 32  # sequences of an optimizer step, over all devices
     classification_weight: float = 1.0  # weight of the labels' loss; 0 pre-trains on masked pixels
-    augment: str | None = None  # training images: turn, mirror or none; null: turn for pathfinder, mirror for image
-    training_pixels: int | None = None  # pixels of an image read in training, bright ones first; null: all, as in tests
-    seed: int = 0  # seed of what is generated or drawn at random, but for the images that pathfinder.seed makes
+    # Training images: turn, mirror or none; null: turn for pathfinder, mirror for image.
+    augment: str | None = None
+    # Pixels of an image read in training, bright ones first; null: all, as in tests.
+    training_pixels: int | None = None
+    # seed of what is generated or drawn at random, but for the images that pathfinder.seed makes.
+    seed: int = 0
     train: int | None = None  # sequences of listops to train on; null: the task's own number
-    validation: int | None = None  # validation samples of listops or files; null: the task's own number
-    test: int | None = None  # test samples of listops, or of Pathfinder's files; null: the task's own number
-    validation_samples: int | None = None  # samples that each validation reads; null: chosen by validate_every
-    evaluation_batch: int | None = None  # samples of a batch in validation and tests; null: as in training
+    # validation samples of listops or files; null: the task's own number.
+    validation: int | None = None
+    # test samples of listops, or of Pathfinder's files; null: the task's own number.
+    test: int | None = None
+    # Samples that each validation reads; null: chosen by validate_every.
+    validation_samples: int | None = None
+    # Samples of a batch in validation and tests; null: as in training.
+    evaluation_batch: int | None = None
 
     def check(self) -> None:
         one_of("sequence.data", self.data, DATA)
@@ -101,7 +120,10 @@ class SequenceSettings:
             if given not in (None, "none") and data not in users:
                 ours = "side" if name == "length" else f"{name}_images"
                 instead = f"Use pathfinder.{ours}=" if data == "pathfinder" else "Remove it"
-                raise UserError(f"sequence.{name}={given} is used by {', '.join(users)}, not by {data}. {instead}.")
+                raise UserError(
+                    f"sequence.{name}={given} is used by {', '.join(users)}, not by {data}. "
+                    f"{instead}."
+                )
         counts = ("training_pixels", "length", "batch", "train", "validation", "test")
         for name in (*counts, "validation_samples", "evaluation_batch"):
             at_least(f"sequence.{name}", getattr(self, name), 1)
@@ -115,7 +137,8 @@ class MaskedPixelSettings:
 
     weight: float = 0.0  # weight of the loss on masked pixels; 0: it is not computed
     share: float = 0.5  # share of an image's pixels that are masked
-    copies: float = 0.5  # share of images that are read a second time with pixels masked; 0: all are read once, masked
+    # Share of images that are read a second time with pixels masked; 0: all are read once, masked.
+    copies: float = 0.5
 
     def check(self) -> None:
         at_least("masked_pixels.weight", self.weight, 0)
@@ -129,42 +152,58 @@ class StageSettings:
 
     side: int = 32  # pixels of an image's side in this stage
     steps: int | None = None  # the most steps of the stage
-    stop_at_accuracy: float | None = None  # accuracy on held-out images at which the stage ends early; null: never
+    # Accuracy on held-out images at which the stage ends early; null: never.
+    stop_at_accuracy: float | None = None
     learning_rate: float | None = None  # the stage's optimizer.learning_rate
     schedule: str | None = None  # the stage's schedule; constant suits one that ends early
     warmup_steps: int | None = None  # the stage's schedule.warmup_steps
     batch: int | None = None  # the stage's sequence.batch
     micro_batch: int | None = None  # the stage's trainer.micro_batch
     images: int | None = None  # how many of the training images, from the first on, the stage reads
-    contour: str | None = None  # the stage's pathfinder.contour; 3..14: a stage like this one for each number of dashes
+    # The stage's pathfinder.contour; 3..14: a stage like this one for each number of dashes.
+    contour: str | None = None
     pattern: str | None = None  # the stage's classifier.pattern
     masked_weight: float | None = None  # the stage's masked_pixels.weight
     training_pixels: int | None = None  # the stage's sequence.training_pixels
     validate_every: int | None = None  # the stage's trainer.validate_every
-    compile: bool | None = None  # the stage's trainer.compile; false is faster if compiling takes longer than the stage
+    # The stage's trainer.compile; false is faster if compiling takes longer than the stage.
+    compile: bool | None = None
 
     def check(self, number: int) -> None:
         where = f"curriculum.stages[{number}]"
         for stage in self.each_stage():
             of_side(self.side, stage.contour or "hard")
         between(f"{where}.stop_at_accuracy", self.stop_at_accuracy, 0, 1, include_low=False)
-        for name in ("steps", "batch", "micro_batch", "images", "training_pixels", "validate_every"):
+        for name in (
+            "steps",
+            "batch",
+            "micro_batch",
+            "images",
+            "training_pixels",
+            "validate_every",
+        ):
             at_least(f"{where}.{name}", getattr(self, name), 1)
         for name in ("masked_weight", "warmup_steps"):
             at_least(f"{where}.{name}", getattr(self, name), 0)
         above(f"{where}.learning_rate", self.learning_rate, 0)
 
     def each_stage(self) -> list[StageSettings]:
-        """Return the stage itself or, if `contour` is a range as "3..14", one such stage for each number of dashes."""
+        """Return the stage itself or, if `contour` is a range as "3..14", one such stage for
+        each number of dashes."""
         first, grows, last = (self.contour or "").partition("..")
-        return [replace(self, contour=str(dashes)) for dashes in dashes_in(f"{first}-{last}")] if grows else [self]
+        return (
+            [replace(self, contour=str(dashes)) for dashes in dashes_in(f"{first}-{last}")]
+            if grows
+            else [self]
+        )
 
 
 @dataclass
 class CurriculumSettings:
     """The stages of a training, each of which starts from the best weights of the one before."""
 
-    stages: list[StageSettings] = field(default_factory=list)  # empty: one stage, as the other settings say
+    # Empty: one stage, as the other settings say.
+    stages: list[StageSettings] = field(default_factory=list)
 
     def check(self) -> None:
         for number, stage in enumerate(self.stages):
@@ -176,7 +215,8 @@ class ClassificationSettings(Settings):
     """The settings of task=classification: classifiers of long sequences."""
 
     task: str = "classification"
-    export_precision: str = option("float32", ExportPrecision)  # the dtype of the file that mode=export writes
+    # The dtype of the file that mode=export writes.
+    export_precision: str = option("float32", ExportPrecision)
     pathfinder: PathfinderSettings = field(default_factory=PathfinderSettings)
     classifier: ClassifierSettings = field(default_factory=ClassifierSettings)
     sequence: SequenceSettings = field(default_factory=SequenceSettings)

@@ -25,18 +25,27 @@ def make_sequence_source(
     if given.data == "listops":
         longest = given.length or MAX_LENGTH
         counts = {name: getattr(given, name) or count for name, count in COUNTS.items()}
-        return ListOps(given.seed, counts=counts, shortest=longest // 4, longest=longest, fixed=fixed)
+        return ListOps(
+            given.seed, counts=counts, shortest=longest // 4, longest=longest, fixed=fixed
+        )
     if given.data == "retrieval":
         return PaperPairs(given.path, length=given.length, fixed=fixed)
     if given.data == "text":
         return Reviews(
-            given.path, given.name, length=given.length, validation=given.validation, seed=given.seed, fixed=fixed
+            given.path,
+            given.name,
+            length=given.length,
+            validation=given.validation,
+            seed=given.seed,
+            fixed=fixed,
         )
     if given.data == "image":
         return GreyImages(given.path, given.name, validation=given.validation, seed=given.seed)
     if given.path is not None:
         held_out = {"validation": given.validation, "test": given.test}
-        return PathfinderFiles(given.path, images.side, contour=images.contour, seed=given.seed, **held_out)
+        return PathfinderFiles(
+            given.path, images.side, contour=images.contour, seed=given.seed, **held_out
+        )
     return Pathfinder(
         images.side,
         images.seed,

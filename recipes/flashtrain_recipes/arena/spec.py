@@ -17,12 +17,16 @@ if TYPE_CHECKING:
 
 
 class ClassificationTask(Task):
-    """task=classification: trains classifiers of long sequences, in stages (recipe=pathx, path256, lra-*)."""
+    """task=classification: trains classifiers of long sequences, in stages
+    (recipe=pathx, path256, lra-*)."""
 
     settings = ClassificationSettings
     has_epochs = False  # each stage has its steps
     shards = False
-    modes: Mapping[str, Names] = {"evaluate": ("sequence", "pathfinder"), "export": ("export_precision",)}
+    modes: Mapping[str, Names] = {
+        "evaluate": ("sequence", "pathfinder"),
+        "export": ("export_precision",),
+    }
     same = ("classifier", "sequence", "masked_pixels", "curriculum", "pathfinder")
     columns = imported("flashtrain_recipes.arena.words:trained_columns")
     trainings = imported("flashtrain_recipes.arena.curriculum:trainings")
@@ -44,7 +48,10 @@ class ClassificationTask(Task):
         from flashtrain_recipes.arena.words import trained_line
 
         trained, meant = trained_line(demo), trained_line(full)
-        return f"the recipe's small demo instead ({trained}). For the recipe in full ({meant}), {where}"
+        return (
+            f"the recipe's small demo instead ({trained}). "
+            f"For the recipe in full ({meant}), {where}"
+        )
 
 
 class Preview(Mode):
@@ -59,7 +66,9 @@ class Preview(Mode):
 
     def check(self, settings: Settings) -> None:
         if not isinstance(settings, ClassificationSettings):
-            raise UserError("mode=preview draws images of Pathfinder: choose recipe=pathfinder-preview.")
+            raise UserError(
+                "mode=preview draws images of Pathfinder: choose recipe=pathfinder-preview."
+            )
 
     def plan(self, settings: Settings, hardware: Hardware) -> str:
         from flashtrain_recipes.arena.pathfinder.preview import preview_plan
@@ -67,7 +76,13 @@ class Preview(Mode):
         return preview_plan(settings, hardware)
 
     def run(
-        self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: Sequence[str], started: float
+        self,
+        settings: Settings,
+        hardware: Hardware,
+        folder: Path,
+        *,
+        overrides: Sequence[str],
+        started: float,
     ) -> dict[str, Any]:
         from flashtrain_recipes.arena.pathfinder.preview import preview
 

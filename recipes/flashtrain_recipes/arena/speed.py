@@ -1,7 +1,8 @@
-"""recipe=lra-speed: time training steps of the Long Range Arena's tasks with dense, block-sparse and other attention.
+"""recipe=lra-speed: time training steps of the Long Range Arena's tasks with dense,
+block-sparse and other attention.
 
-Model, length and batch are those of the task's recipe. Rows are random and of full length: what padding saves is not
-counted.
+Model, length and batch are those of the task's recipe. Rows are random and of full length: what
+padding saves is not counted.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _DENSE, _PATTERN = "dense", "butterfly-local-global"
 # The recipe that each task's model, samples and batch come from.
 _OF_LRA = ("listops", "text", "retrieval", "image", "pathfinder")
 _RECIPES = {**{name: f"lra-{name}" for name in _OF_LRA}, "pathx": "pathx", "path256": "path256"}
-_USUAL = tuple(_RECIPES)[:-1]  # without path256: standard attention cannot be measured at 65,536 pixels
+# Without path256: standard attention cannot be measured at 65,536 pixels.
+_USUAL = tuple(_RECIPES)[:-1]
 SPEEDUP = Over(  # over standard attention that is as compiled as the row itself
     "speedup_over_standard", "samples_per_second", ("task", "length", "batch", "compiled"),
     lambda row: bool(row.get("is_standard")),
@@ -57,13 +59,19 @@ class SpeedCase(StepCase):
         return self.config.length
 
     def flops_per_token(self) -> float:
-        """Return the FLOPs per token, forward and backward, with dense attention: the same for every baseline."""
+        """Return the FLOPs per token, forward and backward, with dense attention: the
+        same for every baseline."""
         with torch.device("meta"):
             dense = Classifier(replace(self.config, pattern=_DENSE), "sdpa")
         return dense.flops_per_sample() / self.context
 
     def columns(self) -> Row:
-        return {"task": self.model, "length": self.context, "batch": self.batch, "weights": self.weights}
+        return {
+            "task": self.model,
+            "length": self.context,
+            "batch": self.batch,
+            "weights": self.weights,
+        }
 
     def rates(self, milliseconds: float, peak_flops: float | None) -> Row:
         return {"samples_per_second": round(self.batch / milliseconds * 1e3, 3)}
@@ -86,10 +94,15 @@ class ClassifierStep(StepBaseline):
     title: str
     attention: str
     compiled: bool = False
-    sparse: bool = False  # use the block pattern of the task's recipe, or butterfly-local-global where it has none
+    # Use the block pattern of the task's recipe, or butterfly-local-global where it has none.
+    sparse: bool = False
 
     def columns(self, case: SpeedCase | None) -> Row:
-        return {**super().columns(case), "compiled": self.compiled, "is_standard": self.attention == "standard"}
+        return {
+            **super().columns(case),
+            "compiled": self.compiled,
+            "is_standard": self.attention == "standard",
+        }
 
     def build(self, case: Any, device: torch.device) -> TrainingStep:
         own = case.config.pattern
@@ -98,7 +111,11 @@ class ClassifierStep(StepBaseline):
         torch.manual_seed(0)
         attention = self.attention if device.type == "cuda" or self.attention != "flash" else "sdpa"
         model = Classifier(config, attention).to(device)
-        losses = torch.compile(model.losses, dynamic=False, fullgraph=True) if self.compiled else model.losses
+        losses = (
+            torch.compile(model.losses, dynamic=False, fullgraph=True)
+            if self.compiled
+            else model.losses
+        )
         return TrainingStep(
             model,
             lambda tokens, labels: losses(tokens, labels).classification,
@@ -109,11 +126,13 @@ class ClassifierStep(StepBaseline):
 
 
 class SequenceSteps(StepBenchmark):
-    """The benchmark of the Arena's tasks: those of benchmark.tasks, by each implementation of attention."""
+    """The benchmark of the Arena's tasks: those of benchmark.tasks, by each
+    implementation of attention."""
 
     what = "training speed of the Long Range Arena, over standard attention"
     columns = (
-        "task", "length", "batch", "implementation", "samples_per_second", "peak_memory_gib", "milliseconds",
+        "task", "length", "batch", "implementation", "samples_per_second", "peak_memory_gib",
+        "milliseconds",
         "speedup_over_standard",
     )  # fmt: skip
     rate = "samples_per_second"

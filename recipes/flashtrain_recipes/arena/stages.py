@@ -41,11 +41,13 @@ class Stage:
     count: int  # of all stages
     entry: int  # index of its entry in curriculum.stages
     settings: Settings  # the run's, changed to train this stage alone
-    stop_at_accuracy: float | None = None  # the held-out accuracy that ends it early; None: it never does
+    # The held-out accuracy that ends it early; None: it never does.
+    stop_at_accuracy: float | None = None
 
     @property
     def name(self) -> str:
-        """The stage in words, as "stage 2 of 3, side 64, hard contours"; a single stage is "side 64" or the data."""
+        """The stage in words, as "stage 2 of 3, side 64, hard contours"; a single stage is
+        "side 64" or the data."""
         sequence, images = self.settings.sequence, self.settings.pathfinder
         what = f"side {images.side}" if sequence.data == "pathfinder" else sequence.data
         if self.count == 1:
@@ -54,8 +56,13 @@ class Stage:
 
     @property
     def folder(self) -> str:
-        """The name of the stage's folder inside the run's; "" for a single stage, which has none."""
-        return "" if self.count == 1 else f"stage-{self.number + 1}-side-{self.settings.pathfinder.side}"
+        """The name of the stage's folder inside the run's; "" for a single
+        stage, which has none."""
+        return (
+            ""
+            if self.count == 1
+            else f"stage-{self.number + 1}-side-{self.settings.pathfinder.side}"
+        )
 
     @property
     def steps(self) -> int:
@@ -74,12 +81,13 @@ class Stage:
 
 
 def stages_of(settings: Settings) -> list[Stage]:
-    """Return the stages to train, at least one. Raises UserError for settings that contradict one another."""
+    """Return the stages to train, at least one. Raises UserError for settings that
+    contradict one another."""
     given = settings.curriculum.stages
     if given and settings.sequence.data != "pathfinder":
         raise UserError(
-            f"curriculum.stages with sequence.data={settings.sequence.data}: stages need images of growing sides. "
-            "Expected sequence.data=pathfinder."
+            f"curriculum.stages with sequence.data={settings.sequence.data}: "
+            "stages need images of growing sides. Expected sequence.data=pathfinder."
         )
     changed = [
         (entry, _changed(settings, one), stage.stop_at_accuracy)
@@ -89,16 +97,24 @@ def stages_of(settings: Settings) -> list[Stage]:
     for _, one, accuracy in changed:
         one.check_share("sequence.batch", one.sequence.batch)
         if one.sequence.data == "pathfinder" and one.classifier.pattern in TILED:
-            check_tiles(one.pathfinder.side, one.classifier.pattern_block)  # before images are generated
+            # Before images are generated.
+            check_tiles(one.pathfinder.side, one.classifier.pattern_block)
         check_training_pixels(one)
         component("schedule", one.schedule.name)
         if accuracy is not None and one.sequence.classification_weight == 0:
-            raise UserError(f"a stage that learns no labels cannot reach stop_at_accuracy={accuracy:g}. Remove it.")
-    return [Stage(number, len(changed), entry, one, accuracy) for number, (entry, one, accuracy) in enumerate(changed)]
+            raise UserError(
+                f"a stage that learns no labels cannot reach stop_at_accuracy={accuracy:g}. "
+                "Remove it."
+            )
+    return [
+        Stage(number, len(changed), entry, one, accuracy)
+        for number, (entry, one, accuracy) in enumerate(changed)
+    ]
 
 
 def check_used_by_stages(settings: Settings, given: Set[str]) -> None:
-    """Raise UserError for a setting of the command line that changes nothing, as every stage has its own value.
+    """Raise UserError for a setting of the command line that changes nothing, as every
+    stage has its own value.
 
     Args:
         given: names of the settings on the command line.
@@ -109,23 +125,28 @@ def check_used_by_stages(settings: Settings, given: Set[str]) -> None:
     for key, name in OF_STAGES.items():
         if name in given and all(getattr(stage, key) is not None for stage in stages):
             raise UserError(
-                f"{name} changes nothing: each of curriculum.stages has its own {key}. Change it there, or use "
-                "curriculum.stages=[] to train a single stage by the other settings."
+                f"{name} changes nothing: each of curriculum.stages has its own {key}. Change it "
+                "there, or use curriculum.stages=[] to train a single stage by the other settings."
             )
 
 
 def check_training_pixels(settings: Settings) -> None:
-    """Raise UserError where sequence.training_pixels leaves out pixels that another setting needs."""
+    """Raise UserError where sequence.training_pixels leaves out pixels that
+    another setting needs."""
     pixels = settings.sequence.training_pixels
     if pixels is None:
         return
     needs_all = {
-        f"masked_pixels.weight={settings.masked_pixels.weight:g}": settings.masked_pixels.weight > 0,
+        f"masked_pixels.weight={settings.masked_pixels.weight:g}": settings.masked_pixels.weight
+        > 0,
         f"classifier.pattern={settings.classifier.pattern}": settings.classifier.pattern != DENSE,
     }
     for given, needs in needs_all.items():
         if needs:
-            raise UserError(f"sequence.training_pixels={pixels} leaves pixels out, and {given} needs all: drop one.")
+            raise UserError(
+                f"sequence.training_pixels={pixels} leaves pixels out, and {given} needs all: "
+                "drop one."
+            )
 
 
 def _changed(settings: Settings, stage: StageSettings) -> Settings:
@@ -135,4 +156,6 @@ def _changed(settings: Settings, stage: StageSettings) -> Settings:
         if value is not None:
             group, field = name.split(".")
             own.setdefault(group, {})[field] = value
-    return settings.having(**{group: replace(getattr(settings, group), **values) for group, values in own.items()})
+    return settings.having(
+        **{group: replace(getattr(settings, group), **values) for group, values in own.items()}
+    )

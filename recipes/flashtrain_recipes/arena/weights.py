@@ -1,4 +1,5 @@
-"""A trained classifier in one file: safetensors with the model's shape in its metadata, or a checkpoint of a run."""
+"""A trained classifier in one file: safetensors with the model's shape in its metadata, or
+a checkpoint of a run."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ PRECISIONS = {"float32": torch.float32, "float16": torch.float16}
 
 @dataclass
 class SavedClassifier:
-    """A classifier as a file holds it: configuration, weights, and a dictionary of notes on its training."""
+    """A classifier as a file holds it: configuration, weights, and a dictionary of
+    notes on its training."""
 
     config: ClassifierConfig
     state: dict[str, Tensor]
@@ -35,7 +37,8 @@ class SavedClassifier:
 
 
 def read_classifier(path: str | Path) -> SavedClassifier:
-    """Return the classifier in a .safetensors file of flashtrain or in a checkpoint. Raises UserError for others."""
+    """Return the classifier in a .safetensors file of flashtrain or in a checkpoint.
+    Raises UserError for others."""
     path = Path(path).expanduser()
     if path.suffix == SUFFIX:
         notes = read_notes(path)
@@ -50,7 +53,8 @@ def read_classifier(path: str | Path) -> SavedClassifier:
 
 
 def read_notes(path: str | Path) -> dict[str, Any]:
-    """Return what a classifier's .safetensors file says about its shape and training. Raises UserError for others."""
+    """Return what a classifier's .safetensors file says about its shape and training.
+    Raises UserError for others."""
     path = Path(path).expanduser()
     if not path.is_file():
         raise UserError(f"weights={path}: no such file. Expected a .safetensors file.")
@@ -63,13 +67,20 @@ def read_notes(path: str | Path) -> dict[str, Any]:
     return _of_classifier(json.loads(found), otherwise)
 
 
-def write_classifier(saved: SavedClassifier, path: str | Path, *, precision: str = "float32") -> Path:
-    """Write the classifier as a .safetensors file, whole or not at all, and return the path; precision: PRECISIONS."""
+def write_classifier(
+    saved: SavedClassifier, path: str | Path, *, precision: str = "float32"
+) -> Path:
+    """Write the classifier as a .safetensors file, whole or not at all, and return the path;
+    precision: PRECISIONS."""
     path = Path(path)
-    tensors = {name: value.to(PRECISIONS[precision]).contiguous() for name, value in saved.state.items()}
+    tensors = {
+        name: value.to(PRECISIONS[precision]).contiguous() for name, value in saved.state.items()
+    }
     notes = {**saved.notes, "task": TASK, "shape": asdict(saved.config)}
     with replacing(path) as unfinished:
-        save_file(tensors, unfinished, metadata={"format": "pt", KEY: json.dumps(notes, sort_keys=True)})
+        save_file(
+            tensors, unfinished, metadata={"format": "pt", KEY: json.dumps(notes, sort_keys=True)}
+        )
     return path
 
 

@@ -1,4 +1,5 @@
-"""The texts that a training of classifiers prints: its plan (mode=plan), what each stage trains, and the results."""
+"""The texts that a training of classifiers prints: its plan (mode=plan), what each stage
+trains, and the results."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from flashtrain_recipes.arena.stages import Stage, stages_of
 
 
 def trained_columns(settings: Settings) -> dict[str, Any]:
-    """Return the columns of summary.json known before training: the last stage's, and the most steps and samples."""
+    """Return the columns of summary.json known before training: the last stage's, and the
+    most steps and samples."""
     stages = stages_of(settings)
     last = stages[-1].settings
     image = last.sequence.data == "pathfinder"
@@ -43,7 +45,9 @@ def trained_columns(settings: Settings) -> dict[str, Any]:
 
 def report_classified(row: dict[str, Any], folder: Path, settings: Settings) -> None:
     """Print a run's results, its folder, and a command to try next."""
-    rate, accuracy, loss = (row.get(name) for name in ("samples_per_second", "validation_accuracy", "validation_loss"))
+    rate, accuracy, loss = (
+        row.get(name) for name in ("samples_per_second", "validation_accuracy", "validation_loss")
+    )
     what = row["data"] if row.get("side") is None else f"{row['data']}, side {row['side']}"
     labelled = settings.sequence.classification_weight > 0
     found = "" if accuracy is None else f"accuracy {accuracy:.2%} held out, "
@@ -72,14 +76,23 @@ def describe_stage_line(
     pattern = "" if blocks is None else f", {config.pattern} blocks ({blocks.density:.1%} computed)"
     masked = settings.masked_pixels
     read = settings.sequence.training_pixels
-    some = f" ({read:,} of them in training, dark ones left out)" if read and read < config.length else ""
+    some = (
+        f" ({read:,} of them in training, dark ones left out)"
+        if read and read < config.length
+        else ""
+    )
     parts = [
-        f"classifier: {model.parameter_count() / 1e6:.2f}M parameters, {config.layers} layers of {config.embed}, "
-        f"{config.length:,} tokens{some}, {config.positions} positions, {config.pooling} pooling",
+        f"classifier: {model.parameter_count() / 1e6:.2f}M parameters, {config.layers} layers of "
+        f"{config.embed}, {config.length:,} tokens{some}, {config.positions} positions, "
+        f"{config.pooling} pooling",
         f"attention {hardware.attention}{pattern}",
     ]
     if masked.weight:
-        labels = "with the labels" if settings.sequence.classification_weight else "alone, without labels"
+        labels = (
+            "with the labels"
+            if settings.sequence.classification_weight
+            else "alone, without labels"
+        )
         parts.append(f"masked {'tokens' if config.inputs == 'tokens' else 'pixels'} {labels}")
     steps = f"{stage.steps:,} steps of {stage.batch} samples"
     if stage.stop_at_accuracy is not None:
@@ -87,24 +100,29 @@ def describe_stage_line(
     constant = "constant " if settings.schedule.name == "constant" else ""
     return (
         f"{name or stage.name}: {', '.join(parts)}; {steps} at {constant}learning rate "
-        f"{settings.optimizer.learning_rate:g} on {settings.trainer.ranks} x {hardware.name}, {hardware.precision}, "
-        f"micro-batch {batching.micro_batch}{memory_words(batching)}"
+        f"{settings.optimizer.learning_rate:g} on {settings.trainer.ranks} x {hardware.name}, "
+        f"{hardware.precision}, micro-batch {batching.micro_batch}{memory_words(batching)}"
     )
 
 
 def trained_line(settings: Settings) -> str:
-    """Return model and data in a few words, as "4 layers of 128 on pathfinder, sides 32, 64, 128"."""
+    """Return model and data in a few words, as "4 layers of 128 on pathfinder,
+    sides 32, 64, 128"."""
     shape = f"{settings.classifier.layers} layers of {settings.classifier.embed}"
     if settings.sequence.data != "pathfinder":
         return f"{shape} on {settings.sequence.data}"
     stages = stages_of(settings)
     sides = list(dict.fromkeys(str(stage.settings.pathfinder.side) for stage in stages))
     contours = contour_words(stages[-1].settings.pathfinder.contour)
-    return f"{shape} on pathfinder, {'side' if len(sides) == 1 else 'sides'} {', '.join(sides)}, {contours}"
+    return (
+        f"{shape} on pathfinder, {'side' if len(sides) == 1 else 'sides'} {', '.join(sides)}, "
+        f"{contours}"
+    )
 
 
 def plan_classifier(settings: Settings, hardware: Hardware) -> str:
-    """Return the parameters, samples and estimated time of every stage, as lines to print. No weights or data are made.
+    """Return the parameters, samples and estimated time of every stage, as lines to print. No
+    weights or data are made.
 
     Stages with a growing contour, as 3..14, are one line together.
     """
@@ -123,7 +141,11 @@ def plan_classifier(settings: Settings, hardware: Hardware) -> str:
         batching = choose_stage_batching(stage, hardware, model)
         masked = stage.settings.masked_pixels
         # Rows that are read a second time with pixels masked.
-        extra = masked.copies if masked.weight and stage.settings.sequence.classification_weight else 0.0
+        extra = (
+            masked.copies
+            if masked.weight and stage.settings.sequence.classification_weight
+            else 0.0
+        )
         samples = sum(one.samples for one in alike)
         of_sample = model.flops_per_sample(pixels_read(stage.settings, source.shape.length))
         flops = samples * of_sample * (1 + extra)
@@ -136,14 +158,22 @@ def plan_classifier(settings: Settings, hardware: Hardware) -> str:
             f"{of_sample / 1e12:.3g} TFLOP each: about {duration(seconds)}",
         ]
         again = partial(_batching_with, stage, hardware, model)
-        before, memory = memory, [*memory_plan(batching), *fit_lines(stage.settings, hardware, batching, again)]
+        before, memory = (
+            memory,
+            [*memory_plan(batching), *fit_lines(stage.settings, hardware, batching, again)],
+        )
         lines += [f"  {line}" for line in memory if memory != before]
     most = "at most " if any(stage.stop_at_accuracy is not None for stage in stages) else ""
-    lines.append(f"time: {most}about {duration(total)} in all ({how}), making the data, start-up and validation apart")
+    lines.append(
+        f"time: {most}about {duration(total)} in all ({how}), making the data, "
+        "start-up and validation apart"
+    )
     return "\n".join([*lines, *last_lines(settings, hardware)])
 
 
-def _batching_with(stage: Stage, hardware: Hardware, model: Classifier, settings: Settings) -> Batching:
+def _batching_with(
+    stage: Stage, hardware: Hardware, model: Classifier, settings: Settings
+) -> Batching:
     return choose_stage_batching(replace(stage, settings=settings), hardware, model)
 
 
@@ -152,8 +182,8 @@ def _name(alike: Sequence[Stage]) -> str:
     if len(alike) == 1:
         return first.name
     return (
-        f"stages {first.number + 1} to {last.number + 1} of {first.count}, side {first.settings.pathfinder.side}, "
-        f"{contour_words(_span(alike))} one after another"
+        f"stages {first.number + 1} to {last.number + 1} of {first.count}, side "
+        f"{first.settings.pathfinder.side}, {contour_words(_span(alike))} one after another"
     )
 
 

@@ -1,12 +1,15 @@
-"""The cases of recipe=attention-benchmark: a shape, a mask and features. benchmark.rows names one of these lists:
+"""The cases of recipe=attention-benchmark: a shape, a mask and features. benchmark.rows
+names one of these lists:
 
 grid          every combination of benchmark.seqlens, head_dims and masks
 core          common shapes, at which flashtrain is compared with other implementations
-paper         the shape in FlashAttention's appendix: batch 16, 8 heads of dimension 64, full attention
+paper         the shape in FlashAttention's appendix: batch 16, 8 heads of
+              dimension 64, full attention
 features      dropout, softcap, ALiBi, bias and masks at 16K
 block-sparse  block masks of several densities from 4K to 64K, and full attention
-as-called     calls of the public functions, each timed alone with its launching, the most important first: batches,
-              packed documents, windows; features, each next to the call without it; decoding with a key/value cache
+as-called     calls of the public functions, each timed alone with its launching, the most important
+              first: batches, packed documents, windows; features, each next to the call without it;
+              decoding with a key/value cache
 
 B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension.
 """
@@ -33,7 +36,8 @@ from flashtrain_recipes.attention_benchmark.settings import (
 BLOCK_SIZE = 128
 SOFTCAP = 30.0
 PAGE = 256  # keys of a cache's page: what every implementation takes
-BY_ARGUMENT = ("full", "causal", "window")  # masks that arguments of a call describe; others are made once a batch
+# Masks that arguments of a call describe; others are made once a batch.
+BY_ARGUMENT = ("full", "causal", "window")
 GRID_LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 BLOCK_SPARSE_LENGTHS = (4096, 8192, 16384, 32768, 65536)
 FEATURE_LENGTH = 16384
@@ -43,7 +47,8 @@ BIAS_LENGTH = 4096
 
 @dataclass(frozen=True)
 class Case:
-    """One shape, mask and set of features; a table has a row of it for each implementation and direction."""
+    """One shape, mask and set of features; a table has a row of it for each
+    implementation and direction."""
 
     batch: int
     heads: int
@@ -54,14 +59,18 @@ class Case:
     seqlen_k: int = 0  # 0: as long as seqlen_q
     dropout: float = 0.0
     dtype_name: str = "bfloat16"
-    documents: tuple[int, ...] = ()  # lengths of one row's documents, for masks that have them; (): document_lengths
+    # Lengths of one row's documents, for masks that have them; (): document_lengths.
+    documents: tuple[int, ...] = ()
     density: float = 1.0  # the share of blocks that a random block mask computes
     softcap: float = 0.0  # the bound of the scores; 0: no softcap
-    # ALiBi (the usual slopes), sinks (a learnable score a head), deterministic, bias, bias gradient (1, H, Sq, Sk)
+    # ALiBi (the usual slopes), sinks (a learnable score a head), deterministic, bias, bias
+    # gradient (1, H, Sq, Sk)
     features: tuple[str, ...] = ()
     plans: bool = False  # also time how long making the mask takes
-    page: int | None = None  # keys in a page of the cache that is decoded with; 0: not in pages; None: no cache
-    plain_head_dim: int = 0  # head dimension of the call without features to measure too; 0: none is measured
+    # Keys in a page of the cache that is decoded with; 0: not in pages; None: no cache.
+    page: int | None = None
+    # Head dimension of the call without features to measure too; 0: none is measured.
+    plain_head_dim: int = 0
     compiled: bool = False  # also measure flashtrain under torch.compile
     as_called: bool = False  # time each call by itself, launching included
 
@@ -97,7 +106,8 @@ class Case:
 
     @property
     def feature_words(self) -> str:
-        """The softcap and features as rows show them, joined by commas; "" for a case without any."""
+        """The softcap and features as rows show them, joined by commas; "" for
+        a case without any."""
         return ", ".join(([f"softcap {self.softcap:g}"] if self.softcap else []) + [*self.features])
 
     @property
@@ -108,15 +118,26 @@ class Case:
 
     @property
     def part(self) -> str:
-        """The table of rows=as-called that shows the case: "calls", "features" or "decoding"; "" for other lists."""
+        """The table of rows=as-called that shows the case: "calls", "features" or
+        "decoding"; "" for other lists."""
         if not self.as_called:
             return ""
-        return "decoding" if self.page is not None else "features" if self.plain_head_dim else "calls"
+        return (
+            "decoding" if self.page is not None else "features" if self.plain_head_dim else "calls"
+        )
 
     @property
     def plain(self) -> Case:
-        """The same call without features (softcap, dropout, ...), with which the case is compared."""
-        return replace(self, softcap=0.0, dropout=0.0, features=(), head_dim=self.plain_head_dim, plain_head_dim=0)
+        """The same call without features (softcap, dropout, ...), with which
+        the case is compared."""
+        return replace(
+            self,
+            softcap=0.0,
+            dropout=0.0,
+            features=(),
+            head_dim=self.plain_head_dim,
+            plain_head_dim=0,
+        )
 
     def columns(self) -> dict[str, Any]:
         own = ("batch", "seqlen_q", "seqlen_k", "heads", "kv_heads", "head_dim", "mask", "dropout")
@@ -130,16 +151,25 @@ class Case:
         groups = "" if self.kv_heads == self.heads else f" ({self.kv_heads} KV)"
         extras = [self.feature_words, f"dropout {self.dropout:g}" if self.dropout else ""]
         extras += [f"density {self.density:g}" if self.kind == "block-random" else ""]
-        extras += [] if self.page is None else [f"cache in pages of {self.page}" if self.page else "cache"]
+        extras += (
+            []
+            if self.page is None
+            else [f"cache in pages of {self.page}" if self.page else "cache"]
+        )
         words = ", ".join(part for part in (self.mask, *extras) if part)
-        return f"B={self.batch} H={self.heads}{groups} S={self.seqlen_q}{keys} D={self.head_dim} {words}"
+        return (
+            f"B={self.batch} H={self.heads}{groups} S={self.seqlen_q}{keys} "
+            f"D={self.head_dim} {words}"
+        )
 
 
 def flops(case: Case, pairs: float, direction: str) -> float:
-    """Return the FLOPs of one call: forward 4 D for each visible pair (two products), backward 10 D (five products).
+    """Return the FLOPs of one call: forward 4 D for each visible pair (two products),
+    backward 10 D (five products).
 
     Args:
-        pairs: visible (query, key) pairs of one head in one sequence of the batch (Context.counted_pairs).
+        pairs: visible (query, key) pairs of one head in one sequence of the batch
+            (Context.counted_pairs).
         direction: "forward", or else backward.
     """
     forward = 4.0 * case.batch * case.heads * pairs * case.head_dim
@@ -147,7 +177,8 @@ def flops(case: Case, pairs: float, direction: str) -> float:
 
 
 def cases(settings: AttentionSettings) -> list[Case]:
-    """Return the cases that the settings select, in the order of measuring. Raises UserError where none is left."""
+    """Return the cases that the settings select, in the order of measuring. Raises
+    UserError where none is left."""
     found = _PRESETS[settings.rows](settings)
     as_called = settings.rows == "as-called"
     found = [replace(case, dtype_name=settings.dtype, as_called=as_called) for case in found]
@@ -162,14 +193,22 @@ def cases(settings: AttentionSettings) -> list[Case]:
         and (settings.longest is None or max(case.seqlen_q, case.seqlen_k) <= settings.longest)
     ]
     if not found:
-        raise UserError(f"benchmark.rows={settings.rows} has no row of these benchmark.seqlens, head_dims, masks.")
+        raise UserError(
+            f"benchmark.rows={settings.rows} has no row of these benchmark.seqlens, head_dims, "
+            "masks."
+        )
     return list(dict.fromkeys(found))
 
 
 def _grid(settings: AttentionSettings) -> list[Case]:
     found = [
         Case(
-            settings.batch or max(1, settings.tokens // length), _heads(settings, dim), length, dim, mask, density=share
+            settings.batch or max(1, settings.tokens // length),
+            _heads(settings, dim),
+            length,
+            dim,
+            mask,
+            density=share,
         )
         for mask in settings.masks or ["full", "causal"]
         for dim in settings.head_dims or [64, 128]
@@ -212,7 +251,8 @@ def _features(settings: AttentionSettings) -> list[Case]:
                 replace(plain, softcap=SOFTCAP),
                 replace(plain, features=("ALiBi",)),
             ]
-            # A bias has S x S elements a head: at 16K it would fill the memory of the smaller GPUs alone.
+            # A bias has S x S elements a head: at 16K it would fill the memory of the
+            # smaller GPUs alone.
             shorter = min(length, BIAS_LENGTH)
             short = replace(plain, mask="full", batch=4, seqlen_q=shorter, seqlen_k=shorter)
             found += [replace(short, features=(word,)) for word in ("bias", "bias gradient")]
@@ -225,10 +265,22 @@ def _block_sparse(settings: AttentionSettings) -> list[Case]:
     for head_dim in (64, 128):
         for length in settings.seqlens or BLOCK_SPARSE_LENGTHS:
             if length % BLOCK_SIZE:
-                raise UserError(f"benchmark.seqlens: {length} must be a multiple of {BLOCK_SIZE} with block masks.")
-            dense = Case(max(1, settings.tokens // length), _heads(settings, head_dim), length, head_dim, "full")
+                raise UserError(
+                    "benchmark.seqlens: "
+                    f"{length} must be a multiple of {BLOCK_SIZE} with block masks."
+                )
+            dense = Case(
+                max(1, settings.tokens // length),
+                _heads(settings, head_dim),
+                length,
+                head_dim,
+                "full",
+            )
             found.append(dense)
-            found += [replace(dense, mask="block-random", density=density) for density in settings.densities]
+            found += [
+                replace(dense, mask="block-random", density=density)
+                for density in settings.densities
+            ]
             found.append(replace(dense, mask="block-butterfly"))
     return found
 
@@ -275,7 +327,8 @@ def _as_called(settings: AttentionSettings) -> list[Case]:
 
 
 def _heads(settings: AttentionSettings, head_dim: int) -> int:
-    return settings.heads or max(1, 2048 // head_dim)  # FlashAttention-2's convention: a model of width 2048
+    # FlashAttention-2's convention: a model of width 2048.
+    return settings.heads or max(1, 2048 // head_dim)
 
 
 _PRESETS: dict[str, Callable[[AttentionSettings], list[Case]]] = {
@@ -288,7 +341,9 @@ _PRESETS: dict[str, Callable[[AttentionSettings], list[Case]]] = {
 }
 
 
-def document_lengths(total: int, count: int | None = None, *, low: int = 0, high: int = 0) -> tuple[int, ...]:
+def document_lengths(
+    total: int, count: int | None = None, *, low: int = 0, high: int = 0
+) -> tuple[int, ...]:
     """Return random document lengths that add up to `total` tokens, the same each time.
 
     Args:
@@ -300,7 +355,8 @@ def document_lengths(total: int, count: int | None = None, *, low: int = 0, high
     if count is None:
         count = max(1, round(2 * total / (low + high)))
     lengths = [draw.randint(low, high) for _ in range(count)]
-    # Move towards the total, a token of a random document at a time at the worst; the range is never left.
+    # Move towards the total, a token of a random document at a time at the worst; the
+    # range is never left.
     while (short := total - sum(lengths)) != 0:
         index = draw.randrange(count)
         step = max(1, abs(short) // count)

@@ -1,11 +1,12 @@
-"""The inputs of a case, the same for all implementations: random tensors, and which (query, key) pairs are visible.
+"""The inputs of a case, the same for all implementations: random tensors, and which (query,
+key) pairs are visible.
 
-A mask is given as a rule: a function of head, query and key indices, broadcast against each other, that returns whether
-a pair is visible. flashtrain gets its masks from flashtrain_kernels.masks (baselines/ours.py), and tests compare the
-two.
+A mask is given as a rule: a function of head, query and key indices, broadcast against each other,
+that returns whether a pair is visible. flashtrain gets its masks from flashtrain_kernels.masks
+(baselines/ours.py), and tests compare the two.
 
-B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension, n blocks a side, T packed
-tokens.
+B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension, n
+blocks a side, T packed tokens.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def global_sizes(seqlen: int) -> tuple[int, int]:
 
 
 def segment_lengths(case: Case) -> tuple[int, ...]:
-    """Return the lengths of a row's documents; with shared-question those of the question and its six answers."""
+    """Return the lengths of a row's documents; with shared-question those of the
+    question and its six answers."""
     if case.kind != "shared-question":
         return case.documents
     answer = case.seqlen_q // 8
@@ -61,7 +63,8 @@ def starts(lengths: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def rule(case: Case, device: torch.device) -> Rule:
-    """Return the case's mask as a function (head, queries, keys) -> which pairs are visible. Not for block masks."""
+    """Return the case's mask as a function (head, queries, keys) -> which pairs are
+    visible. Not for block masks."""
     name, kind, offset = case.mask_name, case.kind, case.seqlen_k - case.seqlen_q
     if kind == "full":
         return lambda h, q, k: (q >= 0) & (k >= 0)
@@ -86,7 +89,8 @@ def rule(case: Case, device: torch.device) -> Rule:
 
 
 def block_table(case: Case, device: torch.device) -> Tensor:
-    """Return which blocks of BLOCK_SIZE queries x BLOCK_SIZE keys the case's block mask computes, (H, n, n) bool.
+    """Return which blocks of BLOCK_SIZE queries x BLOCK_SIZE keys the case's block mask
+    computes, (H, n, n) bool.
 
     Raises:
         UserError: Sk is no multiple of BLOCK_SIZE, or Sq differs from it.
@@ -94,7 +98,8 @@ def block_table(case: Case, device: torch.device) -> Tensor:
     blocks = case.seqlen_k // BLOCK_SIZE
     if blocks * BLOCK_SIZE != case.seqlen_k or case.seqlen_q != case.seqlen_k:
         raise UserError(
-            f"benchmark.masks: {case.mask} expects lengths that are multiples of {BLOCK_SIZE}, not {case.seqlen_q}."
+            "benchmark.masks: "
+            f"{case.mask} expects lengths that are multiples of {BLOCK_SIZE}, not {case.seqlen_q}."
         )
     if case.kind == "block-butterfly":
         return block_sparse.butterfly(blocks, device=device).expand(case.heads, -1, -1)
@@ -102,14 +107,16 @@ def block_table(case: Case, device: torch.device) -> Tensor:
 
 
 def query_chunks(case: Case, limit: int = _CHUNK) -> list[tuple[int, int]]:
-    """Return (begin, end) ranges of queries, each of which covers at most `limit` elements of the Sq x Sk matrix."""
+    """Return (begin, end) ranges of queries, each of which covers at most `limit` elements
+    of the Sq x Sk matrix."""
     rows = max(1, limit // case.seqlen_k)
     return [(begin, min(begin + rows, case.seqlen_q)) for begin in range(0, case.seqlen_q, rows)]
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """One set of random inputs. q, k, v and sink require gradients; bias does where its gradient is measured."""
+    """One set of random inputs. q, k, v and sink require gradients; bias does where
+    its gradient is measured."""
 
     q: Tensor  # (B, Sq, H, D)
     k: Tensor  # (B, Sk, K, D)
@@ -121,7 +128,8 @@ class Inputs:
 
     @cached_property
     def pages(self) -> tuple[Tensor, Tensor, Tensor]:
-        """k and v cut into shuffled pages, each (pages, PAGE, K, D), and the page table, (B, Sk / PAGE) int32."""
+        """k and v cut into shuffled pages, each (pages, PAGE, K, D), and the page
+        table, (B, Sk / PAGE) int32."""
         k, v = (x.detach().reshape(-1, PAGE, *x.shape[2:]) for x in (self.k, self.v))
         order = torch.randperm(k.shape[0], device=k.device)
         return k[order], v[order], order.argsort().to(torch.int32).view(self.k.shape[0], -1)
@@ -146,41 +154,53 @@ class Context:
 
     @cached_property
     def rule(self) -> Rule:
-        """The case's mask, block masks included, as a function (head, queries, keys) -> which pairs are visible."""
+        """The case's mask, block masks included, as a function (head, queries, keys) ->
+        which pairs are visible."""
         if not self.case.is_block_sparse:
             return rule(self.case, self.device)
         table = self.table
         return lambda h, q, k: table[h, q // BLOCK_SIZE, k // BLOCK_SIZE]
 
     def visible(self, head: int, begin: int, end: int) -> Tensor:
-        """Return which keys are visible to the queries begin to end - 1 of a head, (end - begin, Sk) bool."""
+        """Return which keys are visible to the queries begin to end - 1 of a head,
+        (end - begin, Sk) bool."""
         keys = torch.arange(self.case.seqlen_k, device=self.device)
         return self.rule(head, torch.arange(begin, end, device=self.device)[:, None], keys[None, :])
 
     @cached_property
     def dense(self) -> Tensor | None:
-        """The visible pairs as a matrix, (Sq, Sk) bool, or (H, Sq, Sk) for block masks; None: all are visible."""
+        """The visible pairs as a matrix, (Sq, Sk) bool, or (H, Sq, Sk) for block masks;
+        None: all are visible."""
         if self.case.kind == "full":
             return None
         heads = self.case.heads if self.case.is_block_sparse else 1
-        whole = [torch.cat([self.visible(head, *chunk) for chunk in query_chunks(self.case)]) for head in range(heads)]
+        whole = [
+            torch.cat([self.visible(head, *chunk) for chunk in query_chunks(self.case)])
+            for head in range(heads)
+        ]
         return torch.stack(whole) if self.case.is_block_sparse else whole[0]
 
     @cached_property
     def visible_pairs(self) -> int:
-        """The number of visible pairs of one head in one sequence; for block masks the mean over the heads."""
+        """The number of visible pairs of one head in one sequence; for block masks
+        the mean over the heads."""
         if self.case.is_block_sparse:
             return round(int(self.table.sum()) * BLOCK_SIZE**2 / self.case.heads)
         return sum(int(self.visible(0, *chunk).sum()) for chunk in query_chunks(self.case))
 
     @property
     def counted_pairs(self) -> float:
-        """The pairs by which FLOPs are counted, as in papers: causal counts as exactly half of a full square."""
+        """The pairs by which FLOPs are counted, as in papers: causal counts as exactly
+        half of a full square."""
         case = self.case
         half = 0.5 if case.mask_name.causal else 1.0
         if case.kind in ("full", "causal") and case.seqlen_q == case.seqlen_k:
             return half * case.seqlen_q * case.seqlen_k
-        return half * sum(length**2 for length in case.documents) if case.has_documents else float(self.visible_pairs)
+        return (
+            half * sum(length**2 for length in case.documents)
+            if case.has_documents
+            else float(self.visible_pairs)
+        )
 
     @cached_property
     def cu_seqlens(self) -> Tensor:
@@ -190,11 +210,14 @@ class Context:
     @cached_property
     def filled(self) -> Tensor:
         """The number of keys in the cache of each sequence, (B,) int32: the cache is full."""
-        return torch.full((self.case.batch,), self.case.seqlen_k, dtype=torch.int32, device=self.device)
+        return torch.full(
+            (self.case.batch,), self.case.seqlen_k, dtype=torch.int32, device=self.device
+        )
 
 
 def make_sets(case: Case, device: torch.device, seed: int, cache_bytes: int) -> list[Inputs]:
-    """Return sets of standard-normal inputs, so many that together they exceed twice the cache, at most MAX_SETS.
+    """Return sets of standard-normal inputs, so many that together they exceed twice the
+    cache, at most MAX_SETS.
 
     Args:
         cache_bytes: size of the device's last-level cache; 0 gives one set.
@@ -202,24 +225,39 @@ def make_sets(case: Case, device: torch.device, seed: int, cache_bytes: int) -> 
     generator = torch.Generator(device=device).manual_seed(seed)
 
     def drawn(*shape: int, leaf: bool = True) -> Tensor:
-        return torch.randn(shape, generator=generator, device=device, dtype=case.dtype, requires_grad=leaf)
+        return torch.randn(
+            shape, generator=generator, device=device, dtype=case.dtype, requires_grad=leaf
+        )
 
     queries = (case.batch, case.seqlen_q, case.heads, case.head_dim)
     keys = (case.batch, case.seqlen_k, case.kv_heads, case.head_dim)
     bias = slopes = sink = None
     if "bias" in case.features or "bias gradient" in case.features:
-        bias = drawn(1, case.heads, case.seqlen_q, case.seqlen_k, leaf="bias gradient" in case.features)
+        bias = drawn(
+            1, case.heads, case.seqlen_q, case.seqlen_k, leaf="bias gradient" in case.features
+        )
     if "ALiBi" in case.features:
         slopes = alibi_slopes(case.heads, device)
     if "sinks" in case.features:
         sink = drawn(case.heads)
-    wanted = math.ceil(2 * cache_bytes / ((math.prod(queries) + 2 * math.prod(keys)) * case.dtype.itemsize))
+    wanted = math.ceil(
+        2 * cache_bytes / ((math.prod(queries) + 2 * math.prod(keys)) * case.dtype.itemsize)
+    )
     return [
-        Inputs(drawn(*queries), drawn(*keys), drawn(*keys), drawn(*queries, leaf=False), bias, slopes, sink)
+        Inputs(
+            drawn(*queries),
+            drawn(*keys),
+            drawn(*keys),
+            drawn(*queries, leaf=False),
+            bias,
+            slopes,
+            sink,
+        )
         for _ in range(min(max(1, wanted), MAX_SETS))
     ]
 
 
 def alibi_slopes(heads: int, device: torch.device) -> Tensor:
-    """Return the ALiBi slopes 2^(-8 h / H) of heads h = 1 ... H, (H,) float32 (arXiv 2108.12409)."""
+    """Return the ALiBi slopes 2^(-8 h / H) of heads h = 1 ... H, (H,) float32
+    (arXiv 2108.12409)."""
     return torch.exp2(-8.0 / heads * torch.arange(1, heads + 1, device=device, dtype=torch.float32))

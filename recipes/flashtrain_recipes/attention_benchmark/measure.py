@@ -1,4 +1,5 @@
-"""recipe=attention-benchmark: time attention by every baseline, forward and backward, and draw both against length."""
+"""recipe=attention-benchmark: time attention by every baseline, forward and backward, and
+draw both against length."""
 
 from __future__ import annotations
 
@@ -16,20 +17,25 @@ from flashtrain_recipes.harness.benchmark import Benchmark
 from flashtrain_recipes.harness.rows import Row
 from flashtrain_recipes.harness.run_folder import Run
 
-# The implementations of rows=as-called unless benchmark.implementations names others: what a program could call.
+# The implementations of rows=as-called unless benchmark.implementations names others: what
+# a program could call.
 AS_CALLED = (
-    "flashtrain", "flashtrain-planned", "flashtrain-compiled", "sdpa-flash", "sdpa-cudnn", "varlen-attn", "flash-attn",
+    "flashtrain", "flashtrain-planned", "flashtrain-compiled", "sdpa-flash", "sdpa-cudnn",
+    "varlen-attn", "flash-attn",
     "flash-attn-3", "flash-attn-4",
 )  # fmt: skip
 
 
 class AttentionBenchmark(Benchmark):
-    """The benchmark of attention: the cases of benchmark.rows, measured by the implementations in baselines/."""
+    """The benchmark of attention: the cases of benchmark.rows, measured by the
+    implementations in baselines/."""
 
     what, rate = "attention", "tflops"
     columns = (
-        "batch", "heads", "kv_heads", "seqlen_q", "head_dim", "mask", "features", "dropout", "cache", "direction",
-        "implementation", "tflops", "milliseconds", "host_us", "of_plain", "gb_per_second", "peak_memory_mib", "error",
+        "batch", "heads", "kv_heads", "seqlen_q", "head_dim", "mask", "features", "dropout",
+        "cache", "direction",
+        "implementation", "tflops", "milliseconds", "host_us", "of_plain", "gb_per_second",
+        "peak_memory_mib", "error",
         "status",
     )  # fmt: skip
     drawings = (("lengths.png", lengths_figure),)
@@ -50,10 +56,14 @@ class AttentionBenchmark(Benchmark):
         return f"{super().line()}; benchmark.rows={self.options.rows}, {self.options.dtype}"
 
     def measure_all(self, run: Run) -> int:
-        """Measure the cases, return how many. With rows=as-called on a GPU, first compile all kernels in parallel."""
+        """Measure the cases, return how many. With rows=as-called on a GPU, first compile
+        all kernels in parallel."""
         seconds = min(self.options.warm_seconds, run.seconds_left / 2)
         if self.as_called and self.device.type == "cuda" and seconds > 0:
-            say(f"compiling the kernels of all cases beforehand, in parallel processes: {seconds:.0f} s at most in all")
+            say(
+                "compiling the kernels of all cases beforehand, in parallel processes: "
+                f"{seconds:.0f} s at most in all"
+            )
             calls = [
                 (case, one.name)
                 for case in self.cases
@@ -66,9 +76,17 @@ class AttentionBenchmark(Benchmark):
     def turns(self, case: Case, **common: Any) -> AttentionTurns:
         return AttentionTurns(case, check=self.options.reference, **common)
 
-    def without(self, case: Case | None, baseline: AttentionBaseline, status: str, reason: str) -> list[Row]:
-        """Return the rows that report a baseline as not measured; case=None: one with rows=as-called, else none."""
+    def without(
+        self, case: Case | None, baseline: AttentionBaseline, status: str, reason: str
+    ) -> list[Row]:
+        """Return the rows that report a baseline as not measured; case=None: one with
+        rows=as-called, else none."""
         if case is not None:
             return empty_rows(case, baseline.title, status, reason)
-        row = {"part": "missing", "implementation": baseline.title, "status": status, "error": reason}
+        row = {
+            "part": "missing",
+            "implementation": baseline.title,
+            "status": status,
+            "error": reason,
+        }
         return [row] if self.as_called else []

@@ -22,9 +22,16 @@ MASKS = {
     "varlen": "as document, by the functions that take cu_seqlens",
     "causal-varlen": "as causal-document, by the functions that take cu_seqlens",
     "prefix-lm": "the first quarter, and what comes before the query",
-    "shared-question": "a question (a quarter) and six answers: the question, and the query's own answer, causal",
-    "global-window": "the first 1/128 of the tokens see and are seen by all; the others a window of 1/16 to each side",
-    "block-random": "a share (benchmark.densities) of the 128 x 128 blocks, the diagonal ones among them",
+    "shared-question": (
+        "a question (a quarter) and six answers: the question, and the query's own answer, causal"
+    ),
+    "global-window": (
+        "the first 1/128 of the tokens see and are seen by all; "
+        "the others a window of 1/16 to each side"
+    ),
+    "block-random": (
+        "a share (benchmark.densities) of the 128 x 128 blocks, the diagonal ones among them"
+    ),
     "block-butterfly": "the blocks (i, j) whose numbers differ in at most one binary digit",
 }
 WITH_DOCUMENTS = ("document", "causal-document", "varlen", "causal-varlen")
@@ -33,7 +40,8 @@ BLOCK_SPARSE = ("block-random", "block-butterfly")
 
 @dataclass(frozen=True)
 class MaskName:
-    """A benchmark's mask name in parts: the kind of mask, and how many keys before and after a query it shows."""
+    """A benchmark's mask name in parts: the kind of mask, and how many keys before and
+    after a query it shows."""
 
     kind: str  # its entry in MASKS, "window" for the two windows
     left: int = -1  # keys before the query that are visible, as flash-attn counts them; -1: all
@@ -59,18 +67,25 @@ class AttentionSettings:
     """Which attention is measured: masks, shapes and lengths."""
 
     rows: str = option("grid", PRESETS)  # the list of cases to measure
-    seqlens: list[int] | None = None  # lengths of rows=grid (null: 128 to 65536); other presets keep only these
-    batch: int | None = None  # sequences of a batch; null: as many as hold benchmark.tokens together
+    # Lengths of rows=grid (null: 128 to 65536); other presets keep only these.
+    seqlens: list[int] | None = None
+    # Sequences of a batch; null: as many as hold benchmark.tokens together.
+    batch: int | None = None
     tokens: int = 16384  # tokens of a batch, unless benchmark.batch or benchmark.batches is set
     heads: int | None = None  # query heads; null: 2048 over the head dimension
-    head_dims: list[int] | None = None  # head dimensions of rows=grid (null: 64, 128); others keep only these
-    masks: list[str] | None = None  # masks of rows=grid (null: full and causal); others keep only these
+    # Head dimensions of rows=grid (null: 64, 128); others keep only these.
+    head_dims: list[int] | None = None
+    # masks of rows=grid (null: full and causal); others keep only these.
+    masks: list[str] | None = None
     # The shares of blocks that random block-sparse masks compute.
     densities: list[float] = field(default_factory=lambda: [0.05, 0.1, 0.25, 0.5, 1.0])
     dtype: str = option("bfloat16", DTYPES)  # the dtype of queries, keys and values
-    longest: int | None = None  # the most tokens of a sequence: longer rows are left out; recipe=lra-speed cuts to it
-    warm_seconds: float = 60.0  # the most seconds spent on compiling kernels first (rows=as-called on a GPU)
-    reference: bool = True  # also compute a float64 reference, and each implementation's error against it
+    # The most tokens of a sequence: longer rows are left out; recipe=lra-speed cuts to it.
+    longest: int | None = None
+    # The most seconds spent on compiling kernels first (rows=as-called on a GPU).
+    warm_seconds: float = 60.0
+    # Also compute a float64 reference, and each implementation's error against it.
+    reference: bool = True
 
     def check_attention(self) -> None:
         """Raise UserError for the first invalid setting among those of this class."""

@@ -1,6 +1,8 @@
-"""Before rows=as-called are measured on a GPU, parallel processes call every baseline once, to compile its kernels.
+"""Before rows=as-called are measured on a GPU, parallel processes call every baseline once,
+to compile its kernels.
 
-The compiled kernels stay on disk. One process alone would take longer to compile them than to measure.
+The compiled kernels stay on disk. One process alone would take longer to
+compile them than to measure.
 """
 
 from __future__ import annotations
@@ -22,26 +24,35 @@ _MAX_PROCESSES = 16  # a container may show the processors of its whole host
 
 
 def warm_up(calls: Sequence[tuple[Case, str]], seconds: float, device: str = "cuda") -> None:
-    """Call baselines once in parallel processes, which fills the compile caches on disk before anything is timed.
+    """Call baselines once in parallel processes, which fills the compile caches on disk
+    before anything is timed.
 
     Args:
         calls: (case, name of the baseline) of each call.
-        seconds: the time for all calls together; calls that have not ended by then are given up without an error.
+        seconds: the time for all calls together; calls that have not ended by then are
+            given up without an error.
         device: the type of device to call on.
     """
     count = min(os.cpu_count() or 1, _MAX_PROCESSES, len(calls))
     context = torch.multiprocessing.get_context("spawn")  # CUDA allows no other
     with context.Pool(count, _begin) as pool:  # whose end kills the processes, whatever they do
-        pool.starmap_async(call_once, [(*call, device) for call in calls], chunksize=1).wait(seconds)
+        pool.starmap_async(call_once, [(*call, device) for call in calls], chunksize=1).wait(
+            seconds
+        )
 
 
 def call_once(case: Case, name: str, device_type: str) -> None:
-    """Call a baseline forward, and backward where the case has it. Errors are ignored: measuring reports them."""
+    """Call a baseline forward, and backward where the case has it. Errors are ignored:
+    measuring reports them."""
     device = torch.device(device_type)
     (baseline,) = [one for one in all_baselines(device_type) if one.name == name]
     if case.page is not None:
         case = replace(case, batch=1)  # of a cache one sequence, which compiles what many do
-    with contextlib.suppress(Exception), baseline.within(), torch.set_grad_enabled(case.page is None):
+    with (
+        contextlib.suppress(Exception),
+        baseline.within(),
+        torch.set_grad_enabled(case.page is None),
+    ):
         (one,) = make_sets(case, device, 0, 0)
         out = baseline.attend(case, Context(case, device))(one)
         if out.requires_grad:

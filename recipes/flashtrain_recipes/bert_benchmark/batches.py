@@ -1,6 +1,8 @@
-"""Batches of sequences with many lengths: padded in random order, padded by like length, or packed without padding.
+"""Batches of sequences with many lengths: padded in random order, padded by like length, or
+packed without padding.
 
-N sequences, S tokens of the longest, B rows of a padded batch, T tokens of a packed one, M labels of a batch.
+N sequences, S tokens of the longest, B rows of a padded batch, T tokens of a packed
+one, M labels of a batch.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from flashtrain.data.token_budget import rows_once
 from flashtrain_kernels.loss_head import IGNORED
 
 SHARE = 0.15
-WIDTH_MULTIPLE = 64  # a padded batch is as wide as its longest row, rounded up to this: few shapes, for what compiles
+# A padded batch is as wide as its longest row, rounded up to this: few shapes, for what compiles.
+WIDTH_MULTIPLE = 64
 _BUDGET_MULTIPLE = 128
 # How sequences are batched, as rows have it in the column `padding`.
 FULL, RANDOM, BUCKETS, PACKED = "full rows", "random batches", "length buckets", "packed"
@@ -32,23 +35,28 @@ class Sequences(NamedTuple):
 
     @classmethod
     def draw(cls, lengths: np.ndarray, vocab_size: int, seed: int) -> Sequences:
-        """Draw random tokens for sequences of these lengths, and labels at 15% of the places, as many as BERT masks."""
+        """Draw random tokens for sequences of these lengths, and labels at 15% of the places,
+        as many as BERT masks."""
         random = np.random.RandomState(seed)
         shape = (len(lengths), int(lengths.max()))
         real = np.arange(shape[1]) < lengths[:, None]
         tokens = np.where(real, random.randint(5, vocab_size, shape), 0)
         order = np.where(real, random.random_sample(shape), 2.0).argsort(axis=1).argsort(axis=1)
         chosen = order < masked_count(np.maximum(lengths - 2, 1), SHARE)[:, None]
-        return cls(tokens, np.where(chosen & real, random.randint(5, vocab_size, shape), IGNORED), lengths)
+        return cls(
+            tokens, np.where(chosen & real, random.randint(5, vocab_size, shape), IGNORED), lengths
+        )
 
 
 def random_batches(lengths: np.ndarray, rows: int) -> list[np.ndarray]:
-    """Return the numbers of the sequences in each batch: `rows` sequences at a time, in the given order."""
+    """Return the numbers of the sequences in each batch: `rows` sequences at a
+    time, in the given order."""
     return np.split(np.arange(len(lengths)), range(rows, len(lengths), rows))
 
 
 def bucket_batches(lengths: np.ndarray, tokens: int) -> list[np.ndarray]:
-    """Return the numbers of the sequences in each batch: of like length, as many as fit `tokens` with their padding."""
+    """Return the numbers of the sequences in each batch: of like length, as many as fit
+    `tokens` with their padding."""
     widths = _rounded(lengths, WIDTH_MULTIPLE)
     found: list[np.ndarray] = []
     for width in np.unique(widths):
@@ -58,7 +66,8 @@ def bucket_batches(lengths: np.ndarray, tokens: int) -> list[np.ndarray]:
 
 
 def packed_batches(lengths: np.ndarray, tokens: int) -> tuple[list[np.ndarray], int]:
-    """Plan equally full packed rows of at most `tokens`: return (each row's sequence numbers, the tokens of a row)."""
+    """Plan equally full packed rows of at most `tokens`: return (each row's sequence
+    numbers, the tokens of a row)."""
     total, longest = int(lengths.sum()), int(lengths.max())
     rows = -(-total // tokens)
     while True:
@@ -72,10 +81,15 @@ def packed_batches(lengths: np.ndarray, tokens: int) -> tuple[list[np.ndarray], 
 
 
 def padded(drawn: Sequences, members: np.ndarray, device: torch.device) -> dict[str, Tensor]:
-    """Return a padded batch of the sequences `members`: tokens, labels (B, S), and lengths (B,) if any is padded."""
+    """Return a padded batch of the sequences `members`: tokens, labels (B, S), and lengths
+    (B,) if any is padded."""
     lengths = drawn.lengths[members]
     width = min(int(_rounded(lengths.max(), WIDTH_MULTIPLE)), drawn.tokens.shape[1])
-    found = {"tokens": drawn.tokens[members, :width], "labels": drawn.labels[members, :width], "lengths": lengths}
+    found = {
+        "tokens": drawn.tokens[members, :width],
+        "labels": drawn.labels[members, :width],
+        "lengths": lengths,
+    }
     if (lengths == width).all():
         del found["lengths"]
     return _on(found, device)
@@ -95,7 +109,11 @@ def masked_batches(
     max_labels = max(int((drawn.labels[members] != IGNORED).sum()) for members in batches)
     found = []
     for members in batches:
-        batch = padded(drawn, members, device) if budget is None else _packed(drawn, members, device, budget, max_rows)
+        batch = (
+            padded(drawn, members, device)
+            if budget is None
+            else _packed(drawn, members, device, budget, max_rows)
+        )
         labels = batch.pop("labels").flatten()
         masked = (labels != IGNORED).nonzero()[:, 0]
         fill = (0, max_labels - len(masked))
@@ -112,7 +130,9 @@ def _packed(
     """Return tokens and labels (T,) and cu_seqlens (max_rows + 1,)."""
     lengths = drawn.lengths[members]
     real = np.arange(drawn.tokens.shape[1]) < lengths[:, None]
-    ends = np.concatenate(([0], lengths.cumsum(), np.full(max_rows - len(members), lengths.sum()))).astype(np.int32)
+    ends = np.concatenate(
+        ([0], lengths.cumsum(), np.full(max_rows - len(members), lengths.sum()))
+    ).astype(np.int32)
     fill = (0, budget - int(lengths.sum()))
     tokens = np.pad(drawn.tokens[members][real], fill)
     labels = np.pad(drawn.labels[members][real], fill, constant_values=IGNORED)
@@ -124,4 +144,7 @@ def _rounded(value: Any, multiple: int) -> Any:
 
 
 def _on(arrays: dict[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(np.ascontiguousarray(array)).to(device) for name, array in arrays.items()}
+    return {
+        name: torch.from_numpy(np.ascontiguousarray(array)).to(device)
+        for name, array in arrays.items()
+    }

@@ -1,4 +1,5 @@
-"""The cases of recipe=bert-speed: a BERT of one size, on full rows or on sequences of a text's lengths."""
+"""The cases of recipe=bert-speed: a BERT of one size, on full rows or on
+sequences of a text's lengths."""
 
 from __future__ import annotations
 
@@ -32,15 +33,23 @@ class BertCase(StepCase):
     size: str
     context: int
     batch: int  # rows of a padded step
-    unit: str  # "sentence", "paragraph" or "document": what of the text has the lengths; "": full rows
+    # "sentence", "paragraph" or "document": what of the text has the lengths; "": full rows.
+    unit: str
     dropout: float
     weights: str
     activation: str = "gelu"  # the tanh form, or "gelu_exact"
     lengths: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        what = f"full rows of {self.context}" if not self.unit else f"{self.unit}s up to {self.context}"
-        return f"{self.model}, {what}, dropout {self.dropout:g}, weights {self.weights}, batch {self.batch}"
+        what = (
+            f"full rows of {self.context}"
+            if not self.unit
+            else f"{self.unit}s up to {self.context}"
+        )
+        return (
+            f"{self.model}, {what}, dropout {self.dropout:g}, weights {self.weights}, "
+            f"batch {self.batch}"
+        )
 
     @property
     def model(self) -> str:
@@ -51,15 +60,21 @@ class BertCase(StepCase):
         return (self.size, self.unit, self.dropout, self.weights)
 
     def config(self) -> BertConfig:
-        """Return the model configuration that every baseline builds, with the masked-language head and no pooler."""
+        """Return the model configuration that every baseline builds, with the
+        masked-language head and no pooler."""
         context = max(512, self.context)  # rows of the position table, as BERT has them
         made = BertConfig.of_size(
-            self.size, vocab_size=VOCAB_SIZE, context=context, dropout=self.dropout, activation=self.activation
+            self.size,
+            vocab_size=VOCAB_SIZE,
+            context=context,
+            dropout=self.dropout,
+            activation=self.activation,
         )
         return replace(made, vocab_rows=VOCAB_SIZE)
 
     def all_lengths(self) -> np.ndarray:
-        """Return the lengths of a launch's sequences: `batch` full rows, or all sequences of the text's lengths."""
+        """Return the lengths of a launch's sequences: `batch` full rows, or all sequences
+        of the text's lengths."""
         return np.array(self.lengths or [self.context] * self.batch, dtype=np.int64)
 
     def draw(self, device: torch.device, seed: int) -> Sequences:
@@ -67,16 +82,20 @@ class BertCase(StepCase):
         return Sequences.draw(self.all_lengths(), VOCAB_SIZE, seed)
 
     def flops(self) -> float:
-        """Return the FLOPs of the model in one launch, which trains on every sequence once; padding is not counted."""
+        """Return the FLOPs of the model in one launch, which trains on every sequence once;
+        padding is not counted."""
         lengths = self.all_lengths()
-        return self.config().flops(lengths.tolist(), int(masked_count(np.maximum(lengths - 2, 1), SHARE).sum()))
+        return self.config().flops(
+            lengths.tolist(), int(masked_count(np.maximum(lengths - 2, 1), SHARE).sum())
+        )
 
     def flops_per_token(self) -> float:
         return self.flops() / float(self.all_lengths().sum())
 
     def columns(self) -> Row:
         return {
-            "model": self.model, "length": self.unit or self.context, "longest": self.context, "dropout": self.dropout,
+            "model": self.model, "length": self.unit or self.context, "longest": self.context,
+            "dropout": self.dropout,
             "batch": self.batch, "weights": self.weights, "activation": self.activation,
         }  # fmt: skip
 
@@ -90,16 +109,19 @@ class BertCase(StepCase):
 
 
 def cases(settings: Settings) -> list[BertCase]:
-    """Return a case for every requested size, precision, dropout, length and batch; with_lengths completes them."""
+    """Return a case for every requested size, precision, dropout, length and batch;
+    with_lengths completes them."""
     options = settings.benchmark
     activation = settings.bert.activation or "gelu"
     if settings.bert.family != "bert" or activation not in ("gelu", "gelu_exact"):
         raise UserError(
-            f"bert.family={settings.bert.family} with bert.activation={activation}: Hugging Face's BERT lacks them; "
-            "expected bert.family=bert with bert.activation=gelu or gelu_exact."
+            f"bert.family={settings.bert.family} with bert.activation={activation}: Hugging Face's "
+            "BERT lacks them; expected bert.family=bert with bert.activation=gelu or gelu_exact."
         )
     longest = max(options.contexts, default=settings.context)
-    kinds = [(context, "") for context in options.contexts] + [(longest, unit) for unit in options.sample_units]
+    kinds = [(context, "") for context in options.contexts] + [
+        (longest, unit) for unit in options.sample_units
+    ]
     return [
         BertCase(size, context, batch, unit, dropout, weights, activation)
         for size in options.models
@@ -111,7 +133,8 @@ def cases(settings: Settings) -> list[BertCase]:
 
 
 def with_lengths(case: BertCase, settings: Settings, hardware: Hardware) -> BertCase:
-    """Return the case with lengths drawn from the text's sentences, paragraphs or documents, as `unit` says.
+    """Return the case with lengths drawn from the text's sentences, paragraphs or
+    documents, as `unit` says.
 
     [CLS] and [SEP] count as two tokens of each length.
     """
@@ -124,7 +147,8 @@ def with_lengths(case: BertCase, settings: Settings, hardware: Hardware) -> Bert
     lengths = data.pieces(data.split.training).lengths + 2
     drawn = np.random.RandomState(settings.seed).choice(lengths, settings.benchmark.samples)
     say(
-        f"{case.unit}s of {data.source.describe()} in {data.tokenizer.describe()}: {lengths.mean():.0f} tokens on "
-        f"average; the {len(drawn):,} drawn for the benchmark have {drawn.mean():.0f}"
+        f"{case.unit}s of {data.source.describe()} in {data.tokenizer.describe()}: "
+        f"{lengths.mean():.0f} tokens on average; the {len(drawn):,} drawn for the benchmark "
+        f"have {drawn.mean():.0f}"
     )
     return replace(case, lengths=tuple(int(length) for length in drawn))

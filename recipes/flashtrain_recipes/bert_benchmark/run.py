@@ -31,12 +31,15 @@ def _over(column: str, *, buckets: bool) -> Over:
 
 
 class BertSteps(StepBenchmark):
-    """The benchmark of BERT's training steps, on full rows and on a text's sentences, paragraphs or documents."""
+    """The benchmark of BERT's training steps, on full rows and on a text's sentences,
+    paragraphs or documents."""
 
     what = "training steps of BERT"
     columns = (
-        "model", "length", "dropout", "weights", "implementation", "padding", "batch", "rows_per_second",
-        "real_tokens_per_second", "mfu", "peak_memory_gib", "over_random_batches", "over_length_buckets",
+        "model", "length", "dropout", "weights", "implementation", "padding", "batch",
+        "rows_per_second",
+        "real_tokens_per_second", "mfu", "peak_memory_gib", "over_random_batches",
+        "over_length_buckets",
         "without_dropout", "compile_seconds", "status",
     )  # fmt: skip
     rate = "rows_per_second"
@@ -44,7 +47,13 @@ class BertSteps(StepBenchmark):
         _over("over_random_batches", buckets=False),
         _over("over_length_buckets", buckets=True),
         # how many times longer the same takes with dropout
-        Over("without_dropout", "milliseconds", _SAME, lambda row: row.get("dropout") == 0, lambda row: row["dropout"]),
+        Over(
+            "without_dropout",
+            "milliseconds",
+            _SAME,
+            lambda row: row.get("dropout") == 0,
+            lambda row: row["dropout"],
+        ),
     )
 
     def make_cases(self) -> list[BertCase]:

@@ -1,4 +1,5 @@
-"""The interface of an implementation of attention over several devices, and the place where a case is computed.
+"""The interface of an implementation of attention over several devices, and the place
+where a case is computed.
 
 B batch (1), n tokens a rank holds, H query heads, K key/value heads, D head dimension.
 """
@@ -33,16 +34,21 @@ class Place:
     def __init__(self, case: ContextCase, team: Team) -> None:
         self.case, self.team = case, team
         self.mask: Mask = case.mask._replace(queries=case.mask.queries.to(team.device))
-        self.layout: Callable[[str], Layout] = cache(lambda name: LAYOUTS[name](case.mask, case.degree))
+        self.layout: Callable[[str], Layout] = cache(
+            lambda name: LAYOUTS[name](case.mask, case.degree)
+        )
 
 
 class Attention(NamedTuple):
     """A baseline's attention, prepared on this rank for one case."""
 
-    call: Callable[..., Tensor]  # this rank's output, differentiable, of its q (B, n, H, D), k and v (B, n, K, D)
+    # This rank's output, differentiable, of its q (B, n, H, D), k and v (B, n, K, D).
+    call: Callable[..., Tensor]
     traffic: Traffic  # the bytes that the busiest rank sends
     together: int = (
-        1  # neighbouring ranks that compute the same tokens, each for a part of the heads: they work equally
+        # Neighbouring ranks that compute the same tokens, each for a part of the
+        # heads: they work equally.
+        1
     )
 
 
@@ -50,8 +56,9 @@ class Attention(NamedTuple):
 class ContextBaseline(Baseline):
     """An implementation of attention over several devices, with one layout of the sequence.
 
-    It must compute by the functions of flashtrain.distributed.context.local_attention: when communication is timed
-    alone, the kernels that they call are replaced by functions that return zeros.
+    It must compute by the functions of flashtrain.distributed.context.local_attention:
+    when communication is timed alone, the kernels that they call are replaced by
+    functions that return zeros.
     """
 
     name: str
@@ -63,8 +70,14 @@ class ContextBaseline(Baseline):
         return f"{self.way}, {self.layout}"
 
     def columns(self, case: ContextCase) -> Row:
-        return {"implementation": self.title, "way": self.way, "layout": self.layout, **case.columns()}
+        return {
+            "implementation": self.title,
+            "way": self.way,
+            "layout": self.layout,
+            **case.columns(),
+        }
 
     @abstractmethod
     def attend(self, place: Place, q: Tensor, k: Tensor, v: Tensor) -> Attention:
-        """Prepare the attention at `place` for this rank's tensors; of q, k and v only shape and dtype are read."""
+        """Prepare the attention at `place` for this rank's tensors; of q, k and v only
+        shape and dtype are read."""

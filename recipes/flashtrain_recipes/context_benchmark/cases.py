@@ -1,4 +1,5 @@
-"""The cases of recipe=long-context-benchmark: attention of a shape, mask and length over several devices."""
+"""The cases of recipe=long-context-benchmark: attention of a shape, mask and
+length over several devices."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ from flashtrain_recipes.context_benchmark.settings import Shape, parse_shape
 LENGTHS = (32768, 131072, 524288)
 MASKS = ("causal", "causal-document")
 SHAPE = "16x128"
-# Lengths of documents: log-normal, of this median and spread, as texts of the web are: nearly all between 20 tokens and
-# 20,000. In short sequences the median is a share of the sequence.
+# Lengths of documents: log-normal, of this median and spread, as texts of the web are: nearly all
+# between 20 tokens and 20,000. In short sequences the median is a share of the sequence.
 MEDIAN_TOKENS, SPREAD, MIN_DOCUMENTS = 665, 1.6, 24
 
 
@@ -41,8 +42,14 @@ class ContextCase:
 
     @cached_property
     def flops(self) -> float:
-        """FLOPs of forward (4 D) and backward (10 D) for each head and visible pair; D is the head dimension."""
-        return 14.0 * self.attention.heads * self.attention.head_dim * int(visible_keys(self.mask).sum())
+        """FLOPs of forward (4 D) and backward (10 D) for each head and visible pair; D
+        is the head dimension."""
+        return (
+            14.0
+            * self.attention.heads
+            * self.attention.head_dim
+            * int(visible_keys(self.mask).sum())
+        )
 
     def columns(self) -> dict[str, Any]:
         one = self.attention
@@ -61,7 +68,10 @@ class ContextCase:
 
     def __str__(self) -> str:
         one = self.attention
-        return f"{one.mask}, {one.seqlen_q} tokens, {Shape(one.heads, one.kv_heads, one.head_dim)}, {self.degree} ranks"
+        return (
+            f"{one.mask}, {one.seqlen_q} tokens, {Shape(one.heads, one.kv_heads, one.head_dim)}, "
+            f"{self.degree} ranks"
+        )
 
 
 def cases(options: Any, degrees: Sequence[int]) -> list[ContextCase]:
@@ -80,12 +90,16 @@ def cases(options: Any, degrees: Sequence[int]) -> list[ContextCase]:
         if options.longest is None or length <= options.longest
     ]
     if not found:
-        raise UserError(f"benchmark.longest={options.longest} is below every length of benchmark.seqlens: raise it.")
+        raise UserError(
+            f"benchmark.longest={options.longest} is below every length of benchmark.seqlens: "
+            "raise it."
+        )
     return list(dict.fromkeys(found))
 
 
 def heavy_tailed_lengths(total: int, seed: int = 0) -> tuple[int, ...]:
-    """Return random log-normal document lengths that add up to `total` tokens; equal for equal seeds."""
+    """Return random log-normal document lengths that add up to `total` tokens;
+    equal for equal seeds."""
     draw = random.Random(seed)
     middle = math.log(max(1.0, min(MEDIAN_TOKENS, total / MIN_DOCUMENTS)))
     lengths: list[int] = []
@@ -100,5 +114,12 @@ def heavy_tailed_lengths(total: int, seed: int = 0) -> tuple[int, ...]:
 def _attention(shape: Shape, mask: str, length: int, dtype: str) -> Case:
     documents = heavy_tailed_lengths(length) if parse_mask(mask).kind in WITH_DOCUMENTS else ()
     return Case(
-        1, shape.heads, length, shape.head_dim, mask, kv_heads=shape.kv_heads, dtype_name=dtype, documents=documents
+        1,
+        shape.heads,
+        length,
+        shape.head_dim,
+        mask,
+        kv_heads=shape.kv_heads,
+        dtype_name=dtype,
+        documents=documents,
     )

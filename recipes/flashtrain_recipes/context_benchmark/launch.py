@@ -1,7 +1,7 @@
 """The cases of one degree, measured one after another in the same processes, one for each rank.
 
-When a rank fails while the others wait for it, all ranks are started anew, and what failed is left out: nothing else is
-certain to end their waiting.
+When a rank fails while the others wait for it, all ranks are started anew, and what failed is left
+out: nothing else is certain to end their waiting.
 """
 
 from __future__ import annotations
@@ -50,10 +50,12 @@ class Job:
 
 
 def launched(job: Job) -> Generator[Event, None, None]:
-    """Start the ranks of a job, and yield their events. When the generator ends, for any reason, no rank is left.
+    """Start the ranks of a job, and yield their events. When the generator ends, for any
+    reason, no rank is left.
 
     Raises:
-        RankFailed: a rank died, or had an error that no baseline caused. (A baseline's error becomes an event.)
+        RankFailed: a rank died, or had an error that no baseline caused. (A baseline's
+            error becomes an event.)
     """
     number, case = next(iter(job.todo.items()))
     with tempfile.TemporaryDirectory() as folder:
@@ -96,7 +98,8 @@ def _measured(job: Job, team: Team) -> Iterator[Event]:
         notes: list[tuple[str, str]] = []
         late = time.monotonic() + left / (job.count - number)
         turns = ContextTurns(
-            case, team, job.options, failed, device=team.device, clock=clock, seed=job.seed + number,
+            case, team, job.options, failed, device=team.device, clock=clock,
+            seed=job.seed + number,
             effort=Effort(job.options.rounds, late=late),
             note=lambda *note, notes=notes: notes.append(note),
         )  # fmt: skip

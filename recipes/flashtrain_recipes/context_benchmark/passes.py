@@ -1,7 +1,7 @@
 """Measure forward and backward of one attention on a rank, while the other ranks do the same.
 
-B batch (1), S sequence, n tokens a rank holds, H query heads, D head dimension; g query heads of the last key/value
-head.
+B batch (1), S sequence, n tokens a rank holds, H query heads, D head dimension; g query heads of
+the last key/value head.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from flashtrain_recipes.harness.turns import Sample
 
 
 class Passes:
-    """Measures forward and backward of one attention on this rank: `first` its errors and memory, `sample` its times.
+    """Measures forward and backward of one attention on this rank: `first` its errors and
+    memory, `sample` its times.
 
     Args:
         call: computes the output from the leaves.
@@ -41,12 +42,19 @@ class Passes:
         clock: Clock,
         gather: Callable[[Any], list[Any]] = lambda value: [value],
     ) -> None:
-        self.call, self.leaves, self.dout, self.clock, self.gather = call, leaves, dout, clock, gather
+        self.call, self.leaves, self.dout, self.clock, self.gather = (
+            call,
+            leaves,
+            dout,
+            clock,
+            gather,
+        )
         self.measures: Row = {"peak_memory_gib": None, "error": None, "gradient_error": None}
         self._host = [0.0, 0.0]  # seconds of launching
 
     def first(self, expected: Expected | None, shard: Callable[[Tensor], Tensor]) -> None:
-        """Call forward and backward once for their errors, and again for peak memory and the time of launching.
+        """Call forward and backward once for their errors, and again for peak memory and
+        the time of launching.
 
         Args:
             expected: the float64 results of the whole sequence; None: errors are not computed.
@@ -74,13 +82,18 @@ class Passes:
 
     def _timed(self) -> tuple[Timed, Timed]:
         outs: list[Tensor] = []
-        forward = self.clock.queued([lambda: outs.append(self.call(*self.leaves))], Pace(1, self._host[0]))
-        return forward, self.clock.queued([lambda: self._gradients(outs[0])], Pace(1, self._host[1]))
+        forward = self.clock.queued(
+            [lambda: outs.append(self.call(*self.leaves))], Pace(1, self._host[0])
+        )
+        return forward, self.clock.queued(
+            [lambda: self._gradients(outs[0])], Pace(1, self._host[1])
+        )
 
 
 @contextmanager
 def only_communicating() -> Iterator[None]:
-    """Replace the kernels inside a `with` block by functions that return zeros, so that only communication is timed."""
+    """Replace the kernels inside a `with` block by functions that return zeros, so that only
+    communication is timed."""
     before = local_attention.attention_forward, local_attention.attention_backward
     local_attention.attention_forward, local_attention.attention_backward = _forward, _backward
     try:
@@ -90,9 +103,13 @@ def only_communicating() -> Iterator[None]:
 
 
 def _forward(q: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-    lse = q.new_zeros((q.shape[0], q.shape[2], q.shape[1]), dtype=local_attention.summing_dtype(q.dtype))
+    lse = q.new_zeros(
+        (q.shape[0], q.shape[2], q.shape[1]), dtype=local_attention.summing_dtype(q.dtype)
+    )
     return q.new_zeros(q.shape), lse
 
 
-def _backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)

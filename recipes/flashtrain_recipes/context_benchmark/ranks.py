@@ -1,4 +1,5 @@
-"""A rank of the benchmark: its device, and its view of all ranks that compute a sequence together."""
+"""A rank of the benchmark: its device, and its view of all ranks that compute
+a sequence together."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ _STUCK = timedelta(minutes=10)  # after which a rank that waits for the others f
 
 
 class Team:
-    """All ranks that compute a sequence together, as one of them sees them. Making it joins the process group.
+    """All ranks that compute a sequence together, as one of them sees them. Making it
+    joins the process group.
 
     Attributes:
         device: this rank's device.
@@ -38,11 +40,14 @@ class Team:
             torch.set_num_threads(max(1, torch.get_num_threads() // size))
         self.device = torch.device("cuda", rank) if kind == "cuda" else torch.device("cpu")
         backend = "nccl" if kind == "cuda" else "gloo"
-        dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=size, timeout=_STUCK)
+        dist.init_process_group(
+            backend, init_method=meeting, rank=rank, world_size=size, timeout=_STUCK
+        )
         self.group = ContextGroup()
         self._control = dist.new_group(backend="gloo", timeout=_STUCK)  # for numbers and words
         self._token = torch.zeros(1, device=self.device)
-        self.barrier()  # communicators are made at their first use, and not within something that is timed
+        # Communicators are made at their first use, and not within something that is timed.
+        self.barrier()
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in the order of the ranks. Every rank must call it."""
@@ -51,5 +56,6 @@ class Team:
         return found
 
     def barrier(self) -> None:
-        """Wait for the other ranks (on a GPU its later kernels wait, not the host). Every rank must call this."""
+        """Wait for the other ranks (on a GPU its later kernels wait, not the host).
+        Every rank must call this."""
         dist.all_reduce(self._token)

@@ -1,4 +1,5 @@
-"""The rows of a case: the slowest rank's times, the largest memory and errors, and a comparison with one device."""
+"""The rows of a case: the slowest rank's times, the largest memory and errors, and a
+comparison with one device."""
 
 from __future__ import annotations
 
@@ -14,10 +15,17 @@ from flashtrain_recipes.harness.rows import Row
 
 MEASURED, NOT_MEASURED = "measured", "not measured"
 _ERRORS = ("error", "gradient_error")
-_SAME = ("mask", "heads", "kv_heads", "head_dim", "dtype")  # what cases have in common that differ in length and degree
+# What cases have in common that differ in length and degree.
+_SAME = ("mask", "heads", "kv_heads", "head_dim", "dtype")
 
 
-def row_of(place: Place, baseline: ContextBaseline, attention: Attention, ranks: Sequence[Row], one: Row | None) -> Row:
+def row_of(
+    place: Place,
+    baseline: ContextBaseline,
+    attention: Attention,
+    ranks: Sequence[Row],
+    one: Row | None,
+) -> Row:
     """Return the row of a baseline at a case.
 
     Args:
@@ -25,14 +33,24 @@ def row_of(place: Place, baseline: ContextBaseline, attention: Attention, ranks:
         one: the measurements of one device, by column; None: it was not measured.
     """
     case = place.case
-    found: Any = {key: max((of[key] for of in ranks if of[key] is not None), default=None) for key in ranks[0]}
+    found: Any = {
+        key: max((of[key] for of in ranks if of[key] is not None), default=None) for key in ranks[0]
+    }
     took, alone = found["forward_ms"] + found["backward_ms"], found["communication_ms"]
     times = {key: round(found[key], 4) for key in ("forward_ms", "backward_ms")}
-    row = {**baseline.columns(case), **times, "one_device_ms": None, "one_device": NOT_MEASURED, "efficiency": None}
+    row = {
+        **baseline.columns(case),
+        **times,
+        "one_device_ms": None,
+        "one_device": NOT_MEASURED,
+        "efficiency": None,
+    }
     if one is not None:
         row |= _one_device(row, one["forward_ms"], one["backward_ms"], MEASURED)
     # ranks that divide the heads of the same tokens have as much to do
-    work = attention_work(place.layout(baseline.layout), visible_keys(case.mask)).reshape(-1, attention.together)
+    work = attention_work(place.layout(baseline.layout), visible_keys(case.mask)).reshape(
+        -1, attention.together
+    )
     row |= {
         "tflops_per_device": round(case.flops / took / case.degree / 1e9, 4),
         "communication_ms": round(alone, 4),
@@ -51,21 +69,35 @@ def row_of(place: Place, baseline: ContextBaseline, attention: Attention, ranks:
     return {**row, "rounds": found["rounds"]}
 
 
-def extrapolated(row: Row, case: ContextCase, rows: Iterable[Mapping[str, Any]], cases: Sequence[ContextCase]) -> Row:
+def extrapolated(
+    row: Row, case: ContextCase, rows: Iterable[Mapping[str, Any]], cases: Sequence[ContextCase]
+) -> Row:
     """Return the row with one device's times extrapolated by FLOPs where they were not measured.
 
     Args:
-        rows: the rows so far. The longest measured one with the same mask, heads and dtype gives the FLOP rate.
+        rows: the rows so far. The longest measured one with the same mask, heads and
+            dtype gives the FLOP rate.
         cases: the cases of the run.
     """
-    known = [one for one in rows if one.get("one_device") == MEASURED and all(one[key] == row[key] for key in _SAME)]
+    known = [
+        one
+        for one in rows
+        if one.get("one_device") == MEASURED and all(one[key] == row[key] for key in _SAME)
+    ]
     if row.get("one_device") != NOT_MEASURED or not known:
         return row
     longest = max(known, key=lambda other: int(other["seqlen"]))
-    of = next(one for one in cases if all(longest[key] == value for key, value in one.columns().items()))
+    of = next(
+        one for one in cases if all(longest[key] == value for key, value in one.columns().items())
+    )
     ratio = case.flops / of.flops
-    forward, backward = (ratio * longest[f"one_device_{part}_ms"] for part in ("forward", "backward"))
-    return {**row, **_one_device(row, forward, backward, f"extrapolated from {longest['seqlen']} tokens")}
+    forward, backward = (
+        ratio * longest[f"one_device_{part}_ms"] for part in ("forward", "backward")
+    )
+    return {
+        **row,
+        **_one_device(row, forward, backward, f"extrapolated from {longest['seqlen']} tokens"),
+    }
 
 
 def _one_device(row: Row, forward: float, backward: float, origin: str) -> Row:

@@ -1,4 +1,5 @@
-"""recipe=long-context-benchmark: time attention over several devices, by every method in every layout."""
+"""recipe=long-context-benchmark: time attention over several devices, by every
+method in every layout."""
 
 from __future__ import annotations
 
@@ -23,15 +24,18 @@ MIN_CPU_RANKS = 4  # processes may be more than cores: slow, but what a test nee
 
 
 class ContextBenchmark(Benchmark):
-    """The benchmark of attention over several devices: every requested degree, shape, mask and length.
+    """The benchmark of attention over several devices: every requested degree,
+    shape, mask and length.
 
     The ranks of a degree measure all of its cases, and send their rows to this process.
     """
 
     what = "attention over several devices"
     columns = (
-        "mask", "degree", "heads", "kv_heads", "head_dim", "seqlen", "implementation", "forward_ms", "backward_ms",
-        "one_device_ms", "one_device", "efficiency", "tflops_per_device", "communication_share", "sent_mib",
+        "mask", "degree", "heads", "kv_heads", "head_dim", "seqlen", "implementation", "forward_ms",
+        "backward_ms",
+        "one_device_ms", "one_device", "efficiency", "tflops_per_device", "communication_share",
+        "sent_mib",
         "imbalance", "peak_memory_gib", "error_ratio",
     )  # fmt: skip
     rate = "tflops_per_device"
@@ -48,7 +52,11 @@ class ContextBenchmark(Benchmark):
         return [*ours, *plain_all_gather.BASELINES]
 
     def plan_line(self, case: ContextCase) -> str:
-        refused = [f"; without {one.title} ({reason})" for one in self.baselines if (reason := one.refuses(case))]
+        refused = [
+            f"; without {one.title} ({reason})"
+            for one in self.baselines
+            if (reason := one.refuses(case))
+        ]
         return f"{case}{''.join(refused)}"
 
     def measure_all(self, run: Run) -> int:
@@ -67,7 +75,9 @@ class ContextBenchmark(Benchmark):
                         rows, notes = event.content
                         for title, reason in notes:
                             run.note(str(case), title, reason)
-                        self.end_case(run, [extrapolated(row, case, run.rows, self.cases) for row in rows])
+                        self.end_case(
+                            run, [extrapolated(row, case, run.rows, self.cases) for row in rows]
+                        )
                     elif event.number >= begun:
                         self.begin_case(event.number)
                         begun = event.number + 1
@@ -78,14 +88,20 @@ class ContextBenchmark(Benchmark):
 
 
 def degrees_of(settings: Settings, hardware: Hardware) -> list[int]:
-    """Return how many devices a sequence is sharded over, ascending; by default 2, 4 and 8 where there are so many.
+    """Return how many devices a sequence is sharded over, ascending; by default 2, 4 and 8
+    where there are so many.
 
     Raises:
         UserError: benchmark.degrees names more devices than there are.
     """
     largest = hardware.count if hardware.kind == "cuda" else max(hardware.count, MIN_CPU_RANKS)
     possible = range(2, largest + 1)
-    degrees = sorted(set(settings.benchmark.degrees or [one for one in (2, 4, 8) if one in possible]))
+    degrees = sorted(
+        set(settings.benchmark.degrees or [one for one in (2, 4, 8) if one in possible])
+    )
     if not degrees or not set(degrees) <= set(possible):
-        raise UserError(f"benchmark.degrees={degrees}: expected numbers from 2 to {largest}, the devices there are.")
+        raise UserError(
+            f"benchmark.degrees={degrees}: "
+            f"expected numbers from 2 to {largest}, the devices there are."
+        )
     return degrees

@@ -11,7 +11,8 @@ from flashtrain.settings.options import ContextLayout, ContextMethod
 from flashtrain_recipes.attention_benchmark.settings import BLOCK_SPARSE, MASKS, parse_mask
 
 METHODS = get_args(ContextMethod)[1:]  # without auto
-# Masks that are no function of a sequence in its order: tables of blocks, and packed rows' own functions.
+# Masks that are no function of a sequence in its order: tables of blocks, and packed
+# rows' own functions.
 NOT_OVER_DEVICES = ("varlen", "causal-varlen", *BLOCK_SPARSE)
 
 
@@ -31,15 +32,21 @@ class Shape(NamedTuple):
 class ContextSettings:
     """Which attention is measured over how many devices."""
 
-    shapes: list[str] | None = None  # heads x head dimension, as "16x128" (null) or "32/8x128", of 8 key/value heads
+    # Heads x head dimension, as "16x128" (null) or "32/8x128", of 8 key/value heads.
+    shapes: list[str] | None = None
     methods: list[str] | None = None  # the context-parallel methods to measure; null: all
-    layouts: list[str] | None = None  # the layouts of the sequence over the devices to measure; null: all
-    degrees: list[int] | None = None  # how many devices share a sequence; null: 2, 4 and 8, if there are so many
-    one_device_longest: int = 131072  # the most tokens timed on one device; beyond, its FLOP rate is used
-    check_longest: int = 32768  # the most tokens at which results and gradients are compared with float64
+    # The layouts of the sequence over the devices to measure; null: all.
+    layouts: list[str] | None = None
+    # How many devices share a sequence; null: 2, 4 and 8, if there are so many.
+    degrees: list[int] | None = None
+    # The most tokens timed on one device; beyond, its FLOP rate is used.
+    one_device_longest: int = 131072
+    # The most tokens at which results and gradients are compared with float64.
+    check_longest: int = 32768
 
     def check_context(self, masks: list[str] | None) -> None:
-        """Raise UserError for the first invalid setting, or for a mask that cannot be sharded over devices."""
+        """Raise UserError for the first invalid setting, or for a mask that cannot
+        be sharded over devices."""
         for method in self.methods or []:
             one_of("benchmark.methods", method, METHODS)
         for layout in self.layouts or []:
@@ -49,19 +56,27 @@ class ContextSettings:
         for name in masks or []:
             if parse_mask(name).kind in NOT_OVER_DEVICES:
                 possible = ", ".join(mask for mask in MASKS if mask not in NOT_OVER_DEVICES)
-                raise UserError(f"benchmark.masks: {name} cannot be sharded over devices. Expected one of: {possible}.")
+                raise UserError(
+                    f"benchmark.masks: {name} cannot be sharded over devices. "
+                    f"Expected one of: {possible}."
+                )
 
 
 def parse_shape(text: str) -> Shape:
-    """Read an entry of benchmark.shapes: "32/8x128" is 32 query heads, 8 key/value heads and head dimension 128.
+    """Read an entry of benchmark.shapes: "32/8x128" is 32 query heads, 8 key/value heads
+    and head dimension 128.
 
     "16x128" has as many key/value heads as query heads. Raises UserError for any other text.
     """
     found = re.fullmatch(r"([1-9]\d*)(?:/([1-9]\d*))?x([1-9]\d*)", text)
-    shape = Shape(*(int(part) for part in (found[1], found[2] or found[1], found[3]))) if found else None
+    shape = (
+        Shape(*(int(part) for part in (found[1], found[2] or found[1], found[3])))
+        if found
+        else None
+    )
     if shape is None or shape.heads % shape.kv_heads or shape.head_dim > 256:
         raise UserError(
-            f"benchmark.shapes: '{text}' is no shape. Expected heads x head dimension (at most 256) as 16x128, or as "
-            "32/8x128 for 32 query heads that share 8 key/value heads."
+            f"benchmark.shapes: '{text}' is no shape. Expected heads x head dimension (at most "
+            "256) as 16x128, or as 32/8x128 for 32 query heads that share 8 key/value heads."
         )
     return shape

@@ -1,4 +1,5 @@
-"""One case measured by all ranks together: every baseline, alternating with the same attention on one device.
+"""One case measured by all ranks together: every baseline, alternating with the same
+attention on one device.
 
 All ranks call everything here at the same points; the first rank decides for all.
 """
@@ -40,7 +41,8 @@ class CaseFailed(Exception):
 
 @dataclass(kw_only=True)
 class ContextEntry(Entry[Any]):
-    """What takes turns in a case, with its samples: a baseline on all ranks, or our attention on one device."""
+    """What takes turns in a case, with its samples: a baseline on all ranks, or our
+    attention on one device."""
 
     samples: dict[str, list[Sample]] = field(default_factory=lambda: {_BOTH: []})
     passes: Passes
@@ -52,10 +54,12 @@ class ContextEntry(Entry[Any]):
 
 
 class ContextTurns(Turns[ContextCase, ContextEntry]):
-    """Measures one case on this rank; `run` returns the rows on the first rank, and none on the others.
+    """Measures one case on this rank; `run` returns the rows on the first rank,
+    and none on the others.
 
     Args:
-        failed: {title: (status, reason)} of what failed at this case in an earlier start, and is left out.
+        failed: {title: (status, reason)} of what failed at this case in an earlier
+            start, and is left out.
 
     Raises:
         CaseFailed: anything failed on this rank, so that the others might wait for it forever.
@@ -73,7 +77,8 @@ class ContextTurns(Turns[ContextCase, ContextEntry]):
         self.team, self.options, self.failed, self.place = team, options, failed, Place(case, team)
         self.one: ContextEntry | None = None  # the same attention on one device, of the first rank
         self.expected: Expected | None = None
-        self.shards: dict[str, tuple[list[Tensor], Tensor]] = {}  # of each layout: the leaves q, k and v, and dout
+        # Of each layout: the leaves q, k and v, and dout.
+        self.shards: dict[str, tuple[list[Tensor], Tensor]] = {}
 
     def run(self, baselines: Sequence[ContextBaseline]) -> list[Row]:
         one, options = self.case.attention, self.options
@@ -81,16 +86,30 @@ class ContextTurns(Turns[ContextCase, ContextEntry]):
             with self._computing(INPUTS):
                 whole = make_sets(one, self.device, self.seed, 0)[0]
                 for name in {one.layout for one in baselines if one.refuses(self.case) is None}:
-                    layout, all_of = self.place.layout(name), (whole.q, whole.k, whole.v, whole.dout)
-                    *leaves, dout = (layout.shard(x.detach(), self.team.rank).contiguous() for x in all_of)
+                    layout, all_of = (
+                        self.place.layout(name),
+                        (whole.q, whole.k, whole.v, whole.dout),
+                    )
+                    *leaves, dout = (
+                        layout.shard(x.detach(), self.team.rank).contiguous() for x in all_of
+                    )
                     self.shards[name] = [x.requires_grad_() for x in leaves], dout
                 if options.reference and one.seqlen_q <= options.check_longest:
                     self.expected = expected(one, whole, Context(one, self.device))
-            if self.team.rank == 0 and one.seqlen_q <= options.one_device_longest and ONE_DEVICE not in self.failed:
+            if (
+                self.team.rank == 0
+                and one.seqlen_q <= options.one_device_longest
+                and ONE_DEVICE not in self.failed
+            ):
                 with self._computing(ONE_DEVICE):
                     attend = Flashtrain().attend(one, Context(one, self.device))
                     leaves = [whole.q, whole.k, whole.v]
-                    passes = Passes(lambda *_, whole=whole: attend(whole), leaves, whole.dout, clock_for(self.device))
+                    passes = Passes(
+                        lambda *_, whole=whole: attend(whole),
+                        leaves,
+                        whole.dout,
+                        clock_for(self.device),
+                    )
                     passes.first(self.expected, lambda x: x)
                     self.one = ContextEntry(baseline=None, passes=passes)
                 self.clock.free_cache()
@@ -112,7 +131,11 @@ class ContextTurns(Turns[ContextCase, ContextEntry]):
         return self.failed.get(INPUTS) or self.failed.get(baseline.title)
 
     def start(self, baseline: ContextBaseline) -> None:
-        (leaves, dout), layout, rank = self.shards[baseline.layout], self.place.layout(baseline.layout), self.team.rank
+        (leaves, dout), layout, rank = (
+            self.shards[baseline.layout],
+            self.place.layout(baseline.layout),
+            self.team.rank,
+        )
         attention = baseline.attend(self.place, *leaves)
         passes = Passes(attention.call, leaves, dout, self.clock, self.team.gather)
         passes.first(self.expected, lambda x: layout.shard(x[None], rank)[0])
@@ -136,4 +159,8 @@ class ContextTurns(Turns[ContextCase, ContextEntry]):
     def rows_of(self, entry: ContextEntry) -> list[Row]:
         everyone = self.team.gather(entry.measures())
         one = None if self.one is None else self.one.measures()
-        return [row_of(self.place, entry.baseline, entry.attention, everyone, one)] if self.team.rank == 0 else []
+        return (
+            [row_of(self.place, entry.baseline, entry.attention, everyone, one)]
+            if self.team.rank == 0
+            else []
+        )

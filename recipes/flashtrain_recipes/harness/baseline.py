@@ -1,4 +1,5 @@
-"""The interfaces of a benchmark's case, and of a baseline: an implementation measured on it (flashtrain is one too)."""
+"""The interfaces of a benchmark's case, and of a baseline: an implementation measured on it
+(flashtrain is one too)."""
 
 from __future__ import annotations
 
@@ -16,42 +17,52 @@ B = TypeVar("B", bound="Baseline")
 
 
 class Case(Protocol):
-    """The interface of a case, the input that all baselines are measured on. It is hashable; str(case) is printed."""
+    """The interface of a case, the input that all baselines are measured on. It is
+    hashable; str(case) is printed."""
 
     def columns(self) -> Row:
         """Return the case's own columns of a result row, such as its shape."""
 
 
 class Baseline(ABC):
-    """An implementation that a benchmark measures. Each benchmark's subclass adds how it is called."""
+    """An implementation that a benchmark measures. Each benchmark's subclass
+    adds how it is called."""
 
     name: str  # as benchmark.implementations names it
     title: str  # as tables and figures name it
     compiled: bool = False  # whether torch.compile compiles it
 
     def missing(self, device: torch.device) -> str | None:
-        """Return why the baseline cannot run on this device (no GPU, no package), or None where it can."""
+        """Return why the baseline cannot run on this device (no GPU, no
+        package), or None where it can."""
         return None
 
     def applies(self, case: Any) -> bool:
-        """Return whether the baseline is measured at the case; where not, it is left out and no reason is reported."""
+        """Return whether the baseline is measured at the case; where not, it is left out and
+        no reason is reported."""
         return True
 
     def refuses(self, case: Any) -> str | None:
-        """Return which feature of the case the baseline lacks, as text for notes.txt; None where it can be tried."""
+        """Return which feature of the case the baseline lacks, as text for notes.txt; None
+        where it can be tried."""
         return None
 
     def columns(self, case: Any) -> Row:
-        """Return the columns that begin the baseline's rows at a case; at None, if it runs nowhere here."""
+        """Return the columns that begin the baseline's rows at a case; at None,
+        if it runs nowhere here."""
         return {"implementation": self.title, **({} if case is None else case.columns())}
 
     def within(self) -> AbstractContextManager[object]:
-        """Return the context manager under which all of the baseline's calls run; by default it does nothing."""
+        """Return the context manager under which all of the baseline's calls run; by
+        default it does nothing."""
         return nullcontext()
 
 
-def choose(everyone: Sequence[B], names: Sequence[str] | None, device: torch.device) -> tuple[list[B], dict[B, str]]:
-    """Select baselines by name, and return (those that can run on the device, {those that cannot: the reason}).
+def choose(
+    everyone: Sequence[B], names: Sequence[str] | None, device: torch.device
+) -> tuple[list[B], dict[B, str]]:
+    """Select baselines by name, and return (those that can run on the device, {those
+    that cannot: the reason}).
 
     Args:
         everyone: all baselines of the benchmark.

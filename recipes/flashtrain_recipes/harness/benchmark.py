@@ -1,4 +1,5 @@
-"""A run of any benchmark: it measures case after case until the time limit, and saves, prints and draws the rows."""
+"""A run of any benchmark: it measures case after case until the time limit, and saves,
+prints and draws the rows."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ class Benchmark(ABC):
     what: ClassVar[str]  # the measured thing in words, for printed lines and the table's title
     columns: ClassVar[Sequence[str]]  # of the printed table; a column without values is left out
     rate: ClassVar[str]  # the column that is printed after each case
-    over: ClassVar[Sequence[Over]] = ()  # columns that compare rows with each other, computed when all are measured
+    # Columns that compare rows with each other, computed when all are measured.
+    over: ClassVar[Sequence[Over]] = ()
     # file names, and functions that draw the files, or raise UserError where the rows have no curve
     drawings: ClassVar[Sequence[tuple[str, Callable[[Rows, Path], object]]]] = ()
 
@@ -56,13 +58,17 @@ class Benchmark(ABC):
         self.settings, self.hardware, self.options = settings, hardware, settings.benchmark
         self.cases: Sequence[Any] = self.make_cases()
         device = torch.device("cuda" if hardware.kind == "cuda" else "cpu")
-        self.baselines: Sequence[Any]  # that can run on this machine; missing: {one that cannot: the reason}
-        self.baselines, self.missing = choose(self.make_baselines(), self.options.implementations, device)
+        # That can run on this machine; missing: {one that cannot: the reason}
+        self.baselines: Sequence[Any]
+        self.baselines, self.missing = choose(
+            self.make_baselines(), self.options.implementations, device
+        )
 
     # ---------------------------------------------------------------- what a family says
     @abstractmethod
     def make_cases(self) -> Sequence[Any]:
-        """Return the cases that the settings select. Raises UserError for settings that select none or are invalid."""
+        """Return the cases that the settings select. Raises UserError for settings that
+        select none or are invalid."""
 
     @abstractmethod
     def make_baselines(self) -> Sequence[Baseline]:
@@ -85,13 +91,19 @@ class Benchmark(ABC):
         return nullcontext()
 
     def without(self, case: Any, baseline: Any, status: str, reason: str) -> list[Row]:
-        """Return the rows that say why a baseline was not measured; case=None: it cannot run on this machine."""
+        """Return the rows that say why a baseline was not measured; case=None: it
+        cannot run on this machine."""
         return [empty_row(baseline.columns(case), status, reason)]
 
     def completed(self, rows: list[Row]) -> list[Row]:
-        """Return the rows of the whole run as they are published, with the comparing columns (`over`) added."""
+        """Return the rows of the whole run as they are published, with the comparing
+        columns (`over`) added."""
         return [
-            {**row, **{key: value for over in self.over for key, value in over.of(row, rows).items()}} for row in rows
+            {
+                **row,
+                **{key: value for over in self.over for key, value in over.of(row, rows).items()},
+            }
+            for row in rows
         ]
 
     # ---------------------------------------------------------------- the same for all
@@ -107,15 +119,23 @@ class Benchmark(ABC):
         return clock_for(self.device)
 
     def line(self) -> str:
-        """Return one line that says how much is measured, on which hardware and by which baselines."""
-        limit = "" if self.options.max_seconds is None else f", at most {self.options.max_seconds:g} s"
+        """Return one line that says how much is measured, on which hardware and
+        by which baselines."""
+        limit = (
+            "" if self.options.max_seconds is None else f", at most {self.options.max_seconds:g} s"
+        )
         names = "; ".join(one.title for one in self.baselines) or "nothing"
         cases, rounds = len(self.cases), self.options.rounds
-        return f"{self.what}: {cases} cases, {rounds} rounds{limit}, on {self.hardware.name}: {names}"
+        return (
+            f"{self.what}: {cases} cases, {rounds} rounds{limit}, on {self.hardware.name}: {names}"
+        )
 
     def plan(self) -> str:
         """Return the text of mode=plan: the cases and baselines that would be measured."""
-        lines = [self.line(), *[f"  left out: {one.title}, {reason}" for one, reason in self.missing.items()]]
+        lines = [
+            self.line(),
+            *[f"  left out: {one.title}, {reason}" for one, reason in self.missing.items()],
+        ]
         lines += [f"  {self.plan_line(case)}" for case in self.cases]
         return "\n".join([*lines, "nothing was started; leave out mode=plan to measure."])
 
@@ -124,7 +144,8 @@ class Benchmark(ABC):
 
         Args:
             overrides: the command line's words.
-            started: time.monotonic() at the command's start, from which benchmark.max_seconds counts.
+            started: time.monotonic() at the command's start, from which
+                benchmark.max_seconds counts.
 
         Raises:
             Stopped: after Ctrl-C or SIGTERM; result.json has the rows until then.
@@ -147,14 +168,17 @@ class Benchmark(ABC):
             return row
 
     def measure_all(self, run: Run) -> int:
-        """Measure the cases, which share the time until the limit equally, and return how many were begun."""
+        """Measure the cases, which share the time until the limit equally, and
+        return how many were begun."""
         for number, case in enumerate(self.cases):
             left = run.seconds_left
             if left <= 0:
                 return number
             self.begin_case(number)
             share = left / (len(self.cases) - number)
-            effort = Effort(self.options.rounds, self.options.steps, time.monotonic() + share, run.until)
+            effort = Effort(
+                self.options.rounds, self.options.steps, time.monotonic() + share, run.until
+            )
             self.end_case(run, self.measure(run, number, case, effort))
         return len(self.cases)
 
@@ -169,8 +193,14 @@ class Benchmark(ABC):
         say(f"    {case_line(rows, self.rate)}")
 
     def measure(self, run: Run, number: int, case: Any, effort: Effort) -> list[Row]:
-        """Measure case `number` by all baselines, and return its rows; where its inputs do not fit, the rows say so."""
-        common = {"device": self.device, "clock": self.clock, "effort": effort, "note": partial(run.note, str(case))}
+        """Measure case `number` by all baselines, and return its rows; where its inputs do
+        not fit, the rows say so."""
+        common = {
+            "device": self.device,
+            "clock": self.clock,
+            "effort": effort,
+            "note": partial(run.note, str(case)),
+        }
         try:
             with self.around(case):
                 turns = self.turns(case, seed=self.settings.seed + number, **common)
@@ -209,5 +239,11 @@ class Benchmark(ABC):
             except UserError:  # these rows have no curve
                 continue
             log_image(run.loggers, path.stem, path)
-        say(f"saved {len(run.rows)} rows, from {measured} of {len(self.cases)} cases, in {run.folder / RESULT}")
-        say(f"  publish them: python -m flashtrain.report {run.folder} --save recipes/results/NAME.json")
+        say(
+            f"saved {len(run.rows)} rows, from {measured} of {len(self.cases)} cases, "
+            f"in {run.folder / RESULT}"
+        )
+        say(
+            "  publish them: "
+            f"python -m flashtrain.report {run.folder} --save recipes/results/NAME.json"
+        )

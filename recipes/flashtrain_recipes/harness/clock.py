@@ -1,8 +1,9 @@
 """Time and memory of calls on a GPU or a CPU.
 
-triton.testing.do_bench (3.7) is not used: it needs a GPU's driver even to measure a CPU, makes seven extra calls for
-each sample (a baseline has ten samples, and some calls last minutes), counts launching for kernels shorter than their
-launch, and holds 256 MiB of its own while a case fills the memory.
+triton.testing.do_bench (3.7) is not used: it needs a GPU's driver even to measure a CPU, makes
+seven extra calls for each sample (a baseline has ten samples, and some calls last minutes),
+counts launching for kernels shorter than their launch, and holds 256 MiB of its own while a
+case fills the memory.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ Launch = Callable[[], object]
 _SAMPLE_SECONDS = 0.010  # launches of one sample go on for so long
 _MAX_LAUNCHES = 50  # of one sample: below what a GPU's queue holds
 _MAX_CALLS = 10  # of a sample in which each call is waited for
-_CLOCK_HZ = 2.0e9  # no GPU's multiprocessors run faster for long: a pause of this many cycles lasts a second at least
+# No GPU's multiprocessors run faster for long: a pause of this many cycles lasts a second at least.
+_CLOCK_HZ = 2.0e9
 _MAX_PAUSE = 0.1  # seconds
 
 
@@ -34,25 +36,30 @@ class Timed(NamedTuple):
     """The time of one launch on the device and on the processor, as one sample measured them."""
 
     milliseconds: float
-    host_us: float  # processor time in microseconds, without waiting for the GPU; on a CPU the whole time
+    # Processor time in microseconds, without waiting for the GPU; on a CPU the whole time.
+    host_us: float
 
 
 class Clock:
-    """Times calls on a CPU by wall clock, where a call returns when its work is done. Memory is not measured.
+    """Times calls on a CPU by wall clock, where a call returns when its work is done.
+    Memory is not measured.
 
     A sequence of launches is called from first to last, again and again.
 
     Args:
-        barrier: called before each sample; where several devices are timed together, it waits for the others.
+        barrier: called before each sample; where several devices are timed together,
+            it waits for the others.
     """
 
-    cache_bytes = 0  # size of the device's last-level cache, which inputs must exceed to be read from memory
+    # Size of the device's last-level cache, which inputs must exceed to be read from memory.
+    cache_bytes = 0
 
     def __init__(self, barrier: Callable[[], object] = lambda: None) -> None:
         self.barrier = barrier
 
     def calibrate(self, launches: Sequence[Launch]) -> Pace:
-        """Return how many launches make a sample of about 10 ms, estimated from three of them after one to warm up."""
+        """Return how many launches make a sample of about 10 ms, estimated from three of
+        them after one to warm up."""
         launches[0]()
         self.check()
         few = 3
@@ -63,10 +70,11 @@ class Clock:
         return Pace(max(1, min(_MAX_LAUNCHES, round(_SAMPLE_SECONDS / max(seconds, 1e-9)))), host)
 
     def waited(self, launches: Sequence[Launch], count: int) -> float:
-        """Return the milliseconds of one launch by wall clock, launching included: the mean of `count` launches.
+        """Return the milliseconds of one launch by wall clock, launching included: the
+        mean of `count` launches.
 
-        The device is waited for once, after the last launch. For training steps, and short calls that launching may
-        dominate.
+        The device is waited for once, after the last launch. For training steps, and short calls
+        that launching may dominate.
         """
         self.check()
         self.barrier()
@@ -76,16 +84,19 @@ class Clock:
         return (time.perf_counter() - began) / count * 1e3
 
     def queued(self, launches: Sequence[Launch], pace: Pace) -> Timed:
-        """Time one sample with launching hidden, and return the device's and the processor's mean time of a launch."""
+        """Time one sample with launching hidden, and return the device's and the processor's
+        mean time of a launch."""
         milliseconds = self.waited(launches, pace.launches)
         return Timed(milliseconds, milliseconds * 1e3)
 
     def called(self, launches: Sequence[Launch], pace: Pace) -> Timed:
-        """Time calls one by one on an idle GPU, launching included, and return their medians; on a CPU as `queued`."""
+        """Time calls one by one on an idle GPU, launching included, and return their
+        medians; on a CPU as `queued`."""
         return self.queued(launches, pace)
 
     def peak_mib(self, call: Launch) -> float | None:
-        """Return the call's peak memory in MiB, beyond what was allocated before it; None where it is unknown."""
+        """Return the call's peak memory in MiB, beyond what was allocated before it;
+        None where it is unknown."""
         call()
         return None
 
@@ -103,15 +114,18 @@ class Clock:
 class GpuClock(Clock):
     """Times a batch of launches on a GPU, between two CUDA events.
 
-    The GPU first pauses for as long as the processor needs to queue the whole batch, so that the measured time is that
-    of the GPU's work, without launching.
+    The GPU first pauses for as long as the processor needs to queue the whole batch, so that the
+    measured time is that of the GPU's work, without launching.
     """
 
     def __init__(self, device: torch.device, barrier: Callable[[], object] = lambda: None) -> None:
         super().__init__(barrier)
         self.device = device
-        self.cache_bytes = int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 64 * 2**20))
-        # The workspace that torch takes for cuBLAS at the first product (32 MiB on sm_90) belongs to no baseline.
+        self.cache_bytes = int(
+            getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 64 * 2**20)
+        )
+        # The workspace that torch takes for cuBLAS at the first product (32 MiB on sm_90)
+        # belongs to no baseline.
         tile = torch.ones(16, 16, device=device)
         tile @ tile
 
@@ -161,7 +175,8 @@ class GpuClock(Clock):
 
 
 def clock_for(device: torch.device, barrier: Callable[[], object] = lambda: None) -> Clock:
-    """Return the clock for a device: GpuClock on CUDA, else Clock. `barrier` is the argument of Clock."""
+    """Return the clock for a device: GpuClock on CUDA, else Clock. `barrier` is
+    the argument of Clock."""
     return GpuClock(device, barrier) if device.type == "cuda" else Clock(barrier)
 
 

@@ -1,4 +1,5 @@
-"""The figures that several recipes draw from their rows: the course of a training, and bars in groups."""
+"""The figures that several recipes draw from their rows: the course of a
+training, and bars in groups."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ _NAME_WIDTH = 46  # letters of a line of a bar's name
 
 
 def training_figure(rows: Rows, path: str | Path) -> Path:
-    """Draw training loss and held-out accuracy against step as a PNG. Raises UserError for rows of another kind."""
+    """Draw training loss and held-out accuracy against step as a PNG. Raises UserError
+    for rows of another kind."""
     title = f"A training of {', '.join(values_of(rows, 'model')) or 'a model'}"
     return line_figure(rows, "step", ("train_loss", "validation_accuracy"), None, path, title=title)
 
@@ -53,19 +55,27 @@ def bar_figure(
         marks: values of a dotted line, by the panel's title.
     """
     sizes = [len(bars) for bars in groups.values()]
-    figure = new_figure(0.9 + _INCHES_PER_GROUP * len(sizes) + _INCHES_PER_BAR * sum(sizes), title, rows)
+    figure = new_figure(
+        0.9 + _INCHES_PER_GROUP * len(sizes) + _INCHES_PER_BAR * sum(sizes), title, rows
+    )
     panels = figure.subplots(len(sizes), 1, squeeze=False, sharex=True, height_ratios=sizes)[:, 0]
     for panel, (name, bars) in zip(panels, groups.items(), strict=True):
         style(panel, figure_text(name))
         panel.grid(axis="y", visible=False)
         for place, bar in enumerate(bars):
-            look = {"color": colour(0)} if bar.filled else {"facecolor": "none", "edgecolor": colour(0)}
+            look = (
+                {"color": colour(0)}
+                if bar.filled
+                else {"facecolor": "none", "edgecolor": colour(0)}
+            )
             panel.barh(place, bar.value, height=0.66, **look)
             if bar.interval:
                 panel.plot(bar.interval, [place, place], color=colour(1), linewidth=2.5)
             end = max((bar.value, *bar.interval))
             place_of = {"textcoords": "offset points", "va": "center"}
-            panel.annotate(figure_text(bar.text), (end, place), (5, 0), fontsize=9, color=INK, **place_of)
+            panel.annotate(
+                figure_text(bar.text), (end, place), (5, 0), fontsize=9, color=INK, **place_of
+            )
         if marks and name in marks:
             panel.axvline(marks[name], color=INK, linestyle=":", linewidth=1.2)
         names = [textwrap.fill(figure_text(bar.name), _NAME_WIDTH) for bar in bars]

@@ -1,7 +1,8 @@
-"""Work in several processes, one for each rank: receive what they send, and report the first failure in one line.
+"""Work in several processes, one for each rank: receive what they send, and report the
+first failure in one line.
 
-torch.multiprocessing (2.13) names whichever failed rank it sees first, though that rank may have failed because another
-did. Here each rank sends when it failed, and the earliest is named.
+torch.multiprocessing (2.13) names whichever failed rank it sees first, though that rank may have
+failed because another did. Here each rank sends when it failed, and the earliest is named.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _GRACE_SECONDS = 1.0  # in which the other ranks may send, too, why they failed
 class Failure(NamedTuple):
     """The time and the cause of a rank's failure, as the rank sends them."""
 
-    moment: float  # when, as time.monotonic() gives it, which is one clock for all processes of a machine
+    # When, as time.monotonic() gives it, which is one clock for all processes of a machine.
+    moment: float
     line: str
     trace: str = ""
     full: bool = False  # whether it ran out of memory
@@ -37,11 +39,14 @@ class Failure(NamedTuple):
     def of(cls, error: Exception, rank: int, size: int) -> Failure:
         line = f"rank {rank} of {size} failed: {first_line(error)}"
         full = any(is_out_of_memory(one) for one in causes(error))
-        return cls(time.monotonic(), line, traceback.format_exc(), full, getattr(error, "title", ""))
+        return cls(
+            time.monotonic(), line, traceback.format_exc(), full, getattr(error, "title", "")
+        )
 
 
 class RankFailed(RunFailed):
-    """The error that `in_ranks` raises if a rank failed. Its message is one line; `failure` has the traceback."""
+    """The error that `in_ranks` raises if a rank failed. Its message is one line;
+    `failure` has the traceback."""
 
     def __init__(self, failure: Failure, more: str = "") -> None:
         super().__init__(failure.line + more)
@@ -51,7 +56,8 @@ class RankFailed(RunFailed):
 def in_ranks(
     work: Callable[..., None], arguments: tuple[Any, ...], size: int, *, until: float = math.inf
 ) -> Generator[Any, None, None]:
-    """Run work(rank, send, *arguments) in `size` processes, and yield every object that they pass to `send`.
+    """Run work(rank, send, *arguments) in `size` processes, and yield every object
+    that they pass to `send`.
 
     When the generator ends, for any reason, no process is left.
 
@@ -65,7 +71,9 @@ def in_ranks(
     failures: list[Failure] = []
     with get_context(START_METHOD).Manager() as manager:
         sent = manager.Queue()
-        ranks: Any = start_processes(_rank, (work, size, sent, arguments), size, join=False, start_method=START_METHOD)
+        ranks: Any = start_processes(
+            _rank, (work, size, sent, arguments), size, join=False, start_method=START_METHOD
+        )
         over, error = False, None
         try:
             while not over:
@@ -90,7 +98,9 @@ def in_ranks(
         raise RankFailed(first) from RuntimeError(first.trace)
 
 
-def _first(codes: Sequence[int], error: ProcessExitedException, failures: Sequence[Failure]) -> Failure:
+def _first(
+    codes: Sequence[int], error: ProcessExitedException, failures: Sequence[Failure]
+) -> Failure:
     size = len(codes)
     for rank, code in enumerate(codes):
         if code < 0 and code != -signal.SIGTERM:  # by which join ends those that wait
@@ -99,8 +109,11 @@ def _first(codes: Sequence[int], error: ProcessExitedException, failures: Sequen
     return min(failures, default=Failure(0, line))
 
 
-def _rank(rank: int, work: Callable[..., None], size: int, sent: Any, arguments: tuple[Any, ...]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which torch sends where the first process is gone: ends all waiting
+def _rank(
+    rank: int, work: Callable[..., None], size: int, sent: Any, arguments: tuple[Any, ...]
+) -> None:
+    # Which torch sends where the first process is gone: ends all waiting.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     quieten()
     try:
         work(rank, sent.put, *arguments)

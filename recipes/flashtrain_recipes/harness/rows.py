@@ -1,4 +1,5 @@
-"""The rows of a result: the statuses of what was not measured, and the columns that compare rows."""
+"""The rows of a result: the statuses of what was not measured, and the
+columns that compare rows."""
 
 from __future__ import annotations
 
@@ -9,9 +10,20 @@ from typing import Any
 from flashtrain.folders.run_folder import FAILED, OUT_OF_MEMORY
 from flashtrain.report.rows import Row, has_failed, status_text, values_of
 
-__all__ = ["FAILED", "MISSING", "NO_TIME", "OUT_OF_MEMORY", "Over", "Row", "Rows", "case_line", "empty_row"]
+__all__ = [
+    "FAILED",
+    "MISSING",
+    "NO_TIME",
+    "OUT_OF_MEMORY",
+    "Over",
+    "Row",
+    "Rows",
+    "case_line",
+    "empty_row",
+]
 
-NO_TIME, MISSING = "no time left", "not available"  # besides FAILED and OUT_OF_MEMORY: the status of an empty row
+# Besides FAILED and OUT_OF_MEMORY: the status of an empty row.
+NO_TIME, MISSING = "no time left", "not available"
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -29,25 +41,33 @@ def empty_row(columns: Row, status: str, reason: str | None = None) -> Row:
 
 @dataclass(frozen=True)
 class Over:
-    """A column that divides a row's rate by the highest rate among the rows that it is compared with."""
+    """A column that divides a row's rate by the highest rate among the rows
+    that it is compared with."""
 
     column: str  # its name; the value is None where there is no row to compare with
     rate: str  # the column whose values are divided
     same: tuple[str, ...]  # columns in which the compared rows must be equal
     baseline: Callable[[Mapping[str, Any]], bool]  # returns whether a row may be compared with
-    ours: Callable[[Mapping[str, Any]], bool] = lambda row: True  # whether a row with a rate gets the column
+    # Whether a row with a rate gets the column.
+    ours: Callable[[Mapping[str, Any]], bool] = lambda row: True
 
     def of(self, row: Mapping[str, Any], rows: Rows) -> Row:
-        """Return {column: quotient} for `row`, compared among `rows`; {} where the row does not get the column."""
+        """Return {column: quotient} for `row`, compared among `rows`; {} where the row
+        does not get the column."""
         if not (row.get(self.rate) and self.ours(row)):
             return {}
-        alike = (one for one in rows if self.baseline(one) and all(one.get(key) == row.get(key) for key in self.same))
+        alike = (
+            one
+            for one in rows
+            if self.baseline(one) and all(one.get(key) == row.get(key) for key in self.same)
+        )
         fastest = max((one.get(self.rate) or 0.0 for one in alike), default=0.0)
         return {self.column: round(row[self.rate] / fastest, 3) if fastest else None}
 
 
 def case_line(rows: Rows, rate: str) -> str:
-    """Return one line that lists, by baseline, the values of column `rate` in a case's rows, or why there are none."""
+    """Return one line that lists, by baseline, the values of column `rate` in a case's rows,
+    or why there are none."""
     parts = []
     for title in values_of(rows, "implementation"):
         own = [row for row in rows if row["implementation"] == title]

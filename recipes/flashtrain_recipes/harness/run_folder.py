@@ -44,7 +44,8 @@ class Run:
     loggers: list[Logger]
     until: float = math.inf  # the time.monotonic() after which no measurement is begun
     rows: list[Row] = field(default_factory=list)
-    notes: dict[tuple[str, str], list[str]] = field(default_factory=dict)  # {(baseline, reason): cases}
+    # {(baseline, reason): cases}
+    notes: dict[tuple[str, str], list[str]] = field(default_factory=dict)
 
     @property
     def seconds_left(self) -> float:
@@ -52,7 +53,8 @@ class Run:
         return self.until - time.monotonic()
 
     def note(self, case: str, title: str, reason: str) -> None:
-        """Record why a baseline was not measured at a case. Each reason is printed once; notes.txt lists every case."""
+        """Record why a baseline was not measured at a case. Each reason is printed once;
+        notes.txt lists every case."""
         known = (title, reason) in self.notes
         self.notes.setdefault((title, reason), []).append(case)
         if not known:
@@ -64,15 +66,23 @@ class Run:
             command = command_line(self.overrides, without=("output", "logger", "hydra"))
             write_result(self.folder / RESULT, self.recipe, command, self.rows)
         if self.notes:
-            lines = [f"{title}: {reason} [{'; '.join(cases)}]" for (title, reason), cases in self.notes.items()]
+            lines = [
+                f"{title}: {reason} [{'; '.join(cases)}]"
+                for (title, reason), cases in self.notes.items()
+            ]
             write_atomically(self.folder / NOTES, "\n".join(lines) + "\n")
 
 
 @contextmanager
 def begun(
-    settings: Settings, folder: Path, planned: dict[str, Any], overrides: Sequence[str], started: float
+    settings: Settings,
+    folder: Path,
+    planned: dict[str, Any],
+    overrides: Sequence[str],
+    started: float,
 ) -> Iterator[Run]:
-    """Begin a run in `folder`; when the `with` block ends, for any reason, save its rows and close its loggers.
+    """Begin a run in `folder`; when the `with` block ends, for any reason, save its rows
+    and close its loggers.
 
     Args:
         planned: the columns of summary.json that are known before measuring.

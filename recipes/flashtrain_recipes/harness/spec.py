@@ -34,8 +34,11 @@ _STEP = "data optimizer trainer.cuda_graphs model memory"
 _TRAINED = {
     "step": _STEP,
     "huggingface": _STEP,
-    "huggingface-long": f"{_STEP} context_parallel trainer.devices trainer.strategy trainer.context_parallel_method "
-    "trainer.context_parallel_layout trainer.timeout_seconds trainer.compile",
+    "huggingface-long": (
+        f"{_STEP} context_parallel trainer.devices trainer.strategy "
+        "trainer.context_parallel_method trainer.context_parallel_layout "
+        "trainer.timeout_seconds trainer.compile"
+    ),
     "bert": "data optimizer trainer.cuda_graphs bert.family bert.activation masked",
 }
 
@@ -51,28 +54,44 @@ class Benchmark(Mode):
     def uses(self, settings: Settings) -> list[str]:
         options = settings.benchmark
         known = _READ.get(str(options.name))  # None: a benchmark that a program registered
-        read = "benchmark" if known is None else " ".join(f"benchmark.{name}" for name in known.split())
+        read = (
+            "benchmark"
+            if known is None
+            else " ".join(f"benchmark.{name}" for name in known.split())
+        )
         context = " context" if options.name == "bert" and not options.contexts else ""
-        return f"output benchmark.name {_TRAINED.get(str(options.name), '')}{context} {read}".split()
+        return (
+            f"output benchmark.name {_TRAINED.get(str(options.name), '')}{context} {read}".split()
+        )
 
     def check(self, settings: Settings) -> None:
         if settings.benchmark.name is None:
             raise UserError(
-                f"mode=benchmark: recipe={settings.recipe} trains a model. Expected a recipe that sets benchmark.name, "
-                "as recipe=attention-benchmark."
+                f"mode=benchmark: recipe={settings.recipe} trains a model. "
+                "Expected a recipe that sets benchmark.name, as recipe=attention-benchmark."
             )
 
     def plan(self, settings: Settings, hardware: Hardware) -> str:
         return str(_named(settings, hardware).plan())
 
     def run(
-        self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: Sequence[str], started: float
+        self,
+        settings: Settings,
+        hardware: Hardware,
+        folder: Path,
+        *,
+        overrides: Sequence[str],
+        started: float,
     ) -> dict[str, Any]:
-        row: dict[str, Any] = _named(settings, hardware).run(folder, overrides=overrides, started=started)
+        row: dict[str, Any] = _named(settings, hardware).run(
+            folder, overrides=overrides, started=started
+        )
         return row
 
     def demo_line(self, demo: Settings, where: str) -> str:
-        most = f", for {demo.benchmark.max_seconds:g} s at most" if demo.benchmark.max_seconds else ""
+        most = (
+            f", for {demo.benchmark.max_seconds:g} s at most" if demo.benchmark.max_seconds else ""
+        )
         does = "planning" if demo.mode == "plan" else "measuring"
         return f"{does} a small selection of the recipe{most}. For the recipe in full, {where}"
 

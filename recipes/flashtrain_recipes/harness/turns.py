@@ -1,4 +1,5 @@
-"""One case measured: every baseline is started, then all are sampled in rounds, so that drifting clocks favour none."""
+"""One case measured: every baseline is started, then all are sampled in rounds, so that
+drifting clocks favour none."""
 
 from __future__ import annotations
 
@@ -30,11 +31,13 @@ Sample = dict[str, float]  # the measurements of one turn, by their columns
 
 @dataclass(frozen=True)
 class Effort:
-    """Limits of the time that is spent on measuring one case. Times are those of time.monotonic()."""
+    """Limits of the time that is spent on measuring one case. Times are those
+    of time.monotonic()."""
 
     rounds: int  # how often each baseline is sampled
     steps: int = 1  # launches in one sample, for benchmarks of training steps
-    late: float = math.inf  # when the case's share of the time ends: later, only MIN_ROUNDS are completed
+    # When the case's share of the time ends: later, only MIN_ROUNDS are completed.
+    late: float = math.inf
     until: float = math.inf  # when the run's time ends: later, no baseline is started
 
     def is_late(self) -> bool:
@@ -49,13 +52,17 @@ class Entry(Generic[B]):
     """One baseline that was started at the case, with its samples."""
 
     baseline: B
-    samples: dict[str, list[Sample]] = field(default_factory=dict)  # of each part, as "forward", one a round
+    # Of each part, as "forward", one a round.
+    samples: dict[str, list[Sample]] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)  # the parts that failed and are not sampled again
 
     def medians(self, part: str) -> Sample:
         """Return {column: median over all samples} of a part that has samples."""
         columns = dict.fromkeys(key for sample in self.samples[part] for key in sample)
-        return {key: statistics.median(one[key] for one in self.samples[part] if key in one) for key in columns}
+        return {
+            key: statistics.median(one[key] for one in self.samples[part] if key in one)
+            for key in columns
+        }
 
     @property
     def is_measured(self) -> bool:
@@ -64,34 +71,48 @@ class Entry(Generic[B]):
 
 
 class Turns(ABC, Generic[C, E]):
-    """Measures one case by all baselines, in turns. A subclass says how a baseline is started and sampled.
+    """Measures one case by all baselines, in turns. A subclass says how a baseline
+    is started and sampled.
 
     Args:
         effort: the limits on rounds and time.
-        note: called as note(title, reason) for a baseline, or part of one, that could not be measured.
+        note: called as note(title, reason) for a baseline, or part of one, that
+            could not be measured.
     """
 
-    def __init__(self, case: C, *, device: torch.device, clock: Clock, seed: int, effort: Effort, note: Note) -> None:
-        self.case, self.device, self.clock, self.seed, self.effort, self.note = case, device, clock, seed, effort, note
+    def __init__(
+        self, case: C, *, device: torch.device, clock: Clock, seed: int, effort: Effort, note: Note
+    ) -> None:
+        self.case, self.device, self.clock, self.seed, self.effort, self.note = (
+            case,
+            device,
+            clock,
+            seed,
+            effort,
+            note,
+        )
         self.entries: list[E] = []
         self.empty: list[Row] = []
 
     # ---------------------------------------------------------------- what a family says
     @abstractmethod
     def start(self, baseline: Any) -> None:
-        """Make a baseline's first calls, and append an Entry to `entries`; its `samples` has an empty list for each
-        part that is timed, such as "forward". May raise anything."""
+        """Make a baseline's first calls, and append an Entry to `entries`; its `samples` has an
+        empty list for each part that is timed, such as "forward". May raise anything."""
 
     @abstractmethod
     def sample(self, entry: E, part: str, number: int) -> Sample | None:
-        """Measure a part of an entry once, in round `number`, and return the sample; None: skipped. May raise."""
+        """Measure a part of an entry once, in round `number`, and return the sample;
+        None: skipped. May raise."""
 
     @abstractmethod
     def rows_of(self, entry: E) -> list[Row]:
-        """Return the result rows of a baseline, `entry`, of which at least one sample (a timing) was taken."""
+        """Return the result rows of a baseline, `entry`, of which at least one
+        sample (a timing) was taken."""
 
     def begin(self) -> None:
-        """Make what all baselines of the case share, such as inputs and a reference, before any is started."""
+        """Make what all baselines of the case share, such as inputs and a reference,
+        before any is started."""
 
     def without(self, baseline: Any, part: str, status: str, reason: str | None) -> list[Row]:
         """Return the result rows that say why a baseline, or a part of one, was not measured.
@@ -103,17 +124,23 @@ class Turns(ABC, Generic[C, E]):
         return [empty_row(baseline.columns(self.case), status, reason)]
 
     def refuses(self, baseline: Any) -> tuple[str, str] | None:
-        """Return (status, reason) where the baseline must not be started at this case, else None."""
-        return (NO_TIME, "benchmark.max_seconds was reached before it was started") if self.effort.is_over() else None
+        """Return (status, reason) where the baseline must not be started at
+        this case, else None."""
+        return (
+            (NO_TIME, "benchmark.max_seconds was reached before it was started")
+            if self.effort.is_over()
+            else None
+        )
 
     def begin_round(self, number: int) -> None:
         """Do what is needed before the samples of round `number`; by default nothing."""
 
     def goes_on(self, number: int) -> bool:
-        """Return whether to begin round `number`, counted from 0, of measurements of all entries in turn.
+        """Return whether to begin round `number`, counted from 0, of measurements
+        of all entries in turn.
 
-        After the case's share of the time, no more than MIN_ROUNDS rounds are begun; after the benchmark's whole time,
-        none once every entry has a sample.
+        After the case's share of the time, no more than MIN_ROUNDS rounds are begun; after the
+        benchmark's whole time, none once every entry has a sample.
         """
         if number >= self.effort.rounds:
             return False
@@ -124,7 +151,8 @@ class Turns(ABC, Generic[C, E]):
 
     # ---------------------------------------------------------------- the same for all
     def run(self, baselines: Sequence[Any]) -> list[Row]:
-        """Measure the baselines and return all rows; rows without measurements come last, and their status says why."""
+        """Measure the baselines and return all rows; rows without measurements come last, and
+        their status says why."""
         self.begin()
         for baseline in baselines:
             if not baseline.applies(self.case):
@@ -140,7 +168,10 @@ class Turns(ABC, Generic[C, E]):
                 self.attempt(baseline, "", partial(self.start, baseline))
         self._rounds()
         return [
-            row for entry in self.entries if any(entry.samples.values()) for row in self.rows_of(entry)
+            row
+            for entry in self.entries
+            if any(entry.samples.values())
+            for row in self.rows_of(entry)
         ] + self.empty
 
     def _rounds(self) -> None:
@@ -166,26 +197,31 @@ class Turns(ABC, Generic[C, E]):
                 self.leave_out(entry.baseline, part, *failure)
 
     def attempt(self, baseline: Any, part: str, do: Callable[[], object]) -> bool:
-        """Call `do` for a part of a baseline, and return whether it succeeded; a failure is noted and becomes a row."""
+        """Call `do` for a part of a baseline, and return whether it succeeded; a failure is
+        noted and becomes a row."""
         failure = self.guarded(baseline, do)
         if failure is not None:
             self.leave_out(baseline, part, *failure)
         return failure is None
 
     def leave_out(self, baseline: Any, part: str, status: str, reason: str | None) -> None:
-        """Note that a part of a baseline was not measured, and add the rows that say so; arguments as for `without`."""
+        """Note that a part of a baseline was not measured, and add the rows that say so;
+        arguments as for `without`."""
         words = [part, status if status != FAILED else "", reason or ""]
         self.note(baseline.title, ": ".join(word for word in words if word))
         self.empty += self.without(baseline, part, status, reason)
 
     def guarded(self, baseline: Any, do: Callable[[], object]) -> tuple[str, str | None] | None:
-        """Call `do`, and return (status, reason) if it fails, else None. Raises where that left the GPU unusable."""
+        """Call `do`, and return (status, reason) if it fails, else None. Raises where that
+        left the GPU unusable."""
         try:
             with baseline.within():
                 do()
             return None
         except Exception as error:  # noqa: BLE001 - other people's programs may raise anything; the others go on
-            failure = (OUT_OF_MEMORY, None) if is_out_of_memory(error) else (FAILED, first_line(error))
+            failure = (
+                (OUT_OF_MEMORY, None) if is_out_of_memory(error) else (FAILED, first_line(error))
+            )
         self.after_failure()
         gc.collect()  # what it had built refers to itself
         self.clock.free_cache()

@@ -1,1 +1,2 @@
-"""Benchmarks of training steps of transformers' decoders: recipe=hf-speed, and at long contexts recipe=hf-long."""
+"""Benchmarks of training steps of transformers' decoders: recipe=hf-speed, and at long
+contexts recipe=hf-long."""

@@ -1,4 +1,5 @@
-"""The cases of recipe=hf-speed and hf-long: decoders of published models' shapes, with random weights.
+"""The cases of recipe=hf-speed and hf-long: decoders of published models'
+shapes, with random weights.
 
 B batch, S sequence.
 """
@@ -23,7 +24,9 @@ from flashtrain_recipes.step_benchmark.settings import LORA
 class HuggingFaceCase(StepCase):
     """A decoder of a published shape, to train at one context, batch and precision of weights."""
 
-    model: str  # a name of conf/decoder_shapes.yaml, to train all weights; with the ending LORA, to train adapters only
+    # A name of conf/decoder_shapes.yaml, to train all weights; with the ending LORA, to
+    # train adapters only.
+    model: str
     context: int
     weights: str
     base: Settings  # the settings of the run
@@ -42,7 +45,9 @@ class HuggingFaceCase(StepCase):
     @cached_property
     def _on_meta(self) -> Trainable:
         with torch.device("meta"):
-            return make_model(self.settings().model, vocab_size=0, context=self.context, attention="flash")
+            return make_model(
+                self.settings().model, vocab_size=0, context=self.context, attention="flash"
+            )
 
     def draw(self, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
         vocab_size = published_shapes()[self.model.removesuffix(LORA)]["vocab_size"]

@@ -1,4 +1,5 @@
-"""The longest sequences that Hugging Face decoders were trained on, and those that a plan says would fit."""
+"""The longest sequences that Hugging Face decoders were trained on, and those that
+a plan says would fit."""
 
 from __future__ import annotations
 
@@ -12,16 +13,23 @@ from flashtrain_recipes.harness.rows import Rows
 
 
 def longest_figure(rows: Rows, path: str | Path) -> Path:
-    """Draw the longest sequence of each model and machine as bars in a PNG: of a step that was run, and planned.
+    """Draw the longest sequence of each model and machine as bars in a PNG: of a step
+    that was run, and planned.
 
     Rows of a plan have no step_seconds.
 
     Raises:
         UserError: no row has a model and an estimate of its memory.
     """
-    own = [row for row in rows if row.get("model") and row.get("memory_estimate_gib") and row.get("devices")]
+    own = [
+        row
+        for row in rows
+        if row.get("model") and row.get("memory_estimate_gib") and row.get("devices")
+    ]
     if not own:
-        raise UserError("no row has a memory estimate: draw this figure from the result.json of recipe=hf-long.")
+        raise UserError(
+            "no row has a memory estimate: draw this figure from the result.json of recipe=hf-long."
+        )
     groups: dict[str, list[Bar]] = {}
     machines = sorted(values_of(own, "measured"), key=lambda text: ("2 x" in text, text)) or [None]
     for model, machine in product(values_of(own, "model"), machines):
@@ -36,6 +44,9 @@ def longest_figure(rows: Rows, path: str | Path) -> Path:
             length = longest["context"]
             groups.setdefault(model, []).append(Bar(name, length, f"{length:,}: {text}", ran))
     title = "The longest sequence of one training step, random weights of each model's shape.\n"
-    title += "Filled: the step was run. Outlined: planned by memory.activation_checkpointing=auto, not run."
+    title += (
+        "Filled: the step was run. "
+        "Outlined: planned by memory.activation_checkpointing=auto, not run."
+    )
     limit = 1.35 * max(row["context"] for row in own)
     return bar_figure(groups, path, title=title, unit="tokens", rows=own, limit=limit)

@@ -1,4 +1,5 @@
-"""A process of recipe=hf-long: one rank, which trains a case with Lightning's Trainer and sends the measurements."""
+"""A process of recipe=hf-long: one rank, which trains a case with Lightning's Trainer and
+sends the measurements."""
 
 from __future__ import annotations
 
@@ -28,22 +29,32 @@ from flashtrain.training.throughput import Throughput
 from flashtrain_recipes.harness.rows import Row
 from flashtrain_recipes.huggingface_benchmark.cases import HuggingFaceCase
 
-_WARM_LAYERS = 2  # under adapters the first layer's input needs no gradient, so that it has a graph of its own
+# Under adapters the first layer's input needs no gradient, so that it has a graph of its own.
+_WARM_LAYERS = 2
 
 
 def model_of(case: HuggingFaceCase, hardware: Hardware) -> Trainable:
     """Return the case's model on the meta device (without weights), in the hardware's precision."""
     settings = case.settings()
-    model = make_model(settings.model, vocab_size=0, context=settings.context, attention=hardware.attention)
+    model = make_model(
+        settings.model, vocab_size=0, context=settings.context, attention=hardware.attention
+    )
     check_model(settings.sharding, model, settings.model.name)
     model.keep_in(hardware.precision)
     return model
 
 
 def measure_steps(
-    rank: int, send: Callable[[Row], None], model: str, context: int, hardware: Hardware, folder: Path, port: int
+    rank: int,
+    send: Callable[[Row], None],
+    model: str,
+    context: int,
+    hardware: Hardware,
+    folder: Path,
+    port: int,
 ) -> None:
-    """Train a case for benchmark.steps steps on this rank, and send the columns of its row from the first rank.
+    """Train a case for benchmark.steps steps on this rank, and send the columns of its
+    row from the first rank.
 
     They are sent as soon as they are known; then the process that started this one ends it.
 
@@ -57,7 +68,9 @@ def measure_steps(
     case = HuggingFaceCase(model, context, "fp32", settings)
     if settings.trainer.devices > 1:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(settings.trainer.devices))
+        os.environ.update(
+            RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(settings.trainer.devices)
+        )
     torch.set_float32_matmul_precision("high")
     pl.seed_everything(settings.seed, verbose=False)
     batching = choose_batching(case.settings(), hardware, model_of(case, hardware))
@@ -67,10 +80,17 @@ def measure_steps(
         torch.cuda.empty_cache()
         host = 0 if batching.estimate is None else batching.estimate.host
         # Page-locked memory takes a second for a few GiB, once a run.
-        [torch.empty(PINNED_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(host // PINNED_BYTES)]
-    columns = {"compile_seconds": round(compiling, 1), "set_up_seconds": round(time.perf_counter() - began, 1)}
+        [
+            torch.empty(PINNED_BYTES, dtype=torch.uint8, pin_memory=True)
+            for _ in range(host // PINNED_BYTES)
+        ]
+    columns = {
+        "compile_seconds": round(compiling, 1),
+        "set_up_seconds": round(time.perf_counter() - began, 1),
+    }
     rate = settings.trainer.devices * (hardware.peak_flops or 0.0) / case.flops_per_token()
-    tokens = case.context * (1 if settings.shares_sequences else settings.trainer.devices)  # of a step
+    # Of a step.
+    tokens = case.context * (1 if settings.shares_sequences else settings.trainer.devices)
 
     def done(seconds: list[float], peak: float | None) -> None:
         median = statistics.median(seconds[1:] or seconds)
@@ -87,12 +107,16 @@ def measure_steps(
 
 
 class _Reports(pl.Callback):
-    """Calls done(seconds of the steps, GiB of the peak), the largest of all ranks', on the first rank at a fit's end.
+    """Calls done(seconds of the steps, GiB of the peak), the largest of all ranks', on the
+    first rank at a fit's end.
 
-    Lightning moves tens of GiB to host memory only after. states: make the optimiser's states before the first step.
+    Lightning moves tens of GiB to host memory only after. states: make the optimiser's states
+    before the first step.
     """
 
-    def __init__(self, done: Callable[[list[float], float | None], None], *, states: bool = False) -> None:
+    def __init__(
+        self, done: Callable[[list[float], float | None], None], *, states: bool = False
+    ) -> None:
         self.throughput = Throughput(warmup_steps=0)
         self.done, self.states = done, states
 
@@ -116,22 +140,37 @@ def make_states(optimizer: torch.optim.Optimizer) -> None:
 
     Without them the first step's peak memory would be below that of every later step.
     """
-    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+    for parameter in (
+        parameter for group in optimizer.param_groups for parameter in group["params"]
+    ):
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 
 
 def warm_up(case: HuggingFaceCase, hardware: Hardware, folder: Path, batching: Batching) -> float:
-    """Train a model of a few layers for one step, which compiles the kernels, and return the seconds that it took."""
+    """Train a model of a few layers for one step, which compiles the kernels, and return
+    the seconds that it took."""
     took: list[float] = []
-    _fit(replace(case, layers=_WARM_LAYERS), hardware, folder, 1, batching, _Reports(lambda each, _: took.extend(each)))
+    _fit(
+        replace(case, layers=_WARM_LAYERS),
+        hardware,
+        folder,
+        1,
+        batching,
+        _Reports(lambda each, _: took.extend(each)),
+    )
     gc.collect()
     return sum(took)
 
 
 def _fit(
-    case: HuggingFaceCase, hardware: Hardware, folder: Path, steps: int, batching: Batching, reports: _Reports
+    case: HuggingFaceCase,
+    hardware: Hardware,
+    folder: Path,
+    steps: int,
+    batching: Batching,
+    reports: _Reports,
 ) -> None:
     settings, model = case.settings(), model_of(case, hardware)
     model.save_memory(batching.savings)

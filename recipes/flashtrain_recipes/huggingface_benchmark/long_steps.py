@@ -1,7 +1,8 @@
-"""recipe=hf-long: training steps of transformers' decoders at long contexts, trained as recipe=hf trains them.
+"""recipe=hf-long: training steps of transformers' decoders at long contexts, trained as
+recipe=hf trains them.
 
-Each case is measured in its own processes, one for each rank (long_rank.py): a case that runs out of memory, hangs or
-takes too long ends with its processes and becomes a row.
+Each case is measured in its own processes, one for each rank (long_rank.py): a case that runs out
+of memory, hangs or takes too long ends with its processes and becomes a row.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Flashtrain(Baseline):
 
 
 class LongSteps(Benchmark):
-    """The benchmark of training steps at long contexts: every requested model and context, on trainer.devices devices.
+    """The benchmark of training steps at long contexts: every requested model and context, on
+    trainer.devices devices.
 
     Raises:
         UserError: the machine has fewer than trainer.devices GPUs.
@@ -48,8 +50,10 @@ class LongSteps(Benchmark):
 
     what = "long steps of transformers' decoders"
     columns = (
-        "model", "context", "devices", "implementation", "step_seconds", "tokens_per_second", "mfu", "peak_memory_gib",
-        "memory_estimate_gib", "host_estimate_gib", "memory", "limited_by", "steps", "compile_seconds", "status",
+        "model", "context", "devices", "implementation", "step_seconds", "tokens_per_second", "mfu",
+        "peak_memory_gib",
+        "memory_estimate_gib", "host_estimate_gib", "memory", "limited_by", "steps",
+        "compile_seconds", "status",
     )  # fmt: skip
     rate = "tokens_per_second"
 
@@ -57,7 +61,9 @@ class LongSteps(Benchmark):
         super().__init__(settings, hardware)
         self.devices = settings.trainer.devices
         if hardware.kind == "cuda" and self.devices > hardware.count:
-            raise UserError(f"trainer.devices={self.devices}, but this machine has {hardware.count} GPUs.")
+            raise UserError(
+                f"trainer.devices={self.devices}, but this machine has {hardware.count} GPUs."
+            )
         precision = settings.hardware.precision or hardware.precision
         attention = "flash" if settings.shares_sequences else hardware.attention
         self.adapted = replace(hardware, precision=precision, attention=attention)
@@ -88,9 +94,17 @@ class LongSteps(Benchmark):
         if case.model in self._full:
             why = f"not tried: a context of {self._full[case.model]:,} ran out of memory already"
             return {"status": OUT_OF_MEMORY, "error": why}
-        arguments = (case.model, case.context, self.adapted, run.folder.resolve(), find_free_network_port())
+        arguments = (
+            case.model,
+            case.context,
+            self.adapted,
+            run.folder.resolve(),
+            find_free_network_port(),
+        )
         try:
-            with closing(in_ranks(measure_steps, arguments, self.devices, until=run.until)) as found:
+            with closing(
+                in_ranks(measure_steps, arguments, self.devices, until=run.until)
+            ) as found:
                 return dict(next(found))
         except TimeoutError:
             return {"status": NO_TIME, "error": "the limit benchmark.max_seconds was reached"}
@@ -98,7 +112,9 @@ class LongSteps(Benchmark):
             write_atomically(run.folder / f"case-{number}.txt", error.failure.trace)
             return {"status": OUT_OF_MEMORY if error.failure.full else FAILED, "error": str(error)}
 
-    def without(self, case: HuggingFaceCase, baseline: Baseline, status: str, reason: str) -> list[Row]:
+    def without(
+        self, case: HuggingFaceCase, baseline: Baseline, status: str, reason: str
+    ) -> list[Row]:
         return [{"status": status, **self.planned(case)}]
 
     def completed(self, rows: list[Row]) -> list[Row]:
@@ -110,21 +126,29 @@ class LongSteps(Benchmark):
     def plan(self) -> str:
         *lines, last = super().plan().splitlines()
         largest = [
-            f"  {row['model']} S={row['context']:,} at most by memory.activation_checkpointing=auto: {_words(row)}"
+            (
+                f"  {row['model']} S={row['context']:,} at most by "
+                f"memory.activation_checkpointing=auto: {_words(row)}"
+            )
             for row in self.plans()
         ]
         if self.devices > 1 and not self.settings.shares_sequences:
-            lines[0] += f" (one sequence a device; context_parallel={self.devices} shares it among them)"
+            lines[0] += (
+                f" (one sequence a device; context_parallel={self.devices} shares it among them)"
+            )
         return "\n".join([*lines, *largest, last])
 
     def planned(self, case: HuggingFaceCase) -> Row:
-        """Return the columns of a case's row that are known before measuring, with the memory estimates."""
+        """Return the columns of a case's row that are known before measuring,
+        with the memory estimates."""
         settings, model = case.settings(), model_of(case, self.adapted)
         columns = {
-            "implementation": "flashtrain", "model": case.model, "context": case.context, "batch": 1,
+            "implementation": "flashtrain", "model": case.model, "context": case.context,
+            "batch": 1,
             "devices": self.devices, "precision": self.adapted.precision,
             **context_columns(settings.sharding, self.adapted.precision, model, 1),
-            **dict.fromkeys(("memory", "memory_estimate_gib", "host_estimate_gib", "peak_memory_gib")),
+            **dict.fromkeys(("memory", "memory_estimate_gib", "host_estimate_gib",
+                "peak_memory_gib")),
             **dict.fromkeys(("step_seconds", "tokens_per_second", "mfu", "compile_seconds")),
         }  # fmt: skip
         try:
@@ -135,9 +159,11 @@ class LongSteps(Benchmark):
             return {**columns, "status": OUT_OF_MEMORY, "error": str(error)}
 
     def plans(self) -> list[Row]:
-        """Return a row for each model with the largest context that memory.* at its defaults finds room for.
+        """Return a row for each model with the largest context that memory.* at its
+        defaults finds room for.
 
-        The column limited_by says which memory a longer context exceeds: that of the "device" or of the "host".
+        The column limited_by says which memory a longer context exceeds: that of the
+        "device" or of the "host".
         """
         return [row for model in self.options.models if (row := self._largest(model))]
 
@@ -168,7 +194,10 @@ class LongSteps(Benchmark):
 
 def _estimated(batching: Batching) -> Row:
     needed = batching.estimate
-    return {**memory_columns(batching), "host_estimate_gib": None if needed is None else round(needed.host / GIB, 2)}
+    return {
+        **memory_columns(batching),
+        "host_estimate_gib": None if needed is None else round(needed.host / GIB, 2),
+    }
 
 
 def _words(row: Row) -> str:

@@ -1,4 +1,5 @@
-"""recipe=hf-speed: time whole training steps of transformers' decoders, by flashtrain and by transformers."""
+"""recipe=hf-speed: time whole training steps of transformers' decoders, by
+flashtrain and by transformers."""
 
 from __future__ import annotations
 
@@ -21,16 +22,21 @@ def _over(column: str, *, compiled: bool) -> Over:
         return "SDPA" in row["implementation"] and ("compiled" in row["implementation"]) == compiled
 
     same = ("model", "context", "batch", "weights")
-    return Over(column, StepBenchmark.rate, same, baseline, lambda row: "SDPA" not in row["implementation"])
+    return Over(
+        column, StepBenchmark.rate, same, baseline, lambda row: "SDPA" not in row["implementation"]
+    )
 
 
 class HuggingFaceSteps(StepBenchmark):
-    """The benchmark of decoders' steps: every requested model, precision of weights, context and batch."""
+    """The benchmark of decoders' steps: every requested model, precision of
+    weights, context and batch."""
 
     what = "training steps of transformers' decoders"
     columns = (
-        "model", "context", "batch", "weights", "implementation", "tokens_per_second", "milliseconds", "mfu",
-        "peak_memory_gib", "memory_estimate_gib", "memory", "over_eager", "over_compiled", "compile_seconds", "status",
+        "model", "context", "batch", "weights", "implementation", "tokens_per_second",
+        "milliseconds", "mfu",
+        "peak_memory_gib", "memory_estimate_gib", "memory", "over_eager", "over_compiled",
+        "compile_seconds", "status",
     )  # fmt: skip
     over = (_over("over_eager", compiled=False), _over("over_compiled", compiled=True))
 
@@ -41,7 +47,8 @@ class HuggingFaceSteps(StepBenchmark):
         return everyone(self.hardware, updates=self.options.optimizer_step, compiled=self.compiled)
 
     def plan_line(self, case: HuggingFaceCase) -> str:
-        """Return the case with the memory savings and the estimated peak memory in GiB of flashtrain's step."""
+        """Return the case with the memory savings and the estimated peak memory in
+        GiB of flashtrain's step."""
         words, estimate = self.make_baselines()[0].memory(case)
         return f"{case}: {words or 'no savings'}, {estimate} GiB"
 

@@ -1,6 +1,8 @@
-"""Rows that compare contexts: perplexities on the same tokens, whether a longer context was better, the paper's values.
+"""Rows that compare contexts: perplexities on the same tokens, whether a longer context was
+better, the paper's values.
 
-The paper is FlashAttention (Dao et al. 2022, arXiv 2205.14135), whose Table 4 recipe=gpt2-long repeats.
+The paper is FlashAttention (Dao et al. 2022, arXiv 2205.14135), whose Table 4
+recipe=gpt2-long repeats.
 """
 
 from __future__ import annotations
@@ -19,15 +21,21 @@ LENGTHS = "lengths"  # what a row is, under its key "part"; older results have "
 RESAMPLES = 2000  # of the bootstrap, for the intervals
 BETTER, WORSE, EQUAL, UNKNOWN = "better", "worse", "no better", "too little text to tell"
 _COLUMNS = (
-    "model", "attention", "steps", "tokens", "batch", "precision", "micro_batch", "memory", "tokens_per_second", "mfu",
+    "model", "attention", "steps", "tokens", "batch", "precision", "micro_batch", "memory",
+    "tokens_per_second", "mfu",
 )  # fmt: skip
 PAPER = "FlashAttention (Dao et al. 2022), Table 4: GPT-2 small on OpenWebText, 8 A100"
 # Context -> (perplexity on OpenWebText, days of training), of GPT-2 small with FlashAttention.
-PAPER_TABLE_4: dict[int, tuple[float, float]] = {1024: (18.2, 2.7), 2048: (17.6, 3.0), 4096: (17.5, 3.6)}
+PAPER_TABLE_4: dict[int, tuple[float, float]] = {
+    1024: (18.2, 2.7),
+    2048: (17.6, 3.0),
+    4096: (17.5, 3.6),
+}
 
 
 def paper_columns(context: int) -> dict[str, float | None]:
-    """Return the paper's perplexity, days of training and time relative to context 1024; None where it has no value."""
+    """Return the paper's perplexity, days of training and time relative to context 1024; None
+    where it has no value."""
     perplexity, days = PAPER_TABLE_4.get(context, (None, None))
     ratio = None if days is None else round(days / PAPER_TABLE_4[1024][1], 3)
     return {"paper_perplexity": perplexity, "paper_days": days, "paper_time_ratio": ratio}
@@ -39,13 +47,18 @@ def meets_the_paper(rows: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def length_rows(
-    trained: Mapping[int, Mapping[str, Any]], scores: Mapping[int, Scores], windows: Windows, *, seed: int
+    trained: Mapping[int, Mapping[str, Any]],
+    scores: Mapping[int, Scores],
+    windows: Windows,
+    *,
+    seed: int,
 ) -> list[Row]:
-    """Return a row for each context, shortest first; a context without scores has its training's status and error.
+    """Return a row for each context, shortest first; a context without scores has its
+    training's status and error.
 
-    The columns `loss_less_shorter` and `loss_less_shortest` are the mean loss, in nats, minus that of the next shorter
-    and the shortest context with scores: negative where the longer context is better. Their intervals use the same
-    resampled units; `against_shorter` is the verdict in words.
+    The columns `loss_less_shorter` and `loss_less_shortest` are the mean loss, in nats, minus that
+    of the next shorter and the shortest context with scores: negative where the longer context is
+    better. Their intervals use the same resampled units; `against_shorter` is the verdict in words.
 
     Args:
         trained: {context: the training's summary row}.
@@ -66,11 +79,17 @@ def length_rows(
             continue
         found = scores[context]
         for kind, losses in found.items():
-            row |= _columns(f"perplexity{kind}", _interval(losses, windows, drawn), of=math.exp, digits=4)
+            row |= _columns(
+                f"perplexity{kind}", _interval(losses, windows, drawn), of=math.exp, digits=4
+            )
             less = None if shorter is None else _interval(losses - shorter[kind], windows, drawn)
             row[f"against_shorter{kind}"] = None if less is None else verdict(less)
             row |= _columns(f"loss_less_shorter{kind}", less)
-            less = None if shorter is None else _interval(losses - scores[min(scores)][kind], windows, drawn)
+            less = (
+                None
+                if shorter is None
+                else _interval(losses - scores[min(scores)][kind], windows, drawn)
+            )
             row |= _columns(f"loss_less_shortest{kind}", less)
         seconds = _per_token(summary)
         rows.append(
@@ -90,7 +109,8 @@ def length_rows(
 
 
 def verdict(less: Interval) -> str:
-    """Return in words whether the longer context was better, given the interval of its loss minus the shorter's."""
+    """Return in words whether the longer context was better, given the interval of its
+    loss minus the shorter's."""
     if less.low is None or less.high is None:
         return UNKNOWN
     if less.high < 0:
@@ -106,7 +126,9 @@ def _columns(
     name: str, found: Interval | None, *, of: Callable[[float], float] = float, digits: int = 5
 ) -> dict[str, float | None]:
     ends = zip(("", "_low", "_high"), found or (None, None, None), strict=True)
-    return {f"{name}{end}": None if value is None else round(of(value), digits) for end, value in ends}
+    return {
+        f"{name}{end}": None if value is None else round(of(value), digits) for end, value in ends
+    }
 
 
 def _per_token(summary: Mapping[str, Any]) -> float | None:

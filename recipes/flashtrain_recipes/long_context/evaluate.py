@@ -1,4 +1,5 @@
-"""Score how well a run's model predicts the last tokens of held-out windows, given as much text as its context holds.
+"""Score how well a run's model predicts the last tokens of held-out windows, given as much
+text as its context holds.
 
 N windows, W tokens of a window, T scored tokens of a window, V vocabulary rows.
 """
@@ -26,8 +27,8 @@ from flashtrain.tasks.language.trained import load_trained, move
 from flashtrain.training.hardware import Hardware
 
 TOKENS_PER_PASS = 65536
-# One context's losses in nats, (N, T) float64 each: in one forward pass, and sliding (score_windows). A key ends the
-# names of its columns.
+# One context's losses in nats, (N, T) float64 each: in one forward pass, and sliding
+# (score_windows). A key ends the names of its columns.
 Scores = dict[str, np.ndarray]
 WHOLE, SLIDING = "", "_sliding"
 
@@ -50,10 +51,12 @@ class Windows:
 
 
 def held_out_windows(cache: OpenTokens, held_out: Spans, *, window: int, most: int) -> Windows:
-    """Return up to `most` windows of `window` tokens (and a label) of the held-out documents, without overlap.
+    """Return up to `most` windows of `window` tokens (and a label) of the held-out
+    documents, without overlap.
 
-    Each window lies in one document, and documents take turns, so that few windows cover many documents. Where every
-    document is shorter than a window, documents are joined end to end, as for training, and cut.
+    Each window lies in one document, and documents take turns, so that few windows cover many
+    documents. Where every document is shorter than a window, documents are joined end to end, as
+    for training, and cut.
 
     Raises:
         UserError: the held-out text is shorter than one window.
@@ -63,10 +66,14 @@ def held_out_windows(cache: OpenTokens, held_out: Spans, *, window: int, most: i
     if not fitting.any():
         return _across_documents(cache, held_out, window, most)
     chosen = [
-        (int(document), turn) for turn in range(int(fitting.max())) for document in np.flatnonzero(fitting > turn)
+        (int(document), turn)
+        for turn in range(int(fitting.max()))
+        for document in np.flatnonzero(fitting > turn)
     ][:most]
     begins = [int(held_out.begins[document]) + turn * window for document, turn in chosen]
-    tokens = np.stack([cache.tokens[begin : begin + window + 1] for begin in begins]).astype(np.int64)
+    tokens = np.stack([cache.tokens[begin : begin + window + 1] for begin in begins]).astype(
+        np.int64
+    )
     documents = np.array([document for document, _ in chosen])
     if len(np.unique(documents)) < 2:
         return Windows(torch.from_numpy(tokens), np.arange(len(chosen)), "windows")
@@ -92,7 +99,8 @@ def score_windows(
     autocast: torch.dtype | None = None,
     mask: MaskMaker | None = None,
 ) -> Tensor:
-    """Return the losses, in nats, of the last tokens of each window, (windows, scored) float32 on the CPU.
+    """Return the losses, in nats, of the last tokens of each window, (windows,
+    scored) float32 on the CPU.
 
     Models of different contexts predict the same tokens, windows[:, -scored:].
 
@@ -100,8 +108,9 @@ def score_windows(
         windows: (windows, W + 1) int64: W tokens to read, and the label of the last.
         context: tokens that the model reads in one forward pass.
         scored: how many tokens at each window's end are predicted.
-        stride: how many tokens at the end of a forward pass are scored: each is predicted from more than context -
-            stride tokens. None: one pass scores all, as in training, the first from context - scored + 1 tokens.
+        stride: how many tokens at the end of a forward pass are scored: each is predicted from more
+            than context - stride tokens. None: one pass scores all, as in training, the first from
+            context - scored + 1 tokens.
         autocast: the dtype of the blocks' matrix products; None: the weights' dtype.
         mask: makes the mask that the model was trained with; None: causal.
     """
@@ -119,17 +128,23 @@ def score_windows(
             with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
                 seen = None if mask is None else row_mask(mask, read.shape[1], device)
                 hidden = model.hidden(read, mask=seen)[:, -count:]
-            for row, (states, labels) in enumerate(zip(hidden, part[:, end - count + 1 : end + 1], strict=True)):
-                logits = model.logits(states[None].to(model.token_embedding.weight.dtype))[0]  # V is large: row by row
+            for row, (states, labels) in enumerate(
+                zip(hidden, part[:, end - count + 1 : end + 1], strict=True)
+            ):
+                # V is large: row by row.
+                logits = model.logits(states[None].to(model.token_embedding.weight.dtype))[0]
                 exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
-                losses[first + row, begin : begin + count] = F.cross_entropy(exact, labels, reduction="none")
+                losses[first + row, begin : begin + count] = F.cross_entropy(
+                    exact, labels, reduction="none"
+                )
     return losses
 
 
 def score_run(
     checkpoint: Path, windows: Tensor, hardware: Hardware, *, context: int, scored: int, stride: int
 ) -> Scores:
-    """Return the losses of a checkpoint's model on the scored tokens, in one forward pass and sliding by `stride`.
+    """Return the losses of a checkpoint's model on the scored tokens, in one forward pass
+    and sliding by `stride`.
 
     The precision is that of training on this machine; score_windows describes the arguments.
 
@@ -138,14 +153,22 @@ def score_run(
     """
     trained = load_trained(str(checkpoint), attention=hardware.attention)
     if not trained.model.generates:
-        raise UserError(f"{type(trained.model).__name__} cannot be scored: only flashtrain's decoders can.")
+        raise UserError(
+            f"{type(trained.model).__name__} cannot be scored: only flashtrain's decoders can."
+        )
     model = cast(Decoder, move(trained.model, hardware.kind, hardware.precision))
     mask = make_mask(read_settings(trained.folder).applied_mask, packed=False)
     dtype = autocast_dtype(hardware.precision)
-    score = partial(score_windows, model, windows, context=context, scored=scored, autocast=dtype, mask=mask)
-    return {kind: score(stride=step).double().numpy() for kind, step in ((WHOLE, None), (SLIDING, stride))}
+    score = partial(
+        score_windows, model, windows, context=context, scored=scored, autocast=dtype, mask=mask
+    )
+    return {
+        kind: score(stride=step).double().numpy()
+        for kind, step in ((WHOLE, None), (SLIDING, stride))
+    }
 
 
 def autocast_dtype(precision: str) -> torch.dtype | None:
-    """Return the autocast dtype of a Lightning precision, as "bf16-mixed"; None: there is no autocast."""
+    """Return the autocast dtype of a Lightning precision, as "bf16-mixed";
+    None: there is no autocast."""
     return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)

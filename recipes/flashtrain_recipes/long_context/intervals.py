@@ -1,4 +1,5 @@
-"""Confidence intervals of mean losses, by resampling whole documents (the bootstrap: Efron 1979, percentiles).
+"""Confidence intervals of mean losses, by resampling whole documents (the bootstrap:
+Efron 1979, percentiles).
 
 N windows, T scored tokens of a window, U units (documents, or windows), R resamples.
 """
@@ -13,7 +14,8 @@ LEVEL = 0.95
 
 
 class Interval(NamedTuple):
-    """A value and its 95% interval. low and high are None where there are fewer than two units to resample."""
+    """A value and its 95% interval. low and high are None where there are fewer than
+    two units to resample."""
 
     value: float
     low: float | None
@@ -21,8 +23,10 @@ class Interval(NamedTuple):
 
 
 def draws(units: int, resamples: int, seed: int) -> np.ndarray:
-    """Return the units in each bootstrap resample, drawn with replacement, (R, U) int64; equal for equal arguments."""
-    # RandomState's stream is frozen: a published interval stays the same under every version of numpy.
+    """Return the units in each bootstrap resample, drawn with replacement, (R, U) int64;
+    equal for equal arguments."""
+    # RandomState's stream is frozen: a published interval stays the same under
+    # every version of numpy.
     return np.random.RandomState(seed).randint(0, units, size=(resamples, units))
 
 

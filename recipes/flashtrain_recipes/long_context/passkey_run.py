@@ -1,4 +1,5 @@
-"""mode=passkey: whether a model finds a number hidden in a long, dull text, as a table by length and depth.
+"""mode=passkey: whether a model finds a number hidden in a long, dull text, as a
+table by length and depth.
 
 The task is Mohtashami and Jaggi's (2023, "Landmark Attention", section 4.2); the words are our own.
 """
@@ -25,9 +26,13 @@ from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.long_context.evaluate import autocast_dtype
 
 INTRODUCTION = (
-    "Somewhere in the long text below stands a pass key. Find it and keep it in mind: it is asked for at the end.\n"
+    "Somewhere in the long text below stands a pass key. "
+    "Find it and keep it in mind: it is asked for at the end.\n"
 )
-FILLER = " The river runs to the sea. The hills are old and quiet. A cart goes by and is gone. Nothing happens here."
+FILLER = (
+    " The river runs to the sea. The hills are old and quiet. A cart goes by and is gone. "
+    "Nothing happens here."
+)
 HIDDEN = "\nThe pass key is {key}. Keep it in mind: {key} is the pass key.\n"
 QUESTION = "\nWhat is the pass key? The pass key is"
 ANSWER = " {key}"
@@ -40,7 +45,8 @@ Continue = Callable[[list[int], int], list[int]]
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt that hides a pass key: its tokens, the key, and how many tokens the model is to write."""
+    """A prompt that hides a pass key: its tokens, the key, and how many tokens
+    the model is to write."""
 
     tokens: list[int]
     key: str  # a number
@@ -57,7 +63,8 @@ def make_prompt(tokenizer: Tokenizer, key: str, *, length: int, depth: float) ->
     Raises:
         UserError: the length has no room for filler.
     """
-    # parts are tokenised one by one and the filler is cut to the token, so that any tokenizer gives the exact length
+    # parts are tokenised one by one and the filler is cut to the token, so that any tokenizer
+    # gives the exact length
     introduction = as_prompt(tokenizer, INTRODUCTION)
     filler, hidden, question, answer = (
         tokenizer.encode(text.format(key=key)) for text in (FILLER, HIDDEN, QUESTION, ANSWER)
@@ -66,10 +73,15 @@ def make_prompt(tokenizer: Tokenizer, key: str, *, length: int, depth: float) ->
     fixed = len(introduction) + len(hidden) + len(question) + count
     room = length - fixed
     if room < 1:
-        raise UserError(f"passkey.lengths: {length} tokens are too few for the prompt: choose {fixed + 1} or more.")
+        raise UserError(
+            f"passkey.lengths: {length} tokens are too few for the prompt: "
+            f"choose {fixed + 1} or more."
+        )
     before = round(depth * room)
     text = filler * (room // len(filler) + 1)
-    return Prompt([*introduction, *text[:before], *hidden, *text[: room - before], *question], key, count)
+    return Prompt(
+        [*introduction, *text[:before], *hidden, *text[: room - before], *question], key, count
+    )
 
 
 def passkey_rows(
@@ -81,10 +93,11 @@ def passkey_rows(
     trials: int,
     seed: int,
 ) -> list[Row]:
-    """Return a row {length, depth, accuracy, trials} for each length and depth; accuracy is the share of keys found.
+    """Return a row {length, depth, accuracy, trials} for each length and depth; accuracy is
+    the share of keys found.
 
-    The model's greedy answer must begin with the key, and the number must end there. Guessing finds one of 9 *
-    10^(DIGITS - 1) keys, which do not begin with 0.
+    The model's greedy answer must begin with the key, and the number must end there. Guessing finds
+    one of 9 * 10^(DIGITS - 1) keys, which do not begin with 0.
 
     Args:
         answer: continues a prompt's tokens by so many tokens.
@@ -96,9 +109,12 @@ def passkey_rows(
         for depth in depths:
             keys = [str(drawn.randrange(10 ** (DIGITS - 1), 10**DIGITS)) for _ in range(trials)]
             found = sum(
-                _answers(answer, tokenizer, make_prompt(tokenizer, key, length=length, depth=depth)) for key in keys
+                _answers(answer, tokenizer, make_prompt(tokenizer, key, length=length, depth=depth))
+                for key in keys
             )
-            rows.append({"length": length, "depth": depth, "accuracy": found / trials, "trials": trials})
+            rows.append(
+                {"length": length, "depth": depth, "accuracy": found / trials, "trials": trials}
+            )
     return rows
 
 
@@ -108,7 +124,8 @@ def _answers(answer: Continue, tokenizer: Tokenizer, prompt: Prompt) -> bool:
 
 
 def evaluate_passkey(settings: Settings, hardware: Hardware) -> list[Row]:
-    """Test the settings' checkpoint, print the table, write RUN/passkey/result.json, and return the rows.
+    """Test the settings' checkpoint, print the table, write
+    RUN/passkey/result.json, and return the rows.
 
     Raises:
         UserError: the model writes no text, or a length exceeds the context of learned positions.
@@ -133,9 +150,16 @@ def evaluate_passkey(settings: Settings, hardware: Hardware) -> list[Row]:
         trials=options.trials,
         seed=settings.seed,
     )
-    model_columns = {"model": settings.named(settings.model.label), "context": settings.context, "step": trained.step}
+    model_columns = {
+        "model": settings.named(settings.model.label),
+        "context": settings.context,
+        "step": trained.step,
+    }
     rows = [{**model_columns, **row} for row in found]
-    say(f"fraction of {options.trials} trials that found the passkey: {trained.checkpoint} (step {trained.step})")
+    say(
+        f"fraction of {options.trials} trials that found the passkey: "
+        f"{trained.checkpoint} (step {trained.step})"
+    )
     shown = [{**row, "depth": f"depth {row['depth']:.0%}"} for row in rows]
     View(["length"], pivot="depth", value="accuracy").table(shown).print()
     folder = make_unique(trained.folder, "passkey")

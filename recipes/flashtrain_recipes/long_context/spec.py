@@ -32,26 +32,34 @@ class LengthsSettings:
     def check(self) -> None:
         for name in ("scored", "stride", "windows"):
             at_least(f"lengths.{name}", getattr(self, name), 1)
-        if self.contexts is not None and (not self.contexts or len(set(self.contexts)) < len(self.contexts)):
-            raise UserError(f"lengths.contexts={list(self.contexts)} must be one or more different lengths.")
+        if self.contexts is not None and (
+            not self.contexts or len(set(self.contexts)) < len(self.contexts)
+        ):
+            raise UserError(
+                f"lengths.contexts={list(self.contexts)} must be one or more different lengths."
+            )
 
     def check_together(self) -> None:
         """Raise UserError for lengths.* settings that contradict one another."""
-        # apart from check(), since a machine without a GPU may put the recipe's demo in these settings' place first
+        # apart from check(), since a machine without a GPU may put the recipe's demo in these
+        # settings' place first
         if not self.contexts:
             return
         if min(self.contexts) < self.scored:
             raise UserError(
-                f"lengths.scored={self.scored} tokens do not fit the context of {min(self.contexts)}: "
-                "every model must hold all scored tokens at once. Lower lengths.scored, or leave that context out."
+                f"lengths.scored={self.scored} tokens do not fit the context of "
+                f"{min(self.contexts)}: every model must hold all scored tokens at once. Lower "
+                "lengths.scored, or leave that context out."
             )
         if max(self.contexts) > self.longest:
             raise UserError(
-                f"lengths.window={self.longest} is shorter than the context of {max(self.contexts)}, "
-                "which it could not fill: raise lengths.window."
+                f"lengths.window={self.longest} is shorter than the context of "
+                f"{max(self.contexts)}, which it could not fill: raise lengths.window."
             )
         if self.stride > self.scored:
-            raise UserError(f"lengths.stride={self.stride} must be at most lengths.scored={self.scored}.")
+            raise UserError(
+                f"lengths.stride={self.stride} must be at most lengths.scored={self.scored}."
+            )
 
 
 @dataclass
@@ -59,7 +67,8 @@ class PasskeySettings:
     """The prompts that hide a pass key."""
 
     lengths: list[int] | None = None  # tokens of prompt and answer; null: the model's context
-    depths: list[float] = field(default_factory=lambda: [0.0, 0.25, 0.5, 0.75, 1.0])  # shares before the key
+    # Shares before the key.
+    depths: list[float] = field(default_factory=lambda: [0.0, 0.25, 0.5, 0.75, 1.0])
     trials: int = 10  # keys for each length and depth
 
     def check(self) -> None:
@@ -73,7 +82,8 @@ class PasskeySettings:
 
 
 class Lengths(Mode):
-    """mode=lengths: trains a language model (recipe=gpt2-long) or BERT (recipe=long-document) at several contexts."""
+    """mode=lengths: trains a language model (recipe=gpt2-long) or BERT
+    (recipe=long-document) at several contexts."""
 
     study = True
     own = ("lengths",)
@@ -92,13 +102,14 @@ class Lengths(Mode):
     def check(self, settings: Settings) -> None:
         if not settings.lengths.contexts:
             raise UserError(
-                f"mode=lengths trains each of lengths.contexts, which recipe={settings.recipe} does not name: "
-                "add lengths.contexts=[1024,2048], or take recipe=gpt2-long."
+                f"mode=lengths trains each of lengths.contexts, which recipe={settings.recipe} "
+                "does not name: add lengths.contexts=[1024,2048], or take recipe=gpt2-long."
             )
         if settings.shares_sequences:
             raise UserError(
-                f"mode=lengths trains several contexts, and trainer.strategy={settings.strategy} shards "
-                "each sequence. Use trainer.strategy=ddp or fsdp, or train one context with mode=train."
+                "mode=lengths trains several contexts, and "
+                f"trainer.strategy={settings.strategy} shards each sequence. Use "
+                "trainer.strategy=ddp or fsdp, or train one context with mode=train."
             )
 
     def plan(self, settings: Settings, hardware: Hardware) -> str:
@@ -128,7 +139,8 @@ class Passkey(Mode):
     def check(self, settings: Settings) -> None:
         if settings.task != "language_model":
             raise UserError(
-                f"mode=passkey with recipe={settings.recipe}, task={settings.task}: expected a language model."
+                f"mode=passkey with recipe={settings.recipe}, task={settings.task}: "
+                "expected a language model."
             )
 
     def run_checkpoint(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:

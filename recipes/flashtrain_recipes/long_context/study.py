@@ -1,4 +1,5 @@
-"""recipe=gpt2-long: train at each context, score all on the same held-out tokens; the table and the figures."""
+"""recipe=gpt2-long: train at each context, score all on the same held-out tokens; the
+table and the figures."""
 
 from __future__ import annotations
 
@@ -29,8 +30,10 @@ from flashtrain_recipes.long_context.compare import (
 from flashtrain_recipes.long_context.evaluate import Windows, held_out_windows, score_run
 
 COLUMNS = (
-    "context", "tokens", "perplexity", "perplexity_low", "perplexity_high", "against_shorter", "perplexity_sliding",
-    "against_shorter_sliding", "tokens_per_second", "train_seconds", "time_ratio", "peak_memory_gib",
+    "context", "tokens", "perplexity", "perplexity_low", "perplexity_high", "against_shorter",
+    "perplexity_sliding",
+    "against_shorter_sliding", "tokens_per_second", "train_seconds", "time_ratio",
+    "peak_memory_gib",
     "paper_perplexity", "paper_days", "paper_time_ratio",
 )  # fmt: skip
 _PAPER = "FlashAttention's paper, A100"
@@ -41,7 +44,11 @@ def lengths_table(rows: Sequence[Row]) -> Table:
     """Return the table that is printed at the end of a comparison of contexts."""
     lengths = [row for row in rows if row["part"] == LENGTHS]
     first = next((row for row in lengths if row.get("scored_tokens")), None)
-    scored = "" if first is None else f"{first['scored_tokens']:,} held-out tokens in {first['units']} {first['unit']}"
+    scored = (
+        ""
+        if first is None
+        else f"{first['scored_tokens']:,} held-out tokens in {first['units']} {first['unit']}"
+    )
     columns = [key for key in COLUMNS if values_of(lengths, key)]
     if meets_the_paper(lengths):
         scored += f"; paper: {PAPER}"
@@ -51,28 +58,41 @@ def lengths_table(rows: Sequence[Row]) -> Table:
 
 
 def lengths_figure(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
-    """Draw perplexity with 95% intervals, and training time a token relative to the shortest context, against context.
+    """Draw perplexity with 95% intervals, and training time a token relative to the shortest
+    context, against context.
 
-    The paper's times are a separate line. Its perplexities, which are of another text, are left out.
+    The paper's times are a separate line. Its perplexities, which are of
+    another text, are left out.
 
     Raises:
         UserError: the rows are of another recipe.
     """
     own = [row for row in rows if row.get("part") == LENGTHS]
     if not own:
-        raise UserError("no row compares context lengths: draw this figure from the result.json of recipe=gpt2-long.")
+        raise UserError(
+            "no row compares context lengths: "
+            "draw this figure from the result.json of recipe=gpt2-long."
+        )
     drawn: list[Row] = [{**row, "series": "flashtrain"} for row in own]
     counts = [row["scored_tokens"] for row in own if row.get("scored_tokens")]
-    title = f"The same {counts[0]:,} held-out tokens at every context, with 95% intervals" if counts else ""
+    title = (
+        f"The same {counts[0]:,} held-out tokens at every context, with 95% intervals"
+        if counts
+        else ""
+    )
     if meets_the_paper(own):
-        drawn += [{"context": context, "series": _PAPER, "time_ratio": paper_columns(context)["paper_time_ratio"]}
+        drawn += [{"context": context, "series": _PAPER,
+                  "time_ratio": paper_columns(context)["paper_time_ratio"]}
                   for context in PAPER_TABLE_4]  # fmt: skip
         title += f"\nPaper: {PAPER}"
-    return line_figure(drawn, "context", ["perplexity", "time_ratio"], "series", path, title=title, height=_HEIGHT)
+    return line_figure(
+        drawn, "context", ["perplexity", "time_ratio"], "series", path, title=title, height=_HEIGHT
+    )
 
 
 class LengthsStudy(ContextStudy):
-    """The comparison of language models trained at several contexts, on the same split and tokens."""
+    """The comparison of language models trained at several contexts, on the
+    same split and tokens."""
 
     many_values = ("context", "batch")
 
@@ -81,17 +101,24 @@ class LengthsStudy(ContextStudy):
         settings.lengths.check_together()
         for context in self.contexts:
             settings.having(context=context).check_step()
-        self.settings = settings.having(data=replace(settings.data, split_context=settings.lengths.longest))
+        self.settings = settings.having(
+            data=replace(settings.data, split_context=settings.lengths.longest)
+        )
         self.words = [f"data.split_context={settings.lengths.longest}"]
         self.windows = self._windows()  # before hours of training
 
     def rows(self, folder: Path) -> list[Row]:
         options = self.settings.lengths
-        contexts = [context for context in trained_contexts(folder) if options.scored <= context <= options.longest]
+        contexts = [
+            context
+            for context in trained_contexts(folder)
+            if options.scored <= context <= options.longest
+        ]
         trained = {context: read_summary(run_of(folder, context)) for context in contexts}
         scores = {
             context: score_run(
-                run_of(folder, context) / CHECKPOINTS / LAST, self.windows.tokens, self.hardware, context=context,
+                run_of(folder, context) / CHECKPOINTS / LAST, self.windows.tokens, self.hardware,
+                context=context,
                 scored=options.scored, stride=options.stride,
             )
             for context in contexts
@@ -106,11 +133,17 @@ class LengthsStudy(ContextStudy):
         return [lengths_figure(rows, folder / "lengths.png")]
 
     def best(self, rows: Sequence[Row]) -> dict[str, Any]:
-        scored = [row for row in rows if row["part"] == LENGTHS and row.get("perplexity") is not None]
+        scored = [
+            row for row in rows if row["part"] == LENGTHS and row.get("perplexity") is not None
+        ]
         if not scored:
             return {}
         best = min(scored, key=lambda row: row["perplexity"])
-        return {"best_context": best["context"], "perplexity": best["perplexity"], "lengths_scored": len(scored)}
+        return {
+            "best_context": best["context"],
+            "perplexity": best["perplexity"],
+            "lengths_scored": len(scored),
+        }
 
     def _windows(self) -> Windows:
         data = make_data(self.settings.having(context=min(self.contexts)), self.hardware)
@@ -121,11 +154,16 @@ class LengthsStudy(ContextStudy):
         held_out = data.split.validation
         if held_out is None:
             raise UserError(
-                f"no text can be held out for windows of {options.longest} tokens: use more text, raise "
-                "data.validation_fraction, or lower lengths.window and lengths.contexts."
+                f"no text can be held out for windows of {options.longest} tokens: use more text, "
+                "raise data.validation_fraction, or lower lengths.window and lengths.contexts."
             )
-        windows = held_out_windows(data.cache, held_out, window=options.longest, most=options.windows)
+        windows = held_out_windows(
+            data.cache, held_out, window=options.longest, most=options.windows
+        )
         how = f"of {windows.count} documents" if windows.unit == "documents" else "of one text"
-        what = f"the last {options.scored:,} of {options.longest:,} held-out tokens, {len(windows.tokens)} times"
+        what = (
+            f"the last {options.scored:,} of {options.longest:,} held-out tokens, "
+            f"{len(windows.tokens)} times"
+        )
         say(f"scored: {what}, {how}")
         return windows

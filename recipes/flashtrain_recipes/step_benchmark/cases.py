@@ -27,12 +27,14 @@ NO_END = 1_000_000  # steps of the learning rate's schedule: more than are ever 
 
 
 class StepCase(ABC):
-    """One model, context, batch and precision of weights, whose training step is measured. A base class."""
+    """One model, context, batch and precision of weights, whose training step is
+    measured. A base class."""
 
     model: Any  # its name
     context: Any  # tokens a sample
     batch: Any  # samples a step
-    weights: Any  # "fp32" (autocast), "bf16" or "bf16-master" (with float32 copies that the optimiser updates)
+    # "fp32" (autocast), "bf16" or "bf16-master" (with float32 copies that the optimiser updates).
+    weights: Any
 
     @abstractmethod
     def draw(self, device: torch.device, seed: int) -> tuple[Any, ...]:
@@ -40,7 +42,8 @@ class StepCase(ABC):
 
     @abstractmethod
     def flops_per_token(self) -> float:
-        """Return the model's FLOPs per token, forward and backward, without what a baseline computes in addition."""
+        """Return the model's FLOPs per token, forward and backward, without what a
+        baseline computes in addition."""
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -58,7 +61,8 @@ class StepCase(ABC):
         return bool(self.weights == MASTERS)
 
     def settings_of(self, base: Settings) -> Settings:
-        """Return a copy of the settings `base` that trains the case, with one micro-batch a step."""
+        """Return a copy of the settings `base` that trains the case, with one
+        micro-batch a step."""
         own = deepcopy(base)
         own.context, own.mask, own.data.document_mask = self.context, MaskSettings(), False
         own.trainer.micro_batch = self.batch
@@ -68,12 +72,18 @@ class StepCase(ABC):
         return own
 
     def hardware_of(self, machine: Hardware) -> Hardware:
-        """Return `machine` with the precision in which the case trains (from its dtype of weights)."""
+        """Return `machine` with the precision in which the case trains (from
+        its dtype of weights)."""
         mixed = "bf16-mixed" if machine.kind == "cuda" else "32-true"
         return replace(machine, precision="bf16-true" if self.is_bfloat16 else mixed)
 
     def columns(self) -> Row:
-        return {"model": self.model, "context": self.context, "batch": self.batch, "weights": self.weights}
+        return {
+            "model": self.model,
+            "context": self.context,
+            "batch": self.batch,
+            "weights": self.weights,
+        }
 
     def rates(self, milliseconds: float, peak_flops: float | None) -> Row:
         """Return the columns tokens_per_second and mfu of a step that takes so many milliseconds.
@@ -88,22 +98,29 @@ class StepCase(ABC):
     def needs_memory_of(self, other: StepCase) -> bool:
         """Return whether the case needs at least as much memory as the other."""
         # activations grow with the tokens, the S x S matrix with tokens times context
-        longer = self.context >= other.context and self.batch * self.context >= other.batch * other.context
+        longer = (
+            self.context >= other.context
+            and self.batch * self.context >= other.batch * other.context
+        )
         return bool(self.kind == other.kind and longer)
 
     def __str__(self) -> str:
         return f"{self.model} S={self.context} weights {self.weights} batch {self.batch}"
 
 
-def draw_tokens(vocab_size: int, batch: int, context: int, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
-    """Return random tokens and labels, each (B, S) int64; labels[b, s] is the token after tokens[b, s]."""
+def draw_tokens(
+    vocab_size: int, batch: int, context: int, device: torch.device, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Return random tokens and labels, each (B, S) int64; labels[b, s] is the
+    token after tokens[b, s]."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(vocab_size, (batch, context + 1), generator=generator).to(device)
     return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
 
 
 def batches_of(options: Any, context: int) -> list[int]:
-    """Return benchmark.batches, or the one batch size, 1 or more, that holds benchmark.tokens at this context."""
+    """Return benchmark.batches, or the one batch size, 1 or more, that holds
+    benchmark.tokens at this context."""
     return sorted(set(options.batches)) if options.batches else [max(1, options.tokens // context)]
 
 
@@ -116,7 +133,8 @@ class GPT2Case(StepCase):
     batch: int
     weights: str
     vocab_size: int
-    vocab_rows: int | None = None  # of every baseline's embedding table; None: vocab_size rounded up to 64
+    # Of every baseline's embedding table; None: vocab_size rounded up to 64.
+    vocab_rows: int | None = None
 
     def config(self) -> DecoderConfig:
         """Return the model configuration that every baseline builds."""
@@ -133,9 +151,13 @@ class GPT2Case(StepCase):
 
 
 def cases(settings: Settings) -> list[GPT2Case]:
-    """Return a case for every requested model, context, batch and precision. Raises UserError for a model but gpt2."""
+    """Return a case for every requested model, context, batch and precision. Raises
+    UserError for a model but gpt2."""
     if settings.model.name != "gpt2":
-        raise UserError(f"model={settings.model.name}: expected model=gpt2, which the other implementations have too.")
+        raise UserError(
+            f"model={settings.model.name}: "
+            "expected model=gpt2, which the other implementations have too."
+        )
     options = settings.benchmark
     vocab_size = vocabulary_of(settings.data)
     return [

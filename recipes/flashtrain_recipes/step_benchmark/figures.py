@@ -1,4 +1,5 @@
-"""Comparisons of GPT-2's training steps: best batches, speed-ups next to the paper's, speed and memory by context."""
+"""Comparisons of GPT-2's training steps: best batches, speed-ups next to the paper's, speed
+and memory by context."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from flashtrain.report.figures import line_figure
 from flashtrain_recipes.harness.rows import OUT_OF_MEMORY, Over, Row, Rows, status_text, values_of
 from flashtrain_recipes.step_benchmark.baselines import EAGER, FLASHTRAIN
 
-# FlashAttention (Dao et al. 2022, arXiv 2205.14135), Table 2: speed-up over Hugging Face of GPT-2 on 8 A100.
+# FlashAttention (Dao et al. 2022, arXiv 2205.14135), Table 2: speed-up over Hugging
+# Face of GPT-2 on 8 A100.
 PAPER_CONTEXT = 1024
 PAPER_SPEEDUPS = {"124m": {EAGER: 1.0, FLASHTRAIN: 3.5}, "355m": {EAGER: 1.0, FLASHTRAIN: 3.0}}
 
@@ -20,15 +22,19 @@ SPEEDUP = Over("speedup", RATE, _CASE, lambda row: bool(row["implementation"] ==
 
 
 def with_best_batches(rows: Rows) -> list[Row]:
-    """Return the rows; measured ones get `best_batch`: whether no other batch of the implementation is faster.
+    """Return the rows; measured ones get `best_batch`: whether no other batch of the
+    implementation is faster.
 
-    flashtrain and Hugging Face's eager GPT-2 get the paper's speed-up at their best batch, where it has their case.
+    flashtrain and Hugging Face's eager GPT-2 get the paper's speed-up at their best batch,
+    where it has their case.
     """
     found = []
     for row in rows:
         more: Row = {}
         if row.get(RATE):
-            alike = [one for one in rows if one.get(RATE) and all(one[key] == row[key] for key in _SAME)]
+            alike = [
+                one for one in rows if one.get(RATE) and all(one[key] == row[key] for key in _SAME)
+            ]
             more["best_batch"] = max(alike, key=lambda one: one[RATE]) is row
             paper = PAPER_SPEEDUPS.get(row["model"], {}).get(row["implementation"])
             if paper is not None and row["context"] == PAPER_CONTEXT and more["best_batch"]:
@@ -38,7 +44,8 @@ def with_best_batches(rows: Rows) -> list[Row]:
 
 
 def context_speed_figure(rows: Rows, path: str | Path) -> Path:
-    """Draw tokens/s and peak memory against context as a PNG, each implementation at its best batch.
+    """Draw tokens/s and peak memory against context as a PNG, each
+    implementation at its best batch.
 
     What was not measured, for another reason than a lack of memory, is left out.
 
@@ -55,5 +62,8 @@ def context_speed_figure(rows: Rows, path: str | Path) -> Path:
     tokens = min(row["context"] * row["batch"] for row in shown)
     sizes = ", ".join(values_of(shown, "model")).upper()
     title = f"GPT-2 {sizes}: training steps of {tokens:,} tokens, or of one longer sequence"
-    group = ["implementation", *(key for key in ("model", "weights") if len(values_of(shown, key)) > 1)]
+    group = [
+        "implementation",
+        *(key for key in ("model", "weights") if len(values_of(shown, key)) > 1),
+    ]
     return line_figure(shown, "context", (RATE, "peak_memory_gib"), group, path, title=title)

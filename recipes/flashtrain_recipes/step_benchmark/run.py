@@ -16,7 +16,11 @@ from flashtrain_recipes.harness.run_folder import Run
 from flashtrain_recipes.step_benchmark.baselines import FLASHTRAIN, all_baselines
 from flashtrain_recipes.step_benchmark.cases import GPT2Case, StepCase, cases
 from flashtrain_recipes.step_benchmark.command_cost import COMMAND, command_row
-from flashtrain_recipes.step_benchmark.figures import SPEEDUP, context_speed_figure, with_best_batches
+from flashtrain_recipes.step_benchmark.figures import (
+    SPEEDUP,
+    context_speed_figure,
+    with_best_batches,
+)
 from flashtrain_recipes.step_benchmark.training_step import StepBaseline
 from flashtrain_recipes.step_benchmark.turns import StepTurns
 
@@ -38,13 +42,15 @@ class StepBenchmark(Benchmark):
 
     @property
     def compiled(self) -> bool:
-        """Whether models that torch.compile can compile are compiled on this machine (benchmark.compile)."""
+        """Whether models that torch.compile can compile are compiled on this
+        machine (benchmark.compile)."""
         requested = self.options.compile
         return bool(self.hardware.kind == "cuda" if requested is None else requested)
 
     @contextmanager
     def around(self, case: StepCase) -> Iterator[None]:
-        """Let torch.compile compile one function for many baselines inside a `with` block, and reset it afterwards."""
+        """Let torch.compile compile one function for many baselines inside a `with` block,
+        and reset it afterwards."""
         torch.set_float32_matmul_precision("high")  # as training does
         if not any(one.compiled for one in self.baselines):
             yield
@@ -62,12 +68,15 @@ class StepBenchmark(Benchmark):
 
 
 class GPT2Steps(StepBenchmark):
-    """The benchmark of GPT-2 (recipe=gpt2-speed, context-speed): every model, context, batch and precision."""
+    """The benchmark of GPT-2 (recipe=gpt2-speed, context-speed): every model,
+    context, batch and precision."""
 
     what = "training steps"
     columns = (
-        "model", "context", "weights", "implementation", "batch", "tokens_per_second", "mfu", "peak_memory_gib",
-        "milliseconds", "compile_seconds", "speedup", "memory_estimate_gib", "memory", "paper_speedup", "command_cost",
+        "model", "context", "weights", "implementation", "batch", "tokens_per_second", "mfu",
+        "peak_memory_gib",
+        "milliseconds", "compile_seconds", "speedup", "memory_estimate_gib", "memory",
+        "paper_speedup", "command_cost",
         "status",
     )  # fmt: skip
     over = (SPEEDUP,)
@@ -89,13 +98,24 @@ class GPT2Steps(StepBenchmark):
         return with_best_batches(super().completed(rows))
 
     def _measure_command(self, run: Run) -> None:
-        """Add the row of the command itself, at the first model and context and our best batch there."""
+        """Add the row of the command itself, at the first model and context
+        and our best batch there."""
         first = self.cases[0]
-        same = [case for case in self.cases if (case.kind, case.context) == (first.kind, first.context)]
-        measured = [row for row in run.rows if row.get(self.rate) and row["implementation"] == FLASHTRAIN]
-        found = {case: row for case in same for row in measured if case.columns().items() <= row.items()}
+        same = [
+            case for case in self.cases if (case.kind, case.context) == (first.kind, first.context)
+        ]
+        measured = [
+            row for row in run.rows if row.get(self.rate) and row["implementation"] == FLASHTRAIN
+        ]
+        found = {
+            case: row for case in same for row in measured if case.columns().items() <= row.items()
+        }
         if not found or run.seconds_left <= 0:
-            run.note(str(first), COMMAND, NO_TIME if found else "flashtrain has no figure to compare it with")
+            run.note(
+                str(first),
+                COMMAND,
+                NO_TIME if found else "flashtrain has no figure to compare it with",
+            )
             return
         case = max(found, key=lambda case: found[case][self.rate])
         self.clock.free_cache()

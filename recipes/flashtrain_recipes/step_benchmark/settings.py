@@ -14,27 +14,40 @@ _DECODERS = ("tiny", "llama-1b", "llama-3b", "llama-8b", "qwen3-8b")
 STEP_MODELS = get_args(DecoderSize)
 HF_MODELS = tuple(name + end for name in _DECODERS for end in ("", LORA))
 # benchmark.name: the models that it can have.
-MODELS = {"step": STEP_MODELS, "bert": get_args(BertSize), "huggingface": HF_MODELS, "huggingface-long": HF_MODELS}
-SEQUENCE_TASKS = ("listops", "text", "retrieval", "image", "pathfinder", "pathx", "path256")  # the last when named
+MODELS = {
+    "step": STEP_MODELS,
+    "bert": get_args(BertSize),
+    "huggingface": HF_MODELS,
+    "huggingface-long": HF_MODELS,
+}
+# The last when named.
+SEQUENCE_TASKS = ("listops", "text", "retrieval", "image", "pathfinder", "pathx", "path256")
 
 
 @dataclass
 class StepSettings:
     """Which training steps are measured: every combination of models, contexts and weights."""
 
-    models: list[str] = field(default_factory=lambda: ["124m", "355m"])  # the models to measure, by size or shape
-    contexts: list[int] = field(default_factory=lambda: [1024])  # the lengths of a sequence, in tokens, to measure
-    batches: list[int] | None = None  # numbers of sequences a step; null: as many as hold benchmark.tokens
+    # The models to measure, by size or shape.
+    models: list[str] = field(default_factory=lambda: ["124m", "355m"])
+    # The lengths of a sequence, in tokens, to measure.
+    contexts: list[int] = field(default_factory=lambda: [1024])
+    # Numbers of sequences a step; null: as many as hold benchmark.tokens.
+    batches: list[int] | None = None
     # Dtypes of weights to measure: fp32 (under autocast), bf16, bf16-master (with float32 copies).
     weights: list[str] = field(default_factory=lambda: ["fp32"])
     steps: int = 10  # training steps in one sample of an implementation
-    compile: bool | None = None  # whether implementations that are compiled on GPUs are so here; null: on GPUs only
-    command_steps: int = 0  # also run `python -m flashtrain recipe=gpt2` for so many steps, 20 or more, for its cost
+    # Whether implementations that are compiled on GPUs are so here; null: on GPUs only.
+    compile: bool | None = None
+    # Also run `python -m flashtrain recipe=gpt2` for so many steps, 20 or more, for its cost.
+    command_steps: int = 0
     optimizer_step: bool = True  # false: recipe=hf-speed measures forward and backward alone
-    tasks: list[str] | None = None  # the Long Range Arena's tasks that recipe=lra-speed measures; null: all but path256
+    # The Long Range Arena's tasks that recipe=lra-speed measures; null: all but path256.
+    tasks: list[str] | None = None
     # Units of text whose lengths recipe=bert-speed takes.
     sample_units: list[str] = field(default_factory=lambda: ["paragraph"])
-    samples: int = 2048  # how many sequences of each of benchmark.sample_units recipe=bert-speed takes
+    # How many sequences of each of benchmark.sample_units recipe=bert-speed takes.
+    samples: int = 2048
     # Dropout probabilities that recipe=bert-speed measures.
     dropouts: list[float] = field(default_factory=lambda: [0.0])
 

@@ -22,7 +22,8 @@ LossFunction = Callable[..., Tensor]
 
 
 class TrainingStep:
-    """A model on a device with its optimiser. Calling it with the loss's arguments makes one training step.
+    """A model on a device with its optimiser. Calling it with the loss's arguments
+    makes one training step.
 
     Args:
         loss: returns the loss, a scalar, of the arguments of a step.
@@ -46,10 +47,17 @@ class TrainingStep:
         self._device_type = next(model.parameters()).device.type
 
     def __call__(self, *arguments: Any) -> Tensor:
-        """Make a step, and return the loss before the update, a scalar on the device that is not waited for."""
+        """Make a step, and return the loss before the update, a scalar on the device
+        that is not waited for."""
         self.drop_gradients()
-        # as Lightning's precision plugin calls it: weights are cast at each use, or by the compiled graph
-        with torch.autocast(self._device_type, self._autocast, enabled=self._autocast is not None, cache_enabled=False):
+        # as Lightning's precision plugin calls it: weights are cast at each use, or
+        # by the compiled graph
+        with torch.autocast(
+            self._device_type,
+            self._autocast,
+            enabled=self._autocast is not None,
+            cache_enabled=False,
+        ):
             loss = self._loss(*arguments)
         loss.backward()
         self._clip()
@@ -66,14 +74,17 @@ class TrainingStep:
 class MemoryChoice(NamedTuple):
     """The memory savings of a training step, and the peak that is estimated with them."""
 
-    words: str = ""  # what is recomputed, offloaded or cut into chunks, as rows show it; "": nothing
+    # What is recomputed, offloaded or cut into chunks, as rows show it; "": nothing.
+    words: str = ""
     estimate_gib: float | None = None  # the estimated peak; None: unknown
 
 
 class StepBaseline(Baseline):
-    """Base class of baselines whose training steps are timed: a subclass builds the model and its batches."""
+    """Base class of baselines whose training steps are timed: a subclass builds the
+    model and its batches."""
 
-    adapts = False  # to a case, by trading time for memory: what did not fit says nothing of a larger case
+    # To a case, by trading time for memory: what did not fit says nothing of a larger case.
+    adapts = False
 
     def memory(self, case: Any) -> MemoryChoice:
         """Return how the baseline saves memory at the case; by default not at all."""
@@ -83,15 +94,22 @@ class StepBaseline(Baseline):
     def build(self, case: Any, device: torch.device) -> TrainingStep:
         """Return the training step of a model with random weights on the device."""
 
-    def batches(self, case: Any, drawn: tuple[Any, ...], device: torch.device) -> Sequence[tuple[Any, ...]]:
-        """Return the arguments of each step in a launch, made from what the case drew. Not timed."""
+    def batches(
+        self, case: Any, drawn: tuple[Any, ...], device: torch.device
+    ) -> Sequence[tuple[Any, ...]]:
+        """Return the arguments of each step in a launch, made from what the
+        case drew. Not timed."""
         return [drawn]
 
 
-def usual_step(model: nn.Module, loss: LossFunction, case: StepCase, device: torch.device) -> TrainingStep:
-    """Return the training step of other libraries' models: fused AdamW, decay on matrices, clipping by the norm.
+def usual_step(
+    model: nn.Module, loss: LossFunction, case: StepCase, device: torch.device
+) -> TrainingStep:
+    """Return the training step of other libraries' models: fused AdamW, decay on
+    matrices, clipping by the norm.
 
-    The weights become bfloat16, or the loss runs under autocast, as the case says (on a CPU float32 stays float32).
+    The weights become bfloat16, or the loss runs under autocast, as the case says (on a CPU
+    float32 stays float32).
     """
     if case.is_bfloat16:
         model.to(torch.bfloat16)
@@ -100,24 +118,32 @@ def usual_step(model: nn.Module, loss: LossFunction, case: StepCase, device: tor
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": WEIGHT_DECAY},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=BETAS, fused=True)
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+        groups, lr=LEARNING_RATE, betas=BETAS, fused=True
+    )
     if case.has_masters:
         optimizer = MasterWeights(optimizer)
     clip = partial(nn.utils.clip_grad_norm_, parameters, MAX_NORM)
     return TrainingStep(model, loss, optimizer, clip, autocast=autocast_of(case, device))
 
 
-def task_step(task: Any, model: nn.Module, loss: LossFunction, case: StepCase, device: torch.device) -> TrainingStep:
-    """Return the training step of `model` with the optimiser, clipping and schedule of `task`, its LightningModule."""
+def task_step(
+    task: Any, model: nn.Module, loss: LossFunction, case: StepCase, device: torch.device
+) -> TrainingStep:
+    """Return the training step of `model` with the optimiser, clipping and schedule of
+    `task`, its LightningModule."""
     if case.is_bfloat16:
         model.to(torch.bfloat16)
     task.configure_model()
     found = task.configure_optimizers()
     clip = partial(clip_gradients, model, task.gradient_clip)
     schedule = found["lr_scheduler"]["scheduler"]
-    return TrainingStep(model, loss, found["optimizer"], clip, autocast=autocast_of(case, device), schedule=schedule)
+    return TrainingStep(
+        model, loss, found["optimizer"], clip, autocast=autocast_of(case, device), schedule=schedule
+    )
 
 
 def autocast_of(case: StepCase, device: torch.device) -> torch.dtype | None:
-    """Return the autocast dtype of a case: bfloat16 on a GPU unless the weights are bfloat16 already, else None."""
+    """Return the autocast dtype of a case: bfloat16 on a GPU unless the weights are
+    bfloat16 already, else None."""
     return torch.bfloat16 if device.type == "cuda" and not case.is_bfloat16 else None

@@ -1,7 +1,7 @@
 """One case of training steps, measured by all baselines in turns.
 
-All models stay on the device with their optimiser states, and each frees its gradients after its turn. A baseline that
-does not fit next to the others is measured after them, alone.
+All models stay on the device with their optimiser states, and each frees its gradients after its
+turn. A baseline that does not fit next to the others is measured after them, alone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class StepEntry(Entry[StepBaseline]):
     memory: MemoryChoice
     first_seconds: float = 0.0  # of the first launch, compilation included
     seconds: float = 0.0  # of the second launch
-    peak_mib: float | None = None  # of weights, optimiser states and what a step needs beyond; None: unknown
+    # Of weights, optimiser states and what a step needs beyond; None: unknown.
+    peak_mib: float | None = None
 
     def launch(self) -> Tensor:
         return [self.step(*arguments) for arguments in self.batches][-1]
@@ -47,12 +48,18 @@ class StepTurns(Turns[StepCase, StepEntry]):
 
     Args:
         peak_flops: the device's dense peak in FLOP/s, for MFU; None: unknown.
-        full: (title of a baseline, case) pairs that ran out of memory; this case's are added. A baseline is not tried
-            at a case that needs as much memory, unless it adapts by saving more.
+        full: (title of a baseline, case) pairs that ran out of memory; this case's are
+            added. A baseline is not tried at a case that needs as much memory, unless it
+            adapts by saving more.
     """
 
     def __init__(
-        self, case: StepCase, *, peak_flops: float | None, full: list[tuple[str, StepCase]], **common: Any
+        self,
+        case: StepCase,
+        *,
+        peak_flops: float | None,
+        full: list[tuple[str, StepCase]],
+        **common: Any,
     ) -> None:
         super().__init__(case, **common)
         self.peak_flops, self.full = peak_flops, full
@@ -62,7 +69,8 @@ class StepTurns(Turns[StepCase, StepEntry]):
         rows = super().run(baselines)
         later, self._later = self._later, []
         for baseline in later:
-            self.entries, self.empty = [], []  # the others' models make room, and what was compiled of them
+            # The others' models make room, and what was compiled of them.
+            self.entries, self.empty = [], []
             if any(one.compiled for one in baselines):
                 torch.compiler.reset()
             gc.collect()
@@ -81,11 +89,18 @@ class StepTurns(Turns[StepCase, StepEntry]):
     def refuses(self, baseline: StepBaseline) -> tuple[str, str] | None:
         for title, other in self.full:
             if title == baseline.title and not baseline.adapts and self.case.needs_memory_of(other):
-                return OUT_OF_MEMORY, f"not tried: a batch of {other.batch} x {other.context} ran out of memory already"
+                return (
+                    OUT_OF_MEMORY,
+                    (
+                        "not tried: "
+                        f"a batch of {other.batch} x {other.context} ran out of memory already"
+                    ),
+                )
         return super().refuses(baseline)
 
     def start(self, baseline: StepBaseline) -> None:
-        """Launch twice: once to compile, then for the peak memory and an estimate of a launch's time."""
+        """Launch twice: once to compile, then for the peak memory and an
+        estimate of a launch's time."""
         memory = baseline.memory(self.case)
         before = self.clock.allocated_mib()
         step = baseline.build(self.case, self.device)
@@ -123,7 +138,9 @@ class StepTurns(Turns[StepCase, StepEntry]):
     # ---------------------------------------------------------------- rows
     def rows_of(self, entry: StepEntry) -> list[Row]:
         milliseconds = entry.medians(_STEP)["milliseconds"]
-        compiling = max(0.0, entry.first_seconds - milliseconds / 1e3) if entry.baseline.compiled else 0.0
+        compiling = (
+            max(0.0, entry.first_seconds - milliseconds / 1e3) if entry.baseline.compiled else 0.0
+        )
         row: Row = {
             **entry.baseline.columns(self.case),
             **self.case.rates(milliseconds, self.peak_flops),

@@ -1,4 +1,5 @@
-"""What each of four gloo ranks does for test_exact_attention.py: every case, one after the other."""
+"""What each of four gloo ranks does for test_exact_attention.py: every case,
+one after the other."""
 
 from __future__ import annotations
 
@@ -40,23 +41,30 @@ def mask_of(name: str) -> Mask:
         "global window": lambda: masks.global_window(LENGTH, 3, (4, 4)),
         "causal blockwise": lambda: masks.causal_blockwise(segments),
         "prefix-LM": lambda: masks.prefix_lm(torch.tensor([9, 31]), seqlen=LENGTH),
-        "prefix-LM document": lambda: masks.prefix_lm(torch.full((2, LENGTH), 4), documents=documents),
+        "prefix-LM document": lambda: masks.prefix_lm(
+            torch.full((2, LENGTH), 4), documents=documents
+        ),
         "block-causal document": lambda: masks.block_causal(4, documents),
         # Tokens past the ninth belong to no document: whole ranks see nothing.
-        "blind ranks": lambda: masks.document(documents_from_cu_seqlens(torch.tensor([0, 9]), LENGTH), causal=True),
+        "blind ranks": lambda: masks.document(
+            documents_from_cu_seqlens(torch.tensor([0, 9]), LENGTH), causal=True
+        ),
     }
     return made[name]()
 
 
 MASKS = (
-    "full", "causal", "full document", "causal document", "full window", "causal window", "shared question",
-    "global window", "causal blockwise", "prefix-LM", "prefix-LM document", "block-causal document", "blind ranks",
+    "full", "causal", "full document", "causal document", "full window", "causal window",
+    "shared question",
+    "global window", "causal blockwise", "prefix-LM", "prefix-LM document", "block-causal document",
+    "blind ranks",
 )  # fmt: skip
 
 
 class Case(NamedTuple):
-    """dropout: of the weights. whole: what is seen comes in one piece, and queries that see other ranks' keys are
-    copied even if they are many. capped: scores are bounded, and a sink stands in every row."""
+    """dropout: of the weights. whole: what is seen comes in one piece, and queries that see
+    other ranks' keys are copied even if they are many. capped: scores are bounded, and a
+    sink stands in every row."""
 
     method: str
     mask: str
@@ -71,7 +79,10 @@ class Case(NamedTuple):
         dropout = ", dropout" if self.dropout else ""
         whole = ", one piece" if self.whole else ""
         capped = ", softcap and sinks" if self.capped else ""
-        return f"{self.method}, {self.mask}, {self.heads}, {self.degree} ranks, {self.layout}{dropout}{whole}{capped}"
+        return (
+            f"{self.method}, {self.mask}, {self.heads}, {self.degree} ranks, "
+            f"{self.layout}{dropout}{whole}{capped}"
+        )
 
 
 def cases() -> Iterator[Case]:
@@ -82,7 +93,8 @@ def cases() -> Iterator[Case]:
         for mask in ("causal", "causal document", "shared question"):
             yield Case(method, mask, "GQA", dropout=0.3)
         yield Case(method, "blind ranks", layout="contiguous")
-        for mask in ("causal window", "shared question", "full window"):  # little of what others hold is seen
+        # Little of what others hold is seen.
+        for mask in ("causal window", "shared question", "full window"):
             yield Case(method, mask, "GQA", layout="contiguous")
         for mask in ("causal", "full"):  # few runs a rank: calls of bands, without a mask
             yield Case(method, mask, "GQA", layout="zigzag")
@@ -92,7 +104,8 @@ def cases() -> Iterator[Case]:
             yield Case(method, mask, "MQA", layout="contiguous", dropout=0.3, capped=True)
         if method != "hybrid":
             yield Case(method, "causal document", "GQA", degree=2)
-            yield Case(method, "causal", degree=2, dropout=0.3)  # several heads a rank, which go in pieces
+            # Several heads a rank, which go in pieces.
+            yield Case(method, "causal", degree=2, dropout=0.3)
             yield Case(method, "causal document", degree=2)
             yield Case(method, "causal", "MQA", degree=2)
     for mask in ("causal document", "causal window"):
@@ -108,7 +121,8 @@ def cases() -> Iterator[Case]:
 def one_process(
     mask: str, heads: int, kv_heads: int, dropout: float, capped: bool
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """(q, k, v, sinks and out's gradient, out and the gradients of q, k, v and sinks): what every method must give."""
+    """(q, k, v, sinks and out's gradient, out and the gradients of q, k, v and sinks): what
+    every method must give."""
     generator = torch.Generator().manual_seed(heads)
 
     def random(*shape: int) -> torch.Tensor:
@@ -119,7 +133,11 @@ def one_process(
     leaves = [x.clone().requires_grad_() for x in (*whole, sinks)]
     *qkv, sink = leaves
     torch.manual_seed(SEED)
-    options = {"mask": mask_of(mask), "dropout_p": dropout, "dropout_seed": torch.randint(0, 2**63 - 1, (1,))}
+    options = {
+        "mask": mask_of(mask),
+        "dropout_p": dropout,
+        "dropout_seed": torch.randint(0, 2**63 - 1, (1,)),
+    }
     if capped:
         out, lse = flash_attn_func(*qkv, **options, softcap=SOFTCAP, return_lse=True)
         # One more score a row, whose value is nothing.
@@ -134,8 +152,12 @@ def errors(case: Case, group: ContextGroup) -> dict[str, float]:
     """How far this rank's output and gradients are from one process's."""
     mask = mask_of(case.mask)
     heads = 6 if case.method == "hybrid" else 4
-    heads, kv_heads = WIDE if case.heads == "wide" else (heads, heads // (HEADS[case.heads] or heads))
-    (*whole, sinks, dout), (*exact, to_sinks) = one_process(case.mask, heads, kv_heads, case.dropout, case.capped)
+    heads, kv_heads = (
+        WIDE if case.heads == "wide" else (heads, heads // (HEADS[case.heads] or heads))
+    )
+    (*whole, sinks, dout), (*exact, to_sinks) = one_process(
+        case.mask, heads, kv_heads, case.dropout, case.capped
+    )
     layout = LAYOUTS[case.layout](mask, case.degree)
     all_gather.PIECE_BYTES = ulysses.PIECE_ROWS = 1 << 28 if case.whole else 1
     all_gather.MOST_OUTWARD = 1.0 if case.whole else 0.5
@@ -143,7 +165,13 @@ def errors(case: Case, group: ContextGroup) -> dict[str, float]:
     sink = sinks.clone().requires_grad_()
     capped = {"softcap": SOFTCAP, "sinks": sink} if case.capped else {}
     shared = SharedAttention(
-        mask, layout, group, *mine[:2], method=case.method, dropout=case.dropout > 0, softcap=case.capped
+        mask,
+        layout,
+        group,
+        *mine[:2],
+        method=case.method,
+        dropout=case.dropout > 0,
+        softcap=case.capped,
     )
     torch.manual_seed(SEED + group.rank)  # the first rank's draw is everyone's
     out = shared(*mine, scale=0.5, dropout=case.dropout, **capped)
@@ -153,7 +181,9 @@ def errors(case: Case, group: ContextGroup) -> dict[str, float]:
     dist.all_reduce(own, group=group.group)
     found = {
         name: (one - layout.shard(other, group.rank)).abs().max().item()
-        for name, one, other in zip(("out", "dq", "dk", "dv"), (out, *gradients), exact, strict=True)
+        for name, one, other in zip(
+            ("out", "dq", "dk", "dv"), (out, *gradients), exact, strict=True
+        )
     }
     return {**found, "dsinks": (own - to_sinks).abs().max().item()}
 

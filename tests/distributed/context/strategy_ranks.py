@@ -1,6 +1,8 @@
-"""A plain Lightning script, without Hydra, that gloo ranks run for test_context_strategy.py; and what it must equal.
+"""A plain Lightning script, without Hydra, that gloo ranks run for test_context_strategy.py;
+and what it must equal.
 
-python strategy_ranks.py FOLDER      forks the ranks as torchrun would; each writes FOLDER/NAME/RANK.json
+python strategy_ranks.py FOLDER  forks the ranks as torchrun would; each writes
+                                 FOLDER/NAME/RANK.json
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ VOCABULARY, CONTEXT, ROWS = 29, 45, 2
 
 
 class ForeignDecoder(nn.Module):
-    """Someone's own model: an embedding, two blocks around flashtrain.models.Attention, and a head."""
+    """Someone's own model: an embedding, two blocks around
+    flashtrain.models.Attention, and a head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,8 +92,8 @@ HOW = ("weighs", "leaves", "logs")
 
 
 class ManualTask(PlainTask):
-    """A step that steps its optimiser itself, and returns nothing. how: it "weighs" its loss, "leaves" that to the
-    strategy, or "logs" the mean and leaves the loss as it is."""
+    """A step that steps its optimiser itself, and returns nothing. how: it "weighs" its loss,
+    "leaves" that to the strategy, or "logs" the mean and leaves the loss as it is."""
 
     def __init__(self, how: str = "weighs") -> None:
         super().__init__()
@@ -119,7 +122,9 @@ class DocumentTask(PlainTask):
         pl.LightningModule.__init__(self)
         self.losses = []
         torch.manual_seed(1)
-        config = DecoderConfig(VOCABULARY, 32, CONTEXT, 16, layers_alike(2, 16, 4, 2, 24, rotary=True), "rotary")
+        config = DecoderConfig(
+            VOCABULARY, 32, CONTEXT, 16, layers_alike(2, 16, 4, 2, 24, rotary=True), "rotary"
+        )
         self.model = Decoder(config).double()
         self.model.save_memory(savings or MemorySavings())
         self.gradients: list[list[float]] = []
@@ -130,10 +135,14 @@ class DocumentTask(PlainTask):
 
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
         mask = masks.document(whole(batch, "documents"), causal=True)
-        return self.model.loss(batch["tokens"], batch["labels"], positions=batch["positions"], mask=mask)
+        return self.model.loss(
+            batch["tokens"], batch["labels"], positions=batch["positions"], mask=mask
+        )
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        full = [getattr(p.grad, "full_tensor", lambda p=p: p.grad)() for p in self.model.parameters()]
+        full = [
+            getattr(p.grad, "full_tensor", lambda p=p: p.grad)() for p in self.model.parameters()
+        ]
         self.gradients.append([x for gradient in full for x in gradient.flatten().tolist()])
 
 
@@ -150,7 +159,9 @@ class OurTask(LanguageModel):
 def row(index: int) -> dict[str, Tensor]:
     """The labels of its first document count for nothing, as of a prompt."""
     generator = torch.Generator().manual_seed(index)
-    text = torch.randint(VOCABULARY, (CONTEXT + 1,), generator=generator).cumsum(0) // 7 % VOCABULARY
+    text = (
+        torch.randint(VOCABULARY, (CONTEXT + 1,), generator=generator).cumsum(0) // 7 % VOCABULARY
+    )
     documents = (torch.arange(CONTEXT) > 4 + index % 7).int() + (torch.arange(CONTEXT) > 30).int()
     starts = (documents[:, None] > documents[None]).sum(1)
     labels = torch.where(documents == 0, -100, text[1:])
@@ -159,17 +170,25 @@ def row(index: int) -> dict[str, Tensor]:
 
 
 class Loaders(pl.LightningDataModule):
-    """Rows in order (Lightning's own sampler would shuffle them); a data rank r of D reads rows r, r + D, ..."""
+    """Rows in order (Lightning's own sampler would shuffle them); a data rank r of D
+    reads rows r, r + D, ..."""
 
     def __init__(
-        self, rows: int, batch: int = ROWS, skipped: int = 0, row: Callable[[int], dict[str, Tensor]] = row
+        self,
+        rows: int,
+        batch: int = ROWS,
+        skipped: int = 0,
+        row: Callable[[int], dict[str, Tensor]] = row,
     ) -> None:
         super().__init__()
         self.rows, self.batch = [row(index) for index in range(rows)], batch
         self.skipped = skipped
 
     def loader(self, rows: list[dict[str, Tensor]]) -> DataLoader:
-        ranks = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None) or {"num_replicas": 1, "rank": 0}
+        ranks = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None) or {
+            "num_replicas": 1,
+            "rank": 0,
+        }
         return DataLoader(rows[ranks["rank"] :: ranks["num_replicas"]], batch_size=self.batch)
 
     def train_dataloader(self) -> DataLoader:
@@ -185,7 +204,9 @@ class Losses(pl.Callback):
     def __init__(self) -> None:
         self.found: list[float] = []
 
-    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         self.found.append(float(outputs["loss"]))
 
 
@@ -202,18 +223,26 @@ def trainer(folder: Path, **options: Any) -> pl.Trainer:
 
 
 def twenty_steps(folder: Path, **options: Any) -> dict[str, Any]:
-    """The plain script: 20 steps, clipped, accumulated over two batches, with evaluation; losses without dropout."""
+    """The plain script: 20 steps, clipped, accumulated over two batches, with evaluation;
+    losses without dropout."""
     task = PlainTask()
     for block in task.decoder.blocks:
         block.dropout = 0.0
     fit = trainer(
-        folder, max_steps=20, gradient_clip_val=0.5, accumulate_grad_batches=2, limit_val_batches=2, **options
+        folder,
+        max_steps=20,
+        gradient_clip_val=0.5,
+        accumulate_grad_batches=2,
+        limit_val_batches=2,
+        **options,
     )
     fit.fit(task, Loaders(80))
     return {"losses": task.losses, "validation": float(fit.callback_metrics["validation"])}
 
 
-def whole_model(folder: Path, batch: int, savings: MemorySavings | None = None, **options: Any) -> dict[str, Any]:
+def whole_model(
+    folder: Path, batch: int, savings: MemorySavings | None = None, **options: Any
+) -> dict[str, Any]:
     """Three steps of the document model; gradients of the whole model at each."""
     task = DocumentTask(savings)
     trainer(folder, max_steps=3, **options).fit(task, Loaders(12, batch))
@@ -239,13 +268,17 @@ def resumed(folder: Path, steps: int, checkpoint: Path, **options: Any) -> list[
 
 
 def by_hand(folder: Path, how: str, **options: Any) -> list[float]:
-    """Two steps that step their optimiser themselves: the loss of the second, the largest entry of each parameter."""
+    """Two steps that step their optimiser themselves: the loss of the second, the largest
+    entry of each parameter."""
     task = ManualTask(how)
     for block in task.decoder.blocks:
         block.dropout = 0.0
     fit = trainer(folder, max_steps=2, **options)
     fit.fit(task, Loaders(8))
-    entries = [getattr(p, "full_tensor", lambda p=p: p)().detach().abs().max().item() for p in task.parameters()]
+    entries = [
+        getattr(p, "full_tensor", lambda p=p: p)().detach().abs().max().item()
+        for p in task.parameters()
+    ]
     return [float(fit.callback_metrics["train"]), *entries]
 
 
@@ -255,7 +288,9 @@ class Trouble(pl.Callback):
     def __init__(self, rank: int, act: Callable[[], None]) -> None:
         self.rank, self.act = rank, act
 
-    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         if trainer.global_rank == self.rank and batch_idx == 1:
             self.act()
 
@@ -266,16 +301,28 @@ def trouble(folder: Path, rank: int, act: Callable[[], None]) -> None:
     verdict = (folder / f"{os.environ['RANK']}.verdict").write_text
     watched = flashtrain.ContextParallelStrategy(timeout_seconds=20, on_failure=verdict)
     devices = int(os.environ["WORLD_SIZE"])
-    fit = trainer(folder, max_steps=9, callbacks=[Trouble(rank, act)], strategy=watched, devices=devices)
+    fit = trainer(
+        folder, max_steps=9, callbacks=[Trouble(rank, act)], strategy=watched, devices=devices
+    )
     fit.fit(PlainTask(), Loaders(80))
 
 
 def our_task(folder: Path, **options: Any) -> dict[str, Any]:
     """Four steps of it; the logged losses are means of all ranks."""
     task = OurTask()
-    fit = trainer(folder, max_steps=4, limit_val_batches=2, val_check_interval=4, log_every_n_steps=1, **options)
+    fit = trainer(
+        folder,
+        max_steps=4,
+        limit_val_batches=2,
+        val_check_interval=4,
+        log_every_n_steps=1,
+        **options,
+    )
     fit.fit(task, Loaders(40))
-    return {name: float(fit.callback_metrics[name]) for name in ("train_loss", "validation_loss", "gradient_norm")}
+    return {
+        name: float(fit.callback_metrics[name])
+        for name in ("train_loss", "validation_loss", "gradient_norm")
+    }
 
 
 def refused(task: pl.LightningModule, folder: Path, **options: Any) -> str:
@@ -295,7 +342,8 @@ def of(model: nn.Module, task: PlainTask) -> PlainTask:
 
 
 class WatchfulTask(PlainTask):
-    """Counts its steps, measures by a metric and in a list, and adds noise: what another run of a step would change."""
+    """Counts its steps, measures by a metric and in a list, and adds noise: what another run
+    of a step would change."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -304,7 +352,9 @@ class WatchfulTask(PlainTask):
 
     def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
         self.steps_begun += 1
-        loss = self.loss(batch) + self.dropout(torch.rand(8)).sum() + torch.rand(()) + random.random()
+        loss = (
+            self.loss(batch) + self.dropout(torch.rand(8)).sum() + torch.rand(()) + random.random()
+        )
         self.seen.append(float(loss))
         self.mean(loss.detach())
         self.log("train", loss)
@@ -326,7 +376,8 @@ def watched(folder: Path, task: WatchfulTask, **options: Any) -> list[Any]:
 
 
 class Hybrid(Trainable):
-    """A registered model: an embedding, a recurrence h_t = a h_(t-1) + x_t or none, and one flashtrain.Attention."""
+    """A registered model: an embedding, a recurrence h_t = a h_(t-1) + x_t or none, and
+    one flashtrain.Attention."""
 
     def __init__(self, decay: float | None) -> None:
         super().__init__()
@@ -339,18 +390,23 @@ class Hybrid(Trainable):
             states.append(self.decay * states[-1] + x[:, t])
         return torch.stack(states[1:], 1)
 
-    def loss(self, tokens: Tensor, labels: Tensor, *, positions: Any = None, mask: Any = None) -> Tensor:
+    def loss(
+        self, tokens: Tensor, labels: Tensor, *, positions: Any = None, mask: Any = None
+    ) -> Tensor:
         x = self.embedding(tokens)
         x = x if self.decay is None else x + self.scan(x)
         x = x + self.blocks[0](x, mask=mask)
-        return nn.functional.cross_entropy((x @ self.embedding.weight.T).flatten(0, 1), labels.flatten())
+        return nn.functional.cross_entropy(
+            (x @ self.embedding.weight.T).flatten(0, 1), labels.flatten()
+        )
 
     def flops_per_token(self, context: int | None = None) -> float:
         return 1.0
 
 
 def mixing(folder: Path) -> dict[str, Any]:
-    """What becomes of models that mix tokens by more than attention, and of those that only might."""
+    """What becomes of models that mix tokens by more than attention, and of
+    those that only might."""
 
     class Known(Hybrid):
         shares_sequences = True
@@ -368,15 +424,19 @@ def mixing(folder: Path) -> dict[str, Any]:
 
 
 def unshared(folder: Path) -> tuple[dict[str, Any], list[Any]]:
-    """What becomes of models whose attention knows nothing of other devices, in training; of the last one in validation
-    before it, and its losses where the strategy is told not to look. And of a step that steps its optimiser itself:
-    refused, steps taken; with shared attention."""
-    found: dict[str, Any] = {name: refused(of(make(), PlainTask()), folder) for name, make in UNSHARED.items()}
+    """What becomes of models whose attention knows nothing of other devices, in training; of the
+    last one in validation before it, and its losses where the strategy is told not to look. And of
+    a step that steps its optimiser itself: refused, steps taken; with shared attention."""
+    found: dict[str, Any] = {
+        name: refused(of(make(), PlainTask()), folder) for name, make in UNSHARED.items()
+    }
     last = UNSHARED["no attention"]
     validating = {"limit_val_batches": 1, "num_sanity_val_steps": 1}
     found["validated"] = refused(of(last(), PlainTask()), folder, **validating)
     told = of(last(), PlainTask())
-    trainer(folder, max_steps=1, devices=2, strategy=strategy(check_attention=False)).fit(told, Loaders(8))
+    trainer(folder, max_steps=1, devices=2, strategy=strategy(check_attention=False)).fit(
+        told, Loaders(8)
+    )
     found["unchecked"] = told.losses
     manual = of(UNSHARED["no attention"](), ManualTask())
     return found, [refused(manual, folder), manual.steps_taken, refused(ManualTask(), folder)]
@@ -389,7 +449,9 @@ def strategy(degree: int | None = None, **options: Any) -> flashtrain.ContextPar
 def four(folder: Path) -> None:
     """What each of four ranks does, FOLDER/RANK.json."""
     quiet()
-    found: dict[str, Any] = {"twenty": twenty_steps(folder, devices=4, strategy=strategy(method="ulysses"))}
+    found: dict[str, Any] = {
+        "twenty": twenty_steps(folder, devices=4, strategy=strategy(method="ulysses"))
+    }
     # Two data ranks with a row each are one process with both.
     found["dp2 x cp2"] = whole_model(folder, 1, devices=4, strategy=strategy(2, method="ring"))
     for kind in ("selective", "full"):
@@ -405,11 +467,15 @@ def four(folder: Path) -> None:
 def two(folder: Path, checkpoint: Path) -> None:
     """What each of two ranks does, FOLDER/RANK.json."""
     quiet()
-    found: dict[str, Any] = {"resumed": resumed(folder, 6, checkpoint, devices=2, strategy=strategy(2))}
+    found: dict[str, Any] = {
+        "resumed": resumed(folder, 6, checkpoint, devices=2, strategy=strategy(2))
+    }
     found["twenty"] = twenty_steps(folder, devices=2, strategy=strategy())
     found["our task"] = our_task(folder, devices=2, strategy=strategy())
     gc.collect()
-    found["left"] = sorted(type(x).__name__ for x in gc.get_objects() if isinstance(x, (ContextSequence, FSDPModule)))
+    found["left"] = sorted(
+        type(x).__name__ for x in gc.get_objects() if isinstance(x, (ContextSequence, FSDPModule))
+    )
     found["by hand"] = [by_hand(folder, how, devices=2, strategy=strategy()) for how in HOW]
     found["unshared"], found["unshared_by_hand"] = unshared(folder)
     found["mixing"] = mixing(folder)

@@ -1,4 +1,5 @@
-"""A step whose attention the devices do not share is refused, before its gradients change a weight."""
+"""A step whose attention the devices do not share is refused, before its
+gradients change a weight."""
 
 from __future__ import annotations
 
@@ -33,7 +34,10 @@ def test_a_model_whose_attention_is_its_own_is_refused_at_its_first_step(two, na
 
 def test_one_without_attention_is_refused_in_validation_too_and_trains_where_reported_so(two):
     for rank in two["unshared"]:
-        assert "a validation step in which no attention is shared by the 2 devices" in rank["validated"]
+        assert (
+            "a validation step in which no attention is shared by the 2 devices"
+            in rank["validated"]
+        )
         assert all(map(math.isfinite, rank["unchecked"]))
 
 
@@ -49,7 +53,9 @@ MORE = "tokens see each other by more than shared attention"
 
 def test_a_registered_model_with_a_recurrence_is_refused_and_reports_how_to_declare_it(two):
     for rank in two["mixing"]:
-        assert rank["recurrence"].startswith(f"0 steps: a training step in which {MORE} (stack in the step itself)")
+        assert rank["recurrence"].startswith(
+            f"0 steps: a training step in which {MORE} (stack in the step itself)"
+        )
         assert "declare shares_sequences = True in the class of the model" in rank["recurrence"]
         assert rank["without"] == rank["declared"] == "2 steps"
 
@@ -59,11 +65,14 @@ def test_more_than_attention_is_refused_before_an_optimiser_steps_and_in_validat
         refused, steps = rank["by hand"]
         assert f"0 steps: a training step in which {MORE}" in refused
         assert steps == 0
-        assert f"a validation step in which {MORE} (cumsum in FSDPMixing.mixer)" in rank["validated"]
+        assert (
+            f"a validation step in which {MORE} (cumsum in FSDPMixing.mixer)" in rank["validated"]
+        )
 
 
 def test_the_probe_leaves_no_trace(two):
-    """Losses with dropout and noise, counts, lists, metrics, logs and frozen parts: as where nothing is probed."""
+    """Losses with dropout and noise, counts, lists, metrics, logs and frozen parts: as
+    where nothing is probed."""
     for rank in two["mixing"]:
         probed, known = rank["watched"]
         assert probed == known
@@ -73,11 +82,14 @@ def test_the_probe_leaves_no_trace(two):
 
 def sequence(degree: int = 2) -> ContextSequence:
     group: Any = SimpleNamespace(size=degree, rank=0, data_group=None)
-    return ContextSequence(contiguous(masks.causal(SEQUENCE), degree), group, tokens=ROWS * SEQUENCE)
+    return ContextSequence(
+        contiguous(masks.causal(SEQUENCE), degree), group, tokens=ROWS * SEQUENCE
+    )
 
 
 class Task(pl.LightningModule):
-    """A step that is passed over, one that mixes tokens by the attention that devices share, or one that does not."""
+    """A step that is passed over, one that mixes tokens by the attention that devices
+    share, or one that does not."""
 
     def __init__(self, *, attention: bool = True, passes: bool = False) -> None:
         super().__init__()
@@ -96,7 +108,9 @@ LENGTHS: list[int] = []
 BATCH = {"tokens": torch.arange(HELD)[None]}
 
 
-def strategy(degree: int, task: pl.LightningModule, **options: Any) -> flashtrain.ContextParallelStrategy:
+def strategy(
+    degree: int, task: pl.LightningModule, **options: Any
+) -> flashtrain.ContextParallelStrategy:
     own = flashtrain.ContextParallelStrategy(degree, timeout_seconds=None, **options)
     own.sequence = sequence(degree)
     own._lightning_module = task
@@ -141,7 +155,9 @@ def test_what_fails_on_a_few_tokens_says_how_to_declare_it():
         def training_step(self, batch: dict[str, torch.Tensor], index: int) -> Any:
             return super().training_step({"tokens": batch["tokens"].view(-1, 4)}, index)
 
-    with pytest.raises(UserError, match=r"Patches.training_step fails on 13 tokens \(.*declare shares_sequences"):
+    with pytest.raises(
+        UserError, match=r"Patches.training_step fails on 13 tokens \(.*declare shares_sequences"
+    ):
         step(strategy(2, Patches()), "training")
     Patches.shares_sequences = True
     assert step(strategy(2, Patches()), "training") == "taken"

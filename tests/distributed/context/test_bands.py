@@ -1,4 +1,5 @@
-"""The calls without a mask that a rank's part of a plain mask falls into: together they see what the mask shows."""
+"""The calls without a mask that a rank's part of a plain mask falls into: together they
+see what the mask shows."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from flashtrain.distributed.context.local_mask import CAUSAL, FULL, BandCall, Lo
 from flashtrain_kernels import Mask, masks
 
 
-def local_part(mask: Mask, queries: torch.Tensor | None, keys: torch.Tensor | None, **options: bool) -> Part:
+def local_part(
+    mask: Mask, queries: torch.Tensor | None, keys: torch.Tensor | None, **options: bool
+) -> Part:
     return LocalMasks(mask, 1, 64, torch.float32, **options).part(queries, keys)
 
 
@@ -20,7 +23,9 @@ def seen(calls: tuple[BandCall, ...], queries: torch.Tensor, keys: torch.Tensor)
     found = torch.zeros(length, length, dtype=torch.bool)
     for call in calls:
         rows, columns = queries[call.queries], keys[: call.keys]
-        shown = masks.sliding_window(len(columns), call.window).dense()[0, len(columns) - len(rows) :]
+        shown = masks.sliding_window(len(columns), call.window).dense()[
+            0, len(columns) - len(rows) :
+        ]
         if len(rows) > len(columns):
             shown = torch.ones(len(rows), len(columns), dtype=torch.bool)
         found[rows[:, None], columns] |= shown
@@ -60,7 +65,9 @@ def test_documents_many_runs_and_dropout_keep_their_mask() -> None:
     documents = masks.document(torch.arange(40)[None] // 20, causal=True)
     assert isinstance(local_part(documents, torch.arange(20)[None], None), Mask)
     assert isinstance(local_part(masks.causal(40), torch.arange(0, 40, 2)[None], None), Mask)
-    assert isinstance(local_part(masks.causal(40), torch.arange(20)[None], None, dropout=True), Mask)
+    assert isinstance(
+        local_part(masks.causal(40), torch.arange(20)[None], None, dropout=True), Mask
+    )
     rows = torch.stack([torch.arange(20), torch.arange(20, 40)])
     assert isinstance(local_part(masks.causal(40), rows, None), Mask)
 

@@ -1,4 +1,5 @@
-"""torch.compile where devices share sequences: the parts around attention, once for all batches and layers."""
+"""torch.compile where devices share sequences: the parts around attention, once for
+all batches and layers."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ def trained(folder: Path, task: pl.LightningModule) -> Record:
     record = Record()
     one = flashtrain.ContextParallelStrategy(method="ring", timeout_seconds=None)
     try:
-        trainer(folder, max_steps=STEPS, devices=1, strategy=one, callbacks=[record]).fit(task, Loaders(40))
+        trainer(folder, max_steps=STEPS, devices=1, strategy=one, callbacks=[record]).fit(
+            task, Loaders(40)
+        )
     finally:
         torch.distributed.destroy_process_group()
     return record
@@ -62,7 +65,9 @@ def check_compiled(folder: Path, task: Callable[[bool], pl.LightningModule]) -> 
 
 
 @pytest.mark.parametrize(("kind", "calls_a_layer"), [("none", 1), ("selective", 1), ("full", 2)])
-def test_blocks_compile_around_attention_and_a_new_batch_compiles_nothing(kind, calls_a_layer, monkeypatch, tmp_path):
+def test_blocks_compile_around_attention_and_a_new_batch_compiles_nothing(
+    kind, calls_a_layer, monkeypatch, tmp_path
+):
     calls = []
     forward, compile_ = Ulysses.forward, torch.compile
     monkeypatch.setattr(Ulysses, "forward", lambda *given: (calls.append(1), forward(*given))[1])
@@ -80,9 +85,11 @@ def test_blocks_compile_around_attention_and_a_new_batch_compiles_nothing(kind, 
         return LanguageModel(model, document_mask=True, compile=compiled)
 
     monkeypatch.setattr(torch, "compile", eager)
-    with torch._dynamo.config.patch(error_on_recompile=True):  # the second layer is the first's code, too
+    # The second layer is the first's code, too.
+    with torch._dynamo.config.patch(error_on_recompile=True):
         check_compiled(tmp_path, task)
-    assert len(calls) == 2 * STEPS * LAYERS * calls_a_layer  # selective checkpointing computes attention once
+    # selective checkpointing computes attention once.
+    assert len(calls) == 2 * STEPS * LAYERS * calls_a_layer
 
 
 def test_layers_of_a_transformers_model_compile_around_attention(tmp_path):

@@ -9,7 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashtrain.distributed.context.layouts import LAYOUTS, balanced, contiguous
-from flashtrain.distributed.context.needed_keys import fetched_share, needed_keys, outward_queries, own_keys
+from flashtrain.distributed.context.needed_keys import (
+    fetched_share,
+    needed_keys,
+    outward_queries,
+    own_keys,
+)
 from flashtrain.distributed.context.work import attention_work, imbalance, visible_keys
 from flashtrain_kernels import masks
 
@@ -22,7 +27,8 @@ def documents(lengths, total):
 
 
 def heavy_tailed(seed: int, total: int = LENGTH) -> torch.Tensor:
-    """Lengths from a log-normal (median 665 tokens), or with an odd seed from a Pareto distribution without a mean."""
+    """Lengths from a log-normal (median 665 tokens), or with an odd seed from a Pareto
+    distribution without a mean."""
     rng = np.random.default_rng(seed)
     drawn = rng.lognormal(6.5, 1.6, total) if seed % 2 else (rng.pareto(0.9, total) + 1) * 200
     lengths = drawn.clip(1, total).astype(int)
@@ -57,7 +63,8 @@ def test_short_documents_stay_on_one_rank():
     mask = masks.document(ids, causal=True)
     layout = balanced(mask, DEGREE)
     cut = sum(
-        int((np.bincount(ids[0, layout.tokens[0, rank]], minlength=700) % 200 > 0).sum()) for rank in range(DEGREE)
+        int((np.bincount(ids[0, layout.tokens[0, rank]], minlength=700) % 200 > 0).sum())
+        for rank in range(DEGREE)
     )
     # Sharded block by block, nearly every block of 256 would cut a document of 200.
     assert cut < 0.35 * LENGTH / layout.block
@@ -67,7 +74,8 @@ def test_short_documents_stay_on_one_rank():
 
 
 def test_long_documents_stay_on_one_rank_too_where_the_work_stays_even():
-    """A rank then needs a part of other ranks' keys only; with every block sharded by itself it needs nearly all."""
+    """A rank then needs a part of other ranks' keys only; with every block sharded by
+    itself it needs nearly all."""
     for seed, most in ((1, 0.3), (5, 0.3)):
         mask = masks.document(heavy_tailed(seed), causal=True)
         layout = balanced(mask, DEGREE)
@@ -76,7 +84,8 @@ def test_long_documents_stay_on_one_rank_too_where_the_work_stays_even():
 
 
 def test_ranks_fetch_next_to_nothing_where_documents_can_stay_whole():
-    """No document ends in a piece that another rank holds with the next document: it would be fetched whole."""
+    """No document ends in a piece that another rank holds with the next document: it
+    would be fetched whole."""
     rng = np.random.default_rng(0)
     mask = masks.document(documents(rng.integers(1000, 9000, 40), LENGTH), causal=True)
     for degree in (2, 4):
@@ -111,21 +120,35 @@ def test_what_a_rank_needs_from_others_is_counted():
 @pytest.mark.parametrize("name", sorted(LAYOUTS))
 def test_queries_that_see_other_ranks_keys_are_those_of_the_mask(name):
     ids = torch.cat((documents([5, 1, 9, 12], 27), documents([20, 7], 27)))
-    for mask in (masks.document(ids, causal=True), masks.global_window(27, 2, (3, 0), causal=True), masks.full(27)):
+    for mask in (
+        masks.document(ids, causal=True),
+        masks.global_window(27, 2, (3, 0), causal=True),
+        masks.full(27),
+    ):
         layout, seen = LAYOUTS[name](mask, 4), mask.dense()
         rows = max(len(seen), len(layout.tokens))
         for rank in range(4):
             wanted = set()
-            for of_mask, tokens in zip(seen.expand(rows, -1, -1), layout.tokens.expand(rows, -1, -1), strict=True):
+            for of_mask, tokens in zip(
+                seen.expand(rows, -1, -1), layout.tokens.expand(rows, -1, -1), strict=True
+            ):
                 own = tokens[rank][tokens[rank] >= 0]
                 others = torch.ones(27, dtype=torch.bool).index_fill(0, own, False)
                 wanted |= set(of_mask[own][:, others].any(1).nonzero()[:, 0].tolist())
             asked, keys = outward_queries(layout, mask, rank), set()
             assert asked.tolist() == sorted(wanted)
-            for of_mask, tokens in zip(seen.expand(rows, -1, -1), layout.tokens.expand(rows, -1, -1), strict=True):
+            for of_mask, tokens in zip(
+                seen.expand(rows, -1, -1), layout.tokens.expand(rows, -1, -1), strict=True
+            ):
                 queries = tokens[rank, asked][tokens[rank, asked] >= 0]
-                visible = of_mask[queries].any(0) if len(queries) else torch.zeros(27, dtype=torch.bool)
-                keys |= {place for place, token in enumerate(tokens[rank].tolist()) if token >= 0 and visible[token]}
+                visible = (
+                    of_mask[queries].any(0) if len(queries) else torch.zeros(27, dtype=torch.bool)
+                )
+                keys |= {
+                    place
+                    for place, token in enumerate(tokens[rank].tolist())
+                    if token >= 0 and visible[token]
+                }
             assert own_keys(layout, mask, rank, asked).tolist() == sorted(keys)
 
 

@@ -1,4 +1,5 @@
-"""A plain Lightning script under ContextParallelStrategy trains as one process does; ranks that fail are named.
+"""A plain Lightning script under ContextParallelStrategy trains as one process does;
+ranks that fail are named.
 
 What gloo ranks do is in strategy_ranks.py, which is started once (conftest.py).
 """
@@ -33,12 +34,15 @@ def test_a_plain_script_has_one_process_loss_curve(four, two, tmp_path):
     assert len(expected["losses"]) == 40  # twenty optimizer steps of two batches, clipped
     for found in (four["twenty"], two["twenty"]):
         np.testing.assert_allclose(mean(found, "losses"), expected["losses"], rtol=1e-12)
-        assert [rank["validation"] for rank in found] == pytest.approx([expected["validation"]] * len(found), rel=1e-12)
+        assert [rank["validation"] for rank in found] == pytest.approx(
+            [expected["validation"]] * len(found), rel=1e-12
+        )
 
 
 @pytest.mark.parametrize("case", ["dp2 x cp2", "selective", "full"])
 def test_gradients_of_the_whole_model_are_one_process_gradients(four, tmp_path, case):
-    """dp2 x cp2 with one row a data rank, whose rows have different numbers of labels; checkpointing on four ranks."""
+    """dp2 x cp2 with one row a data rank, whose rows have different numbers of labels;
+    checkpointing on four ranks."""
     found = four[case]
     expected = whole_model(tmp_path, 2)
     np.testing.assert_allclose(mean(found, "losses"), expected["losses"], rtol=1e-12)
@@ -55,7 +59,8 @@ def test_a_checkpoint_of_degree_four_goes_on_at_degree_two(four, two, tmp_path):
 def test_our_language_model_logs_what_one_process_logs(two, tmp_path):
     expected = our_task(tmp_path)
     for rank in two["our task"]:
-        assert rank == pytest.approx(expected, rel=1e-5)  # Lightning keeps logged numbers in float32
+        # Lightning keeps logged numbers in float32.
+        assert rank == pytest.approx(expected, rel=1e-5)
 
 
 def test_nothing_of_a_step_is_left_after_it(two):
@@ -106,7 +111,8 @@ class Alone:
 
 def test_a_batch_is_sharded_by_name():
     batch = {
-        "tokens": torch.arange(16).view(1, 16), "labels": torch.arange(1, 17).view(1, 16), "weight": torch.ones(3),
+        "tokens": torch.arange(16).view(1, 16), "labels": torch.arange(1, 17).view(1, 16),
+        "weight": torch.ones(3),
         "name": "text",
     }  # fmt: skip
     part, sequence = shard_batch(batch, Alone(), layout="contiguous")
@@ -148,10 +154,13 @@ def test_losses_are_weighted_by_the_labels_that_count():
 
 
 @pytest.mark.parametrize(
-    ("batch", "has"), [([torch.ones(1, 4)], r"list \(\)"), ({"text": torch.ones(1, 4)}, r"dict \(text\)")]
+    ("batch", "has"),
+    [([torch.ones(1, 4)], r"list \(\)"), ({"text": torch.ones(1, 4)}, r"dict \(text\)")],
 )
 def test_a_batch_without_tokens_says_what_it_has(batch, has):
-    with pytest.raises(UserError, match=rf"a batch of type {has} .* a dictionary with 'tokens' or 'input_ids'"):
+    with pytest.raises(
+        UserError, match=rf"a batch of type {has} .* a dictionary with 'tokens' or 'input_ids'"
+    ):
         shard_batch(batch, Alone())
 
 
@@ -165,7 +174,9 @@ def test_parameters_outside_of_submodules_need_a_configure_model(tmp_path):
     one = flashtrain.ContextParallelStrategy()
     try:
         with pytest.raises(UserError, match=r"parameters of its own \(temperature\)"):
-            trainer(tmp_path, max_steps=1, strategy=one, devices=1).fit(WithOwnParameter(), strategy_ranks.Loaders(4))
+            trainer(tmp_path, max_steps=1, strategy=one, devices=1).fit(
+                WithOwnParameter(), strategy_ranks.Loaders(4)
+            )
     finally:
         torch.distributed.destroy_process_group()
 
@@ -174,7 +185,8 @@ def test_parameters_outside_of_submodules_need_a_configure_model(tmp_path):
     ("changes", "now", "verdict"),
     [
         ({}, 5, None),
-        ({2: Beat("failed", 2, 1, "out of memory")}, 11.5, None),  # the others may end by themselves
+        # The others may end by themselves.
+        ({2: Beat("failed", 2, 1, "out of memory")}, 11.5, None),
         ({2: Beat("failed", 2, 1, "out of memory")}, 12.5, "rank 2 of 3 has failed: out of memory"),
         ({1: Beat("gone", 2, 1, "step 1")}, 55, None),
         ({2: None}, 12.5, "rank 2 of 3 has died or hangs at the start: no sign of it for 10 s"),

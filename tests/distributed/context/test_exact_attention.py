@@ -1,4 +1,5 @@
-"""Attention over four gloo ranks is one process's, in float64: outputs, dQ, dK and dV, every method and mask."""
+"""Attention over four gloo ranks is one process's, in float64: outputs, dQ, dK and dV,
+every method and mask."""
 
 from __future__ import annotations
 

@@ -48,7 +48,10 @@ class Peak(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None) -> Any:
         result = function(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in self.known:
+            if (
+                isinstance(tensor, torch.Tensor)
+                and tensor.untyped_storage()._cdata not in self.known
+            ):
                 storage = tensor.untyped_storage()
                 self.known.add(storage._cdata)
                 self.held += storage.nbytes()
@@ -68,9 +71,13 @@ def zeros(monkeypatch) -> None:
     def of_kernel(*tensors: torch.Tensor, **_: Any) -> Any:
         if len(tensors) > 3:
             return [torch.zeros_like(x) for x in tensors[1:4]]
-        return torch.zeros_like(tensors[0]), torch.zeros(1, tensors[0].shape[2], tensors[0].shape[1])
+        return torch.zeros_like(tensors[0]), torch.zeros(
+            1, tensors[0].shape[2], tensors[0].shape[1]
+        )
 
-    monkeypatch.setattr(all_gather.dist, "all_to_all_single", lambda *_, **__: SimpleNamespace(wait=lambda: None))
+    monkeypatch.setattr(
+        all_gather.dist, "all_to_all_single", lambda *_, **__: SimpleNamespace(wait=lambda: None)
+    )
     monkeypatch.setattr(all_gather.dist, "get_rank", lambda group: 0)
     monkeypatch.setattr(local_attention, "attention_forward", of_kernel)
     monkeypatch.setattr(local_attention, "attention_backward", of_kernel)
@@ -78,11 +85,16 @@ def zeros(monkeypatch) -> None:
 
 def given(held: int, heads: int, kv_heads: int) -> list[torch.Tensor]:
     """q, out, dout, k and v of a rank."""
-    return [torch.zeros(1, held, number, 64, dtype=torch.bfloat16) for number in (heads,) * 3 + (kv_heads,) * 2]
+    return [
+        torch.zeros(1, held, number, 64, dtype=torch.bfloat16)
+        for number in (heads,) * 3 + (kv_heads,) * 2
+    ]
 
 
 @pytest.mark.parametrize("kv_heads", [1, 4, 16])
-def test_a_ring_holds_what_is_estimated_and_no_more_in_its_forward(kv_heads: int, monkeypatch) -> None:
+def test_a_ring_holds_what_is_estimated_and_no_more_in_its_forward(
+    kv_heads: int, monkeypatch
+) -> None:
     """Three ranks as one sees them: what it receives is as large as what it sends."""
 
     def sent_on(_: Any, tensors: list[torch.Tensor], step: int, tag: int) -> Transfer:
@@ -101,10 +113,15 @@ def test_a_ring_holds_what_is_estimated_and_no_more_in_its_forward(kv_heads: int
     assert forward.most <= estimated * 1.02
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "most"), [(32, 8, 1.02), (16, 16, 1.02), (12, 12, 1.02), (32, 4, 1.1)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "most"), [(32, 8, 1.02), (16, 16, 1.02), (12, 12, 1.02), (32, 4, 1.1)]
+)
 @pytest.mark.parametrize("rows", [1, 1 << 30], ids=["in pieces", "at once"])
-def test_ulysses_holds_what_is_estimated(heads: int, kv_heads: int, most: float, rows: int, monkeypatch) -> None:
-    """Four ranks as one sees them. One key head a rank: its gradients are summed, which the estimate rounds up."""
+def test_ulysses_holds_what_is_estimated(
+    heads: int, kv_heads: int, most: float, rows: int, monkeypatch
+) -> None:
+    """Four ranks as one sees them. One key head a rank: its gradients are summed, which
+    the estimate rounds up."""
     monkeypatch.setattr(ulysses, "PIECE_ROWS", rows)
     mask = masks.causal(8192)
     group = SimpleNamespace(size=4, rank=0, parts=lambda degree: (None, None))
@@ -119,8 +136,11 @@ def test_ulysses_holds_what_is_estimated(heads: int, kv_heads: int, most: float,
 @pytest.mark.parametrize("begins", [[1229], [1229, 6144]], ids=["together", "half copied apart"])
 def test_an_all_gather_of_seen_keys_takes_at_most_the_estimate_of_all(begins: list[int]) -> None:
     """Two ranks as each sees them."""
-    # All of the second rank's queries see the first rank's keys, or, where another document begins, half of them.
-    mask = masks.document(torch.bucketize(torch.arange(8192), torch.tensor(begins), right=True)[None], causal=True)
+    # All of the second rank's queries see the first rank's keys, or, where another document
+    # begins, half of them.
+    mask = masks.document(
+        torch.bucketize(torch.arange(8192), torch.tensor(begins), right=True)[None], causal=True
+    )
     layout = contiguous(mask, 2)
     (q, out, dout, k, v), lse = given(4096, 16, 4), torch.zeros(1, 16, 4096)
     for rank in range(2):
@@ -129,4 +149,5 @@ def test_an_all_gather_of_seen_keys_takes_at_most_the_estimate_of_all(begins: li
         method = all_gather.AllGatherNeeded(layout, group, local_masks, needed_keys(layout, mask))
         with Peak(dout, q, k, v, out, lse) as backward:
             method.backward(dout, q, k, v, out, lse, Scores(0.125))
-        assert backward.most <= needed("all-gather", 4096, 2) - q.numel() * SUM_BYTES + q.nbytes  # dq as in the ring
+        # Dq as in the ring.
+        assert backward.most <= needed("all-gather", 4096, 2) - q.numel() * SUM_BYTES + q.nbytes

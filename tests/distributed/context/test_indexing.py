@@ -1,4 +1,5 @@
-"""Tokens are taken from their places and put into them as plain indexing does, whatever their type and strides."""
+"""Tokens are taken from their places and put into them as plain indexing does, whatever
+their type and strides."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ def states(dtype: torch.dtype, *shape: int) -> torch.Tensor:
 
 
 def plain(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    return torch.stack([row[places] for row, places in zip(x, index.expand(len(x), -1), strict=True)])
+    return torch.stack(
+        [row[places] for row, places in zip(x, index.expand(len(x), -1), strict=True)]
+    )
 
 
 @pytest.mark.parametrize("index", INDEXES, ids=["one for all rows", "of each row"])
@@ -64,7 +67,11 @@ class TestIndexing:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_copies_on_a_gpu_are_those_on_a_cpu(dtype):
     """Parts of heads as ulysses sends them, and tokens into a part of what is sent."""
-    x, sent, index = states(dtype, 1, 512, 8, 64), states(dtype, 4, 1, 512, 5, 64), torch.randperm(2048)
+    x, sent, index = (
+        states(dtype, 1, 512, 8, 64),
+        states(dtype, 4, 1, 512, 5, 64),
+        torch.randperm(2048),
+    )
     heads = x.unflatten(2, (4, -1))[:, :, :, 1:].movedim(2, 0)
     came = states(dtype, 2048, 2, 64)
     found = []

@@ -26,7 +26,9 @@ HELD = 16384
         (1, 12, 12, "ulysses"),
     ],
 )
-def test_auto_takes_a_ring_on_two_ranks_else_what_moves_least_and_reports_why(degree, heads, kv_heads, method):
+def test_auto_takes_a_ring_on_two_ranks_else_what_moves_least_and_reports_why(
+    degree, heads, kv_heads, method
+):
     choice = choose_method("auto", Sizes(degree, heads, kv_heads, 64, HELD))
     assert choice.method == method
     assert choice.why
@@ -68,18 +70,23 @@ def test_what_does_not_fit_is_refused_with_what_would(method, degree, message):
 
 @pytest.mark.parametrize(
     ("degree", "near", "heads_degree"),
-    [(4, 2, 2), (8, 4, 4), (8, 2, 2), (8, 8, 4), (8, 1, 4)],  # 8 ranks that are on one machine, or on 8, are 4 x 2
+    # 8 ranks that are on one machine, or on 8, are 4 x 2.
+    [(4, 2, 2), (8, 4, 4), (8, 2, 2), (8, 8, 4), (8, 1, 4)],
 )
 def test_hybrid_divides_heads_within_a_machine(degree, near, heads_degree):
     choice = choose_method("hybrid", Sizes(degree, 12, 12, 64, near=near))
     assert (choice.heads_degree, choice.method) == (heads_degree, "hybrid")
-    assert choice.why == f"requested, 12 heads over {heads_degree} ranks x rings of {degree // heads_degree}"
+    assert (
+        choice.why
+        == f"requested, 12 heads over {heads_degree} ranks x rings of {degree // heads_degree}"
+    )
 
 
 def test_traffic_is_what_is_sent():
     sizes = Sizes(degree=4, heads=8, kv_heads=2, head_dim=16, held=100, bytes_each=2)
     one = 100 * 16 * 2  # a head of the tokens held
-    # Three of the four quarters of q, out, and of keys and values repeated to four heads leave a rank.
+    # Three of the four quarters of q, out, and of keys and values repeated to
+    # four heads leave a rank.
     assert traffic(sizes, 4, gathers=False).forward == 3 / 4 * (8 + 8 + 4 + 4) * one
     assert traffic(sizes, 1, gathers=False).forward == 3 * 2 * 2 * one
     assert traffic(sizes, 1, gathers=True).forward == 3 * 2 * 2 * one

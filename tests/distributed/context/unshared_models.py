@@ -1,4 +1,5 @@
-"""Models whose attention knows nothing of other devices: under ContextParallelStrategy each must be refused."""
+"""Models whose attention knows nothing of other devices: under
+ContextParallelStrategy each must be refused."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class OfTransformers(nn.Module):
 
 
 class Mixing(nn.Module):
-    """An embedding, (B, S, E) -> (B, S, E) that mixes tokens, and a head; before them, or not, shared attention."""
+    """An embedding, (B, S, E) -> (B, S, E) that mixes tokens, and a head; before them, or
+    not, shared attention."""
 
     def __init__(self, mixer: nn.Module, *, shared: bool = False) -> None:
         super().__init__()
@@ -51,7 +53,8 @@ class Mixing(nn.Module):
 
 
 class LayerOfTransformers(nn.Module):
-    """One layer of a transformers model on our attention, without the model that knows its tokens' positions."""
+    """One layer of a transformers model on our attention, without the model that knows
+    its tokens' positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +80,8 @@ class Flash(nn.Module):
 
 
 class Averaged(nn.Module):
-    """No attention at all, and yet tokens see each other; what does it is no operator that could be known."""
+    """No attention at all, and yet tokens see each other; what does it is no
+    operator that could be known."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.cumsum(1) / 7

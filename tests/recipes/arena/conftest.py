@@ -26,7 +26,10 @@ TINY_CURRICULUM = (
     "trainer.validate_every=3",
     "trainer.checkpoint_every=2",
     "trainer.log_every=1",
-    "curriculum.stages=[{side:24,steps:5,batch:4,learning_rate:0.003},{side:28,steps:4,batch:4,micro_batch:2}]",
+    (
+        "curriculum.stages=[{side:24,steps:5,batch:4,learning_rate:0.003},{side:28,steps:4,"
+        "batch:4,micro_batch:2}]"
+    ),
 )
 
 

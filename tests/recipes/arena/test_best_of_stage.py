@@ -15,12 +15,19 @@ def validated(best: BestOfStage, step: int, score: float) -> None:
     """A validation of weights that all are `step`."""
     nn.init.constant_(best.model.weight, step)
     metrics = {"validation_accuracy": torch.tensor(score)}
-    best.on_validation_end(SimpleNamespace(callback_metrics=metrics, global_step=step, sanity_checking=False), None)
+    best.on_validation_end(
+        SimpleNamespace(callback_metrics=metrics, global_step=step, sanity_checking=False), None
+    )
 
 
 @pytest.mark.parametrize(
     ("mode", "scores", "best"),
-    [("max", (0.6, 0.8, 0.5), 2), ("max", (0.6, 0.8), None), ("max", (), None), ("min", (0.5, 0.7), 1)],
+    [
+        ("max", (0.6, 0.8, 0.5), 2),
+        ("max", (0.6, 0.8), None),
+        ("max", (), None),
+        ("min", (0.5, 0.7), 1),
+    ],
 )
 def test_the_best_weights_come_back_where_the_latest_are_worse(mode, scores, best) -> None:
     kept = BestOfStage(nn.Linear(2, 1), "validation_accuracy", mode)

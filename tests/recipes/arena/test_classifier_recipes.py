@@ -25,7 +25,12 @@ SMALLEST = {
     "lra-text": ("trainer.steps=1", "sequence.validation=2", "sequence.batch=2"),
     "lra-retrieval": ("trainer.steps=1", "sequence.batch=2"),
     "lra-image": ("trainer.steps=1", "sequence.validation=2", "sequence.batch=2"),
-    "lra-speed": ("benchmark.rounds=1", "benchmark.steps=1", "benchmark.longest=64", "benchmark.batches=[1]"),
+    "lra-speed": (
+        "benchmark.rounds=1",
+        "benchmark.steps=1",
+        "benchmark.longest=64",
+        "benchmark.batches=[1]",
+    ),
 }
 
 
@@ -37,10 +42,14 @@ def local_data(recipe: str, folder: Path) -> list[str]:
             (folder / f"{part}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     elif recipe == "lra-retrieval":
         for part in ("train", "eval", "test"):
-            (folder / f"{part}.tsv").write_text("1\ta\tb\tone text\tanother\n0\ta\tc\tone text\tnone\n" * 4)
+            (folder / f"{part}.tsv").write_text(
+                "1\ta\tb\tone text\tanother\n0\ta\tc\tone text\tnone\n" * 4
+            )
     elif recipe == "lra-image":
         for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
-            (folder / f"{name}.bin").write_bytes(np.arange(4 * 3073, dtype=np.int64).astype(np.uint8).tobytes())
+            (folder / f"{name}.bin").write_bytes(
+                np.arange(4 * 3073, dtype=np.int64).astype(np.uint8).tobytes()
+            )
         for name in folder.glob("*.bin"):  # labels are below ten
             rows = np.frombuffer(name.read_bytes(), dtype=np.uint8).reshape(4, 3073).copy()
             rows[:, 0] %= 10
@@ -58,7 +67,13 @@ def test_every_such_recipe_is_tried() -> None:
 @pytest.mark.parametrize("recipe", each(SMALLEST, "lra-listops"))
 def test_it_trains_or_measures_a_step_on_a_cpu(recipe: str, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("FLASHTRAIN_CACHE", str(tmp_path / "cache"))
-    words = [f"recipe={recipe}", "hardware=cpu", "logger=none", *SMALLEST[recipe], *local_data(recipe, tmp_path)]
+    words = [
+        f"recipe={recipe}",
+        "hardware=cpu",
+        "logger=none",
+        *SMALLEST[recipe],
+        *local_data(recipe, tmp_path),
+    ]
     folder = tmp_path / "run"
     folder.mkdir()
     status = run_job(compose_settings(words), folder, overrides=words, started=time.monotonic())
@@ -66,5 +81,14 @@ def test_it_trains_or_measures_a_step_on_a_cpu(recipe: str, tmp_path, monkeypatc
     assert (status, row["status"]) == (0, "finished"), row
     if recipe == "lra-speed":
         rows = json.loads((folder / "result.json").read_text())["rows"]
-        assert {row["task"] for row in rows} >= {"listops", "text", "retrieval", "image", "pathfinder", "pathx"}
-        assert all(row["samples_per_second"] > 0 and row["speedup_over_standard"] > 0 for row in rows)
+        assert {row["task"] for row in rows} >= {
+            "listops",
+            "text",
+            "retrieval",
+            "image",
+            "pathfinder",
+            "pathx",
+        }
+        assert all(
+            row["samples_per_second"] > 0 and row["speedup_over_standard"] > 0 for row in rows
+        )

@@ -1,4 +1,5 @@
-"""A run of task=classification: stages, checkpoints, resuming in pieces, the learning curve, evaluating, exporting."""
+"""A run of task=classification: stages, checkpoints, resuming in pieces, the learning curve,
+evaluating, exporting."""
 
 from __future__ import annotations
 
@@ -23,14 +24,22 @@ from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.training.checkpoints import read_checkpoint
 from flashtrain_recipes.arena.stages import stages_of
-from flashtrain_recipes.arena.weights import SavedClassifier, read_classifier, read_notes, write_classifier
+from flashtrain_recipes.arena.weights import (
+    SavedClassifier,
+    read_classifier,
+    read_notes,
+    write_classifier,
+)
 
 pytestmark = pytest.mark.integration  # whole runs
 
 LISTOPS = (
-    "recipe=lra-listops", "hardware=cpu", "hardware.demo=never", "logger=csv", "classifier.embed=16",
-    "classifier.layers=1", "classifier.heads=1", "sequence.length=32", "sequence.train=40", "sequence.validation=8",
-    "sequence.test=8", "sequence.batch=4", "trainer.steps=2", "trainer.validate_every=2", "schedule.warmup_steps=1",
+    "recipe=lra-listops", "hardware=cpu", "hardware.demo=never", "logger=csv",
+    "classifier.embed=16",
+    "classifier.layers=1", "classifier.heads=1", "sequence.length=32", "sequence.train=40",
+    "sequence.validation=8",
+    "sequence.test=8", "sequence.batch=4", "trainer.steps=2", "trainer.validate_every=2",
+    "schedule.warmup_steps=1",
 )  # fmt: skip
 
 
@@ -41,7 +50,11 @@ class SignalAt(pl.Callback):
         self.step, self.seen = step, 0
 
     def on_train_batch_end(self, trainer, *_) -> None:
-        self.seen += trainer.fit_loop.epoch_loop.batch_progress.current.ready % trainer.accumulate_grad_batches == 0
+        self.seen += (
+            trainer.fit_loop.epoch_loop.batch_progress.current.ready
+            % trainer.accumulate_grad_batches
+            == 0
+        )
         if self.seen == self.step:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -62,7 +75,10 @@ def weights(folder, name="last.ckpt"):
 
 
 def same_weights(one, other) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(weights(one).values(), weights(other).values(), strict=True))
+    return all(
+        torch.equal(a, b)
+        for a, b in zip(weights(one).values(), weights(other).values(), strict=True)
+    )
 
 
 def curve(folder) -> list[dict[str, Any]]:
@@ -82,16 +98,29 @@ def test_both_stages_are_trained_and_the_curve_reports_of_all(finished) -> None:
     assert (finished / "stage-1-side-24" / "metrics.jsonl").is_file()
     assert (finished / "stage-2-side-28" / "metrics.jsonl").is_file()
     row = summary(finished)
-    assert (row["status"], row["steps"], row["samples"], row["side"], row["stages"]) == ("finished", 9, 36, 28, 2)
+    assert (row["status"], row["steps"], row["samples"], row["side"], row["stages"]) == (
+        "finished",
+        9,
+        36,
+        28,
+        2,
+    )
     assert not any(isinstance(value, dict | list) for value in row.values())
     assert row["validation_accuracy"] == pytest.approx(rows[-1]["validation_accuracy"], abs=1e-5)
 
 
-def test_stages_of_the_same_images_begin_with_others_of_them(curriculum: TinyRuns, monkeypatch) -> None:
+def test_stages_of_the_same_images_begin_with_others_of_them(
+    curriculum: TinyRuns, monkeypatch
+) -> None:
     first = FirstImages()
     monkeypatch.setitem(registry._components["callback"], "first", lambda _: first)
-    stages = "curriculum.stages=[{side:24,steps:1,batch:4},{side:24,steps:1,batch:4},{side:24,steps:1,batch:4}]"
-    status, _ = curriculum.run("orders", stages, "trainer.callbacks=[first]", "sequence.augment=none")
+    stages = (
+        "curriculum.stages=[{side:24,steps:1,batch:4},{side:24,steps:1,batch:4},"
+        "{side:24,steps:1,batch:4}]"
+    )
+    status, _ = curriculum.run(
+        "orders", stages, "trainer.callbacks=[first]", "sequence.augment=none"
+    )
     assert status == 0
     one, two, three = first.seen
     assert not torch.equal(one, two)
@@ -125,12 +154,17 @@ def test_a_finished_stage_leads_to_the_next(curriculum: TinyRuns, finished) -> N
 def test_tokens_are_pre_trained_on_and_their_weights_start_a_training(tmp_path, caplog) -> None:
     runs = TinyRuns(tmp_path, [*LISTOPS])
     with caplog.at_level("INFO", logger="flashtrain"):
-        status, before = runs.run("before", "sequence.classification_weight=0", "masked_pixels.weight=1")
+        status, before = runs.run(
+            "before", "sequence.classification_weight=0", "masked_pixels.weight=1"
+        )
     assert status == 0
     assert "of what is masked, held out" in caplog.text
     status, folder = runs.run("after", f"weights={before}")
     assert status == 0
-    assert weights(before).keys() - weights(folder).keys() == {"model.mask_embedding", "model.pixel_head.weight"}
+    assert weights(before).keys() - weights(folder).keys() == {
+        "model.mask_embedding",
+        "model.pixel_head.weight",
+    }
 
 
 def test_exported_weights_are_tested_on_the_task_that_they_were_trained_on(tmp_path) -> None:
@@ -139,7 +173,9 @@ def test_exported_weights_are_tested_on_the_task_that_they_were_trained_on(tmp_p
     assert status == 0
     run_mode(settings_from_checkpoint(["mode=export", f"checkpoint={folder}"]))
     (file,) = folder.glob("export*/classifier.safetensors")
-    found = settings_from_checkpoint(["mode=evaluate", f"weights={file}", "sequence.test=5"]).sequence
+    found = settings_from_checkpoint(
+        ["mode=evaluate", f"weights={file}", "sequence.test=5"]
+    ).sequence
     assert (found.data, found.length, found.seed, found.train, found.validation, found.test) == (
         "listops", 32, 3, 40, 8, 5,
     )  # fmt: skip
@@ -148,7 +184,10 @@ def test_exported_weights_are_tested_on_the_task_that_they_were_trained_on(tmp_p
 def test_a_classifier_is_loaded_in_python(finished) -> None:
     loaded = flashtrain.load(finished)
     best = read_checkpoint(finished / "checkpoints" / "best.ckpt")["state_dict"]
-    assert all(torch.equal(value, best[f"model.{name}"]) for name, value in loaded.model.state_dict().items())
+    assert all(
+        torch.equal(value, best[f"model.{name}"])
+        for name, value in loaded.model.state_dict().items()
+    )
     assert (loaded.tokenizer, loaded.settings.task) == (None, "classification")
 
 
@@ -167,31 +206,61 @@ def test_a_run_and_its_exported_weights_have_one_accuracy_on_fresh_images(
     curriculum: TinyRuns, finished, tmp_path, caplog
 ) -> None:
     cache = next(word for word in curriculum.words if word.startswith("pathfinder.cache_dir"))
-    run_mode(settings_from_checkpoint(["mode=evaluate", f"checkpoint={finished}", "pathfinder.seed=5"]))
-    run_mode(settings_from_checkpoint(["mode=export", f"checkpoint={finished}", "export_precision=float16"]))
-    file = max(finished.glob("export*/classifier.safetensors"), key=lambda path: path.stat().st_mtime)
+    run_mode(
+        settings_from_checkpoint(["mode=evaluate", f"checkpoint={finished}", "pathfinder.seed=5"])
+    )
+    run_mode(
+        settings_from_checkpoint(
+            ["mode=export", f"checkpoint={finished}", "export_precision=float16"]
+        )
+    )
+    file = max(
+        finished.glob("export*/classifier.safetensors"), key=lambda path: path.stat().st_mtime
+    )
     assert read_notes(file)["recipe"] == "pathx"
-    words = ["mode=evaluate", f"weights={file}", "pathfinder.seed=5", "pathfinder.test_images=40", "hardware=cpu"]
+    words = [
+        "mode=evaluate",
+        f"weights={file}",
+        "pathfinder.seed=5",
+        "pathfinder.test_images=40",
+        "hardware=cpu",
+    ]
     run_mode(settings_from_checkpoint([*words, f"output={tmp_path}", cache]))
     found = [json.loads(path.read_text())["rows"][0] for path in (
-        next(finished.glob("evaluate*/result.json")), next(tmp_path.glob("pathx/evaluate*/result.json"))
+        next(finished.glob("evaluate*/result.json")),
+        next(tmp_path.glob("pathx/evaluate*/result.json"))
     )]  # fmt: skip
     assert found[0]["accuracy"] == pytest.approx(found[1]["accuracy"], abs=0.03)
-    assert (found[0]["samples"], found[0]["seed"], found[0]["side"], found[0]["contour"]) == (40, 5, 28, "easy")
+    assert (found[0]["samples"], found[0]["seed"], found[0]["side"], found[0]["contour"]) == (
+        40,
+        5,
+        28,
+        "easy",
+    )
     assert found[0]["accuracy_low"] < found[0]["accuracy"] < found[0]["accuracy_high"]
 
 
 def test_what_weights_say_becomes_values_of_few_settings(tmp_path) -> None:
-    config = ClassifierConfig(classes=10, length=32, embed=8, layers=1, heads=1, ffn=8, positions="rotary")
+    config = ClassifierConfig(
+        classes=10, length=32, embed=8, layers=1, heads=1, ffn=8, positions="rotary"
+    )
     state = Classifier(config, attention="sdpa").state_dict()
-    notes = {"recipe": "lra-listops", "data": "listops", "sequence": {"seed": 3, "path": str(tmp_path)}}
-    file = write_classifier(SavedClassifier(config, state, notes, tmp_path), tmp_path / "own.safetensors")
+    notes = {
+        "recipe": "lra-listops",
+        "data": "listops",
+        "sequence": {"seed": 3, "path": str(tmp_path)},
+    }
+    file = write_classifier(
+        SavedClassifier(config, state, notes, tmp_path), tmp_path / "own.safetensors"
+    )
     found = settings_from_checkpoint(["mode=evaluate", f"weights={file}"]).sequence
     assert (found.data, found.seed, found.length) == ("listops", 3, 32)
     assert found.path is None
     other = SavedClassifier(config, state, {**notes, "contour": "${oc.env:HOME}"}, tmp_path)
     with pytest.raises(UserError, match=r"contour '\$\{oc.env:HOME\}'"):
-        settings_from_checkpoint(["mode=evaluate", f"weights={write_classifier(other, tmp_path / 'o.safetensors')}"])
+        settings_from_checkpoint(
+            ["mode=evaluate", f"weights={write_classifier(other, tmp_path / 'o.safetensors')}"]
+        )
 
 
 def test_weights_that_are_no_classifier_are_refused(tmp_path) -> None:
@@ -208,7 +277,10 @@ def test_weights_that_are_no_classifier_are_refused(tmp_path) -> None:
         (("curriculum.stages=[{sides:24}]",), "sides"),
         (("curriculum.stages=[{side:24,stop_at_accuracy:90}]",), "stop_at_accuracy"),
         (
-            ("curriculum.stages=[{side:24,stop_at_accuracy:0.9}]", "sequence.classification_weight=0"),
+            (
+                "curriculum.stages=[{side:24,stop_at_accuracy:0.9}]",
+                "sequence.classification_weight=0",
+            ),
             "stop_at_accuracy",
         ),
         (("curriculum.stages=[{side:24,contour:7..3}]",), "contour '7-3'"),
@@ -221,7 +293,10 @@ def test_weights_that_are_no_classifier_are_refused(tmp_path) -> None:
         (("sequence.data=text", "sequence.test=9", "curriculum.stages=[]"), "sequence.test"),
         (("masked_pixels.share=0",), "masked_pixels.share"),
         (("sequence.training_pixels=400",), "training_pixels=400"),
-        (("sequence.data=listops", "sequence.training_pixels=9", "curriculum.stages=[]"), "training_pixels"),
+        (
+            ("sequence.data=listops", "sequence.training_pixels=9", "curriculum.stages=[]"),
+            "training_pixels",
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_named(curriculum: TinyRuns, words, named) -> None:

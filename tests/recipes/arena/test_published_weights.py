@@ -1,4 +1,5 @@
-"""The published weights still answer as they did when they were measured: a few images, on a CPU."""
+"""The published weights still answer as they did when they were measured: a
+few images, on a CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The implementations: those of this machine agree, those that are not here say so, flash-attn's get its arguments."""
+"""The implementations: those of this machine agree, those that are not here say so,
+flash-attn's get its arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +11,11 @@ import torch
 
 from flashtrain_recipes.attention_benchmark import reference
 from flashtrain_recipes.attention_benchmark.baselines import all_baselines
-from flashtrain_recipes.attention_benchmark.baselines.flash_attn import FlashAttn, FlashAttn3, FlashAttn4
+from flashtrain_recipes.attention_benchmark.baselines.flash_attn import (
+    FlashAttn,
+    FlashAttn3,
+    FlashAttn4,
+)
 from flashtrain_recipes.attention_benchmark.baselines.pytorch import (
     Flex,
     VarlenAttn,
@@ -48,18 +53,24 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_implementation_of_this_machine_gives_the_references_answer(case: Case, monkeypatch) -> None:
+def test_every_implementation_of_this_machine_gives_the_references_answer(
+    case: Case, monkeypatch
+) -> None:
     monkeypatch.setitem(reference._CHUNK, "cpu", 20 * case.seqlen_k)  # several pieces
     context = Context(case, CPU)
     one = make_sets(case, CPU, 0, 0)[0]
     wanted = expected(case, one, context)
     baselines, _ = choose(all_baselines("cpu"), None, CPU)
     tried = [one for one in baselines if one.applies(case) and one.refuses(case) is None]
-    assert ({"flashtrain"} if case.needs else {"flashtrain", "standard"}) <= {one.name for one in tried}
+    assert ({"flashtrain"} if case.needs else {"flashtrain", "standard"}) <= {
+        one.name for one in tried
+    }
     for baseline in tried:
         out = baseline.attend(case, context)(one)
         gradients = torch.autograd.grad(out, one.leaves, one.dout)
-        assert all(found.shape == leaf.shape for found, leaf in zip(gradients, one.leaves, strict=True))
+        assert all(
+            found.shape == leaf.shape for found, leaf in zip(gradients, one.leaves, strict=True)
+        )
         assert wanted.error(out.detach()) < 2e-5, baseline.title
         assert wanted.gradient_error(*gradients[:3]) < 2e-5, baseline.title
         dq, dk, dv = gradients[:3]
@@ -82,8 +93,15 @@ class FakeFlashAttn:
             self.given = options
             return q, None
 
-        def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, **options):
-            self.given = {"bounds": cu_seqlens_q.tolist(), "longest": max_seqlen_q, "shape": tuple(q.shape), **options}
+        def flash_attn_varlen_func(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, **options
+        ):
+            self.given = {
+                "bounds": cu_seqlens_q.tolist(),
+                "longest": max_seqlen_q,
+                "shape": tuple(q.shape),
+                **options,
+            }
             return q
 
         module.flash_attn_func = flash_attn_func
@@ -107,9 +125,12 @@ def test_flash_attn_4_gets_the_window_as_two_numbers_and_its_output_is_taken(mon
 
 def test_documents_go_to_the_varlen_function_as_one_row(monkeypatch) -> None:
     fake = FakeFlashAttn(monkeypatch, "flash_attn")
-    out, one = call(FlashAttn(), Case(2, 2, 6, 16, "causal-document", documents=(4, 2), dtype_name="bfloat16"))
+    out, one = call(
+        FlashAttn(), Case(2, 2, 6, 16, "causal-document", documents=(4, 2), dtype_name="bfloat16")
+    )
     assert fake.given == {
-        "bounds": [0, 4, 6, 10, 12], "longest": 4, "shape": (12, 2, 16), "softmax_scale": 0.25, "causal": True
+        "bounds": [0, 4, 6, 10, 12], "longest": 4, "shape": (12, 2, 16), "softmax_scale": 0.25,
+        "causal": True
     }  # fmt: skip
     assert out.shape == one.q.shape
 
@@ -126,11 +147,15 @@ def test_documents_go_to_the_varlen_function_as_one_row(monkeypatch) -> None:
         (VarlenAttn(), Case(1, 2, 6, 16, "varlen", documents=(6,), softcap=1.0), "no softcap"),
     ],
 )
-def test_what_an_implementation_does_not_have_is_known_beforehand(baseline, case: Case, reason: str | None) -> None:
+def test_what_an_implementation_does_not_have_is_known_beforehand(
+    baseline, case: Case, reason: str | None
+) -> None:
     assert baseline.refuses(case) == reason
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.kind != "full" and c.seqlen_q >= 256], ids=str)
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.kind != "full" and c.seqlen_q >= 256], ids=str
+)
 def test_flex_attentions_block_mask_shows_the_same_pairs(case: Case) -> None:
     context = Context(case, CPU)
     mask = make_block_mask(case, context)
@@ -153,18 +178,24 @@ def test_flex_attention_scores_as_the_reference_does() -> None:
         context, one = Context(case, CPU), make_sets(case, CPU, 0, 0)[0]
         q, k, v = (x.detach().transpose(1, 2) for x in (one.q, one.k, one.v))
         mask = make_block_mask(case, context)
-        out = flex_attention(q, k, v, score_mod=score_function(case, one), block_mask=mask, scale=case.scale)
+        out = flex_attention(
+            q, k, v, score_mod=score_function(case, one), block_mask=mask, scale=case.scale
+        )
         assert expected(case, one, context).error(out.detach().transpose(1, 2)) < 1e-5
 
 
 @pytest.mark.parametrize("page", [0, 256])
-def test_a_cache_is_decoded_with_whether_its_keys_lie_together_or_in_shuffled_pages(page: int) -> None:
+def test_a_cache_is_decoded_with_whether_its_keys_lie_together_or_in_shuffled_pages(
+    page: int,
+) -> None:
     case = Case(2, 4, 1, 16, "full", kv_heads=2, seqlen_k=768, page=page, dtype_name="float32")
     context, one = Context(case, CPU), make_sets(case, CPU, 0, 0)[0]
     wanted = expected(case, one, context)
     everyone, _ = choose(all_baselines("cpu"), None, CPU)
     tried = [one for one in everyone if one.applies(case) and one.refuses(case) is None]
-    assert {one.name for one in tried} >= ({"flashtrain"} if page else {"flashtrain", "sdpa-math", "standard"})
+    assert {one.name for one in tried} >= (
+        {"flashtrain"} if page else {"flashtrain", "sdpa-math", "standard"}
+    )
     for baseline in tried:
         with torch.no_grad():
             assert wanted.error(baseline.attend(case, context)(one)) < 2e-5, baseline.title

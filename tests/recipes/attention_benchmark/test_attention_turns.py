@@ -1,4 +1,5 @@
-"""One case measured by made-up baselines: columns, errors, failures, plans; and as called, features and caches."""
+"""One case measured by made-up baselines: columns, errors, failures, plans; and as
+called, features and caches."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from flashtrain_recipes.harness.turns import Effort
 CASE = Case(2, 2, 32, 16, "causal", dtype_name="float32")
 CALLED = replace(CASE, batch=1, as_called=True)
 COLUMNS = {
-    "implementation", "direction", "batch", "seqlen_q", "seqlen_k", "heads", "kv_heads", "head_dim", "mask", "dropout",
+    "implementation", "direction", "batch", "seqlen_q", "seqlen_k", "heads", "kv_heads", "head_dim",
+    "mask", "dropout",
     "dtype", "milliseconds", "host_us", "tflops", "peak_memory_mib", "error",
 }  # fmt: skip
 
@@ -55,7 +57,8 @@ class Planning(Named):
 
 
 class OneSample(Clock):
-    """A clock that counts samples instead of taking time. A call by itself takes longer the wider its heads are."""
+    """A clock that counts samples instead of taking time. A call by itself takes longer
+    the wider its heads are."""
 
     def calibrate(self, launches):
         launches[0]()
@@ -90,16 +93,26 @@ def test_each_baseline_has_a_row_a_direction_with_every_column() -> None:
     ]  # fmt: skip
     assert all(set(row) == COLUMNS for row in rows)
     assert notes == []
-    assert rows[0]["tflops"] == pytest.approx(4 * 2 * 2 * (32 * 32 / 2) * 16 / 2e-3 / 1e12, abs=5e-4)
-    assert (rows[0]["milliseconds"], rows[0]["host_us"], rows[0]["peak_memory_mib"]) == (2.0, 2000.0, 3.0)
+    assert rows[0]["tflops"] == pytest.approx(
+        4 * 2 * 2 * (32 * 32 / 2) * 16 / 2e-3 / 1e12, abs=5e-4
+    )
+    assert (rows[0]["milliseconds"], rows[0]["host_us"], rows[0]["peak_memory_mib"]) == (
+        2.0,
+        2000.0,
+        3.0,
+    )
     assert all(row["error"] < 1e-5 for row in rows)
     assert {row["error"] for row in measure(Named("a"), check=False)[0]} == {None}
 
 
 def test_what_fails_is_a_row_of_each_direction_without_a_figure() -> None:
     rows, _ = measure(Failing("forward"), Failing("backward"))
-    found = {(row["implementation"], row["direction"]): (row.get("status"), row["error"]) for row in rows}
-    assert found["forward", "forward"] == found["forward", "backward"] == ("failed", "head_dim 16 is")
+    found = {
+        (row["implementation"], row["direction"]): (row.get("status"), row["error"]) for row in rows
+    }
+    assert (
+        found["forward", "forward"] == found["forward", "backward"] == ("failed", "head_dim 16 is")
+    )
     assert found["backward", "backward"] == ("out of memory", None)
     assert found["backward", "forward"][0] is None
     assert all(row["milliseconds"] is None for row in rows if row.get("status"))
@@ -111,7 +124,9 @@ def test_dropout_has_no_reference() -> None:
 
 
 def test_a_mask_with_a_plan_gets_a_row_for_it() -> None:
-    rows, _ = measure(Planning("a"), case=Case(1, 2, 64, 16, "prefix-lm", plans=True, dtype_name="float32"))
+    rows, _ = measure(
+        Planning("a"), case=Case(1, 2, 64, 16, "prefix-lm", plans=True, dtype_name="float32")
+    )
     plan = next(row for row in rows if row["direction"] == "plan")
     assert (plan["milliseconds"], plan["tflops"], plan["error"]) == (2.0, None, None)
     assert 0.5 < plan["density"] < 0.6
@@ -119,21 +134,29 @@ def test_a_mask_with_a_plan_gets_a_row_for_it() -> None:
 
 def test_as_called_a_row_has_the_calls_own_time_and_the_processors() -> None:
     rows, _ = measure(Named("a"), case=CALLED)
-    assert [(row["part"], row["direction"], row["milliseconds"], row["host_us"]) for row in rows] == [
+    assert [(row["part"], row["direction"], row["milliseconds"],
+        row["host_us"]) for row in rows] == [
         ("calls", "forward", 2.0, 30.0), ("calls", "backward", 4.0, 30.0)
     ]  # fmt: skip
 
 
 def test_a_features_speed_is_compared_with_the_plain_calls() -> None:
-    rows, _ = measure(Named("a"), case=replace(CALLED, softcap=2.0, features=("deterministic",), plain_head_dim=16))
-    assert {(row["features"], row["of_plain"]) for row in rows} == {("softcap 2, deterministic", 1.0)}
+    rows, _ = measure(
+        Named("a"),
+        case=replace(CALLED, softcap=2.0, features=("deterministic",), plain_head_dim=16),
+    )
+    assert {(row["features"], row["of_plain"]) for row in rows} == {
+        ("softcap 2, deterministic", 1.0)
+    }
     narrow, _ = measure(Named("a"), case=replace(CALLED, head_dim=8, plain_head_dim=16))
     # half the work: forward in half of the time, backward, on this clock, in the same
     assert [(row["head_dim"], row["of_plain"]) for row in narrow] == [(8, 1.0), (8, 0.5)]
 
 
 def test_decoding_has_no_backward_and_a_rate_at_which_it_reads_the_cache() -> None:
-    cache = Case(2, 4, 1, 16, "full", kv_heads=2, seqlen_k=512, page=0, dtype_name="float32", as_called=True)
+    cache = Case(
+        2, 4, 1, 16, "full", kv_heads=2, seqlen_k=512, page=0, dtype_name="float32", as_called=True
+    )
     (row,), _ = measure(Named("a"), case=cache)
     assert (row["part"], row["cache"], row["gpu_milliseconds"]) == ("decoding", "contiguous", 2.0)
     assert row["gb_per_second"] == pytest.approx(2 * 2 * 512 * 2 * 16 * 4 / 2e-3 / 1e9, abs=1e-6)

@@ -18,7 +18,8 @@ from flashtrain_recipes.attention_benchmark.settings import AttentionSettings
 
 PUBLISHED = cases(AttentionSettings(rows="as-called"))
 WORDS = (
-    "recipe=attention-benchmark", "hardware=cpu", "logger=none", "hardware.demo=never", "benchmark.rows=as-called",
+    "recipe=attention-benchmark", "hardware=cpu", "logger=none", "hardware.demo=never",
+    "benchmark.rows=as-called",
     "benchmark.dtype=float32", "benchmark.rounds=1",
     "benchmark.implementations=[flashtrain,flashtrain-planned,sdpa-math,flash-attn-4]",
 )  # fmt: skip
@@ -45,9 +46,14 @@ def tiny(case: Case) -> Case:
 def finished(tmp_path_factory: pytest.TempPathFactory):
     """One run of every case of the preset, each made small."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(cases_module._PRESETS, "as-called", lambda _: [tiny(case) for case in PUBLISHED])
+        patch.setitem(
+            cases_module._PRESETS, "as-called", lambda _: [tiny(case) for case in PUBLISHED]
+        )
         folder = tmp_path_factory.mktemp("as-called")
-        assert run_job(compose_settings(WORDS), folder, overrides=[*WORDS], started=time.monotonic()) == 0
+        assert (
+            run_job(compose_settings(WORDS), folder, overrides=[*WORDS], started=time.monotonic())
+            == 0
+        )
         return folder
 
 

@@ -1,4 +1,5 @@
-"""The benchmark's masks: what each shows, that ours are the same, how pairs and FLOPs are counted."""
+"""The benchmark's masks: what each shows, that ours are the same, how pairs
+and FLOPs are counted."""
 
 from __future__ import annotations
 
@@ -11,7 +12,13 @@ from flashtrain_recipes.attention_benchmark.cases import Case, document_lengths,
 from flashtrain_recipes.attention_benchmark.inputs import Context, block_table, make_sets
 
 CPU = torch.device("cpu")
-WITH_A_MASK_OF_OURS = ("document", "causal-document", "prefix-lm", "shared-question", "global-window")
+WITH_A_MASK_OF_OURS = (
+    "document",
+    "causal-document",
+    "prefix-lm",
+    "shared-question",
+    "global-window",
+)
 
 
 def case_of(mask: str, length: int = 640, **changes) -> Case:
@@ -28,11 +35,21 @@ def test_ours_shows_the_same_pairs_as_the_rule_that_the_others_get(mask: str) ->
 def test_a_window_counts_both_of_its_ends_and_the_query_itself() -> None:
     dense = Context(case_of("window-2", 6), CPU).dense
     assert dense[4].tolist() == [False, False, True, True, True, False]
-    assert Context(case_of("window-1-2", 6), CPU).dense[2].tolist() == [False, True, True, True, True, False]
+    assert Context(case_of("window-1-2", 6), CPU).dense[2].tolist() == [
+        False,
+        True,
+        True,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_causal_is_aligned_bottom_right() -> None:
-    assert Context(Case(1, 1, 2, 8, "causal", seqlen_k=4), CPU).dense.tolist() == [[True] * 3 + [False], [True] * 4]
+    assert Context(Case(1, 1, 2, 8, "causal", seqlen_k=4), CPU).dense.tolist() == [
+        [True] * 3 + [False],
+        [True] * 4,
+    ]
 
 
 def test_flops_are_counted_as_the_field_counts_them() -> None:
@@ -41,13 +58,16 @@ def test_flops_are_counted_as_the_field_counts_them() -> None:
 
     square = 4096 * 4096
     assert counted(Case(4, 16, 4096, 128, "full")) == 4 * 4 * 16 * square * 128
-    assert counted(Case(4, 16, 4096, 128, "causal"), "backward") == 2.5 * 4 * 4 * 16 * square * 128 / 2
+    assert (
+        counted(Case(4, 16, 4096, 128, "causal"), "backward") == 2.5 * 4 * 4 * 16 * square * 128 / 2
+    )
     varlen = case_of("causal-varlen")
     assert counted(varlen) == 4 * 2 * 16 * sum(length**2 for length in varlen.documents) / 2
     assert counted(case_of("window-99")) == 4 * 2 * 16 * sum(min(i + 1, 100) for i in range(640))
     for mask in ("block-random", "block-butterfly"):
         context = Context(case_of(mask, density=0.5), CPU)
-        assert context.counted_pairs == context.visible_pairs == int(context.dense.sum()) / 2  # of two heads the mean
+        # Of two heads the mean.
+        assert context.counted_pairs == context.visible_pairs == int(context.dense.sum()) / 2
 
 
 @pytest.mark.parametrize("total", [64, 512, 1024, 16384, 65536])

@@ -24,15 +24,25 @@ def asked(**settings) -> list:
 
 @pytest.mark.parametrize(
     ("preset", "count", "file"),
-    [("core", 25, "anchors"), ("paper", 10, "paper"), ("features", 20, "features"), ("as-called", 31, "as-called")],
+    [
+        ("core", 25, "anchors"),
+        ("paper", 10, "paper"),
+        ("features", 20, "features"),
+        ("as-called", 31, "as-called"),
+    ],
 )
 def test_a_preset_has_the_rows_that_were_published(preset: str, count: int, file: str) -> None:
     found = asked(rows=preset)
     assert len(found) == len(set(found)) == count
-    known = {tuple(case.columns().get(name, "" if name == "features" else 0) for name in SHAPE) for case in found}
+    known = {
+        tuple(case.columns().get(name, "" if name == "features" else 0) for name in SHAPE)
+        for case in found
+    }
     rows = read_result(RESULTS / f"attention-{file}-h200.json").rows
     assert {
-        tuple(row.get(name, "" if name == "features" else 0) for name in SHAPE) for row in rows if row.get("batch")
+        tuple(row.get(name, "" if name == "features" else 0) for name in SHAPE)
+        for row in rows
+        if row.get("batch")
     } <= known
 
 

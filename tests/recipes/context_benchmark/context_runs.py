@@ -1,6 +1,8 @@
-"""Whole benchmarks over gloo ranks for test_context_benchmark.py: one start of Python, the ranks are forked from it.
+"""Whole benchmarks over gloo ranks for test_context_benchmark.py: one start of Python, the
+ranks are forked from it.
 
-python context_runs.py FOLDER     writes FOLDER/NAME/ (a run's folder), FOLDER/NAME.out and FOLDER/codes.json
+python context_runs.py FOLDER  writes FOLDER/NAME/ (a run's folder), FOLDER/NAME.out and
+                               FOLDER/codes.json
 """
 
 from __future__ import annotations
@@ -25,18 +27,27 @@ from flashtrain_recipes.context_benchmark.baselines.flashtrain import Flashtrain
 from flashtrain_recipes.harness import processes
 
 WORDS = (
-    "recipe=long-context-benchmark", "hardware=cpu", "hardware.demo=never", "logger=none", "benchmark.dtype=float32",
-    "benchmark.degrees=[2]", "benchmark.rounds=2", "benchmark.shapes=[4/2x16]", "benchmark.masks=[causal]",
+    "recipe=long-context-benchmark", "hardware=cpu", "hardware.demo=never", "logger=none",
+    "benchmark.dtype=float32",
+    "benchmark.degrees=[2]", "benchmark.rounds=2", "benchmark.shapes=[4/2x16]",
+    "benchmark.masks=[causal]",
     "benchmark.seqlens=[64]",
 )  # fmt: skip
-SMALL = ("benchmark.methods=[all-gather,ring]", "benchmark.layouts=[zigzag]", "benchmark.implementations=[flashtrain]")
+SMALL = (
+    "benchmark.methods=[all-gather,ring]",
+    "benchmark.layouts=[zigzag]",
+    "benchmark.implementations=[flashtrain]",
+)
 RUNS = {
     "grid": (
-        "benchmark.masks=[window-9,causal-document]", "benchmark.seqlens=[96,64]", "benchmark.rounds=1",
-        "benchmark.one_device_longest=64", "benchmark.check_longest=64", "benchmark.layouts=[balanced,contiguous]",
+        "benchmark.masks=[window-9,causal-document]", "benchmark.seqlens=[96,64]",
+        "benchmark.rounds=1",
+        "benchmark.one_device_longest=64", "benchmark.check_longest=64",
+        "benchmark.layouts=[balanced,contiguous]",
     ),
     "degrees": (
-        "benchmark.degrees=[2,4]", "benchmark.methods=[hybrid,ring]", "benchmark.layouts=[balanced]",
+        "benchmark.degrees=[2,4]", "benchmark.methods=[hybrid,ring]",
+        "benchmark.layouts=[balanced]",
         "benchmark.shapes=[6/2x16]",
     ),
     "full": ("benchmark.seqlens=[64,96]", *SMALL),
@@ -46,7 +57,8 @@ RUNS = {
 
 
 def ring_of_rank_1(happening: Callable[[], object]):
-    """In place of Flashtrain.attend: the second rank's ring does this instead, while the first waits for its keys."""
+    """In place of Flashtrain.attend: the second rank's ring does this instead, while the
+    first waits for its keys."""
     real = Flashtrain.attend
 
     def attend(self, place, q, k, v):
@@ -74,7 +86,9 @@ HAPPENINGS = {
 
 def run(folder: Path, name: str) -> int:
     """One run in a process of its own, whose output goes to a file."""
-    process = multiprocessing.get_context("fork").Process(target=in_process, args=(folder, name, RUNS[name]))
+    process = multiprocessing.get_context("fork").Process(
+        target=in_process, args=(folder, name, RUNS[name])
+    )
     process.start()
     process.join(600)
     return process.exitcode if process.exitcode is not None else -1
@@ -89,8 +103,14 @@ def in_process(folder: Path, name: str, words: tuple[str, ...]) -> None:
     own.mkdir()
     keys = {word.split("=")[0] for word in words}
     words = (*(word for word in WORDS if word.split("=")[0] not in keys), *words)
-    with ring_of_rank_1(HAPPENINGS.get(name, lambda: None)) if name in HAPPENINGS else patch.dict(os.environ):
-        status = run_job(compose_settings(words), own, overrides=list(words), started=time.monotonic())
+    with (
+        ring_of_rank_1(HAPPENINGS.get(name, lambda: None))
+        if name in HAPPENINGS
+        else patch.dict(os.environ)
+    ):
+        status = run_job(
+            compose_settings(words), own, overrides=list(words), started=time.monotonic()
+        )
     assert not dist.is_initialized()
     sys.stdout.flush()
     os._exit(status)

@@ -1,4 +1,5 @@
-"""What can be asked of recipe=long-context-benchmark, and what it then measures; no rank is started."""
+"""What can be asked of recipe=long-context-benchmark, and what it then
+measures; no rank is started."""
 
 from __future__ import annotations
 
@@ -29,8 +30,12 @@ def asked(*words: str):
     return compose_settings([RECIPE, *words])
 
 
-def case(mask: str = "causal", length: int = 64, shape: str = "4/2x16", degree: int = 2) -> ContextCase:
-    words = BenchmarkSettings(name="context", masks=[mask], seqlens=[length], shapes=[shape], dtype="float32")
+def case(
+    mask: str = "causal", length: int = 64, shape: str = "4/2x16", degree: int = 2
+) -> ContextCase:
+    words = BenchmarkSettings(
+        name="context", masks=[mask], seqlens=[length], shapes=[shape], dtype="float32"
+    )
     (found,) = cases(words, [degree])
     return found
 
@@ -51,7 +56,9 @@ def test_cases_are_every_degree_shape_mask_and_length_the_shorter_lengths_first(
     assert parse_shape("32/8x128") == (32, 8, 128)
 
 
-@pytest.mark.parametrize("mask", [mask for mask in MASKS if mask not in NOT_OVER_DEVICES and "-L" not in mask])
+@pytest.mark.parametrize(
+    "mask", [mask for mask in MASKS if mask not in NOT_OVER_DEVICES and "-L" not in mask]
+)
 def test_every_static_mask_has_a_mask_of_the_whole_sequence(mask: str) -> None:
     one = case(mask, 96)
     assert one.flops == 14 * 4 * 16 * int(one.mask.dense().sum())
@@ -87,8 +94,16 @@ def test_a_rate_is_that_of_the_longest_length_of_the_same_attention() -> None:
     every = [case(length=length) for length in (32, 64, 128)] + [case("full", 128)]
     times = ({"one_device_forward_ms": 1.0, "one_device_backward_ms": 2.0},
              {"one_device_forward_ms": 3.0, "one_device_backward_ms": 5.0})  # fmt: skip
-    known = [{**one.columns(), **took, "one_device": "measured"} for one, took in zip(every[:2], times, strict=True)]
-    empty = {"one_device": "not measured", "efficiency": None, "forward_ms": 2.0, "backward_ms": 4.0}
+    known = [
+        {**one.columns(), **took, "one_device": "measured"}
+        for one, took in zip(every[:2], times, strict=True)
+    ]
+    empty = {
+        "one_device": "not measured",
+        "efficiency": None,
+        "forward_ms": 2.0,
+        "backward_ms": 4.0,
+    }
     longer, other = ({**one.columns(), **empty} for one in every[2:])
     found = extrapolated(longer, every[2], known, every)
     ratio = 128 * 129 / (64 * 65)
@@ -104,4 +119,6 @@ def test_plan_lists_the_cases_what_does_not_fit_them_and_what_is_missing() -> No
         asked("benchmark.seqlens=[64]", "benchmark.degrees=[2]", "benchmark.dtype=float32"), CPU
     ).plan()
     assert "2 cases, 10 rounds" in told
-    assert "causal, 64 tokens, 16x128, 2 ranks; without hybrid, balanced (hybrid with 16 heads" in told
+    assert (
+        "causal, 64 tokens, 16x128, 2 ranks; without hybrid, balanced (hybrid with 16 heads" in told
+    )

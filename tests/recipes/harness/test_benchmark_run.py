@@ -1,4 +1,5 @@
-"""A whole benchmark (attention's) on a CPU: what it leaves, how it ends early, and how its rows are published."""
+"""A whole benchmark (attention's) on a CPU: what it leaves, how it ends early, and how
+its rows are published."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ WORDS = (
 def run(folder, *words: str) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     all_words = [*WORDS, *words]
-    return run_job(compose_settings(all_words), folder, overrides=all_words, started=time.monotonic())
+    return run_job(
+        compose_settings(all_words), folder, overrides=all_words, started=time.monotonic()
+    )
 
 
 def before_length(monkeypatch: pytest.MonkeyPatch, length: int, do: Callable[[], object]) -> None:
@@ -65,10 +68,15 @@ def test_a_run_leaves_its_rows_notes_figures_and_a_flat_summary(tmp_path) -> Non
     )  # fmt: skip
     assert row["rows"] == 4 * 3 * 2
     assert "model" not in row  # nothing was trained
-    assert "torch SDPA, cuDNN: needs an NVIDIA GPU [every case]" in (tmp_path / "notes.txt").read_text()
+    assert (
+        "torch SDPA, cuDNN: needs an NVIDIA GPU [every case]"
+        in (tmp_path / "notes.txt").read_text()
+    )
     result = read_result(tmp_path / "result.json")
     assert result.recipe == "attention-benchmark"
-    assert result.command.startswith("python -m flashtrain recipe=attention-benchmark hardware=cpu 'benchmark.seqlens=")
+    assert result.command.startswith(
+        "python -m flashtrain recipe=attention-benchmark hardware=cpu 'benchmark.seqlens="
+    )
     assert "logger" not in result.command
     assert {row["implementation"] for row in result.rows} == {
         "flashtrain", "torch SDPA, flash", "standard attention"
@@ -80,13 +88,17 @@ def test_when_the_time_is_over_each_case_left_is_rows_that_report_it_and_the_run
     tmp_path, monkeypatch
 ) -> None:
     real = time.monotonic
-    before_length(monkeypatch, 64, lambda: monkeypatch.setattr(time, "monotonic", lambda: real() + 1000))
+    before_length(
+        monkeypatch, 64, lambda: monkeypatch.setattr(time, "monotonic", lambda: real() + 1000)
+    )
     assert run(tmp_path, "benchmark.max_seconds=900") == 0
     rows = read_result(tmp_path / "result.json").rows
     assert {(row["seqlen_q"], row["mask"]) for row in rows if row["milliseconds"]} == {(32, "full")}
     assert len([row for row in rows if row.get("status") == "no time left"]) == 3 * 3 * 2
     notes = (tmp_path / "notes.txt").read_text()
-    assert re.search(r"not measured: .*benchmark\.max_seconds=900.* \[B=1 H=2 S=32 D=64 causal; ", notes)
+    assert re.search(
+        r"not measured: .*benchmark\.max_seconds=900.* \[B=1 H=2 S=32 D=64 causal; ", notes
+    )
     assert json.loads((tmp_path / "summary.json").read_text())["cases_measured"] == 2
 
 
@@ -111,7 +123,10 @@ def test_a_killed_run_has_lost_nothing(tmp_path) -> None:
         "flashtrain.main()\n"
     )
     command = [sys.executable, str(script), *WORDS, f"output={tmp_path}"]
-    assert subprocess.run(command, env=checkout_environment(), capture_output=True).returncode == -signal.SIGKILL
+    assert (
+        subprocess.run(command, env=checkout_environment(), capture_output=True).returncode
+        == -signal.SIGKILL
+    )
     (result,) = tmp_path.glob("attention-benchmark/*/result.json")
     assert len(read_result(result).rows) == 6
 
@@ -124,7 +139,10 @@ def test_inputs_that_do_not_fit_are_rows_and_the_rest_goes_on(tmp_path, monkeypa
     assert run(tmp_path) == 0
     assert "the inputs: out of memory" in (tmp_path / "notes.txt").read_text()
     rows = read_result(tmp_path / "result.json").rows
-    assert {(row["seqlen_q"], row.get("status")) for row in rows} == {(32, None), (64, "out of memory")}
+    assert {(row["seqlen_q"], row.get("status")) for row in rows} == {
+        (32, None),
+        (64, "out of memory"),
+    }
 
 
 def test_a_broken_gpu_ends_the_run_which_keeps_its_rows(tmp_path, monkeypatch) -> None:
@@ -150,5 +168,7 @@ def test_weights_and_biases_gets_the_table_and_the_figures(tmp_path, monkeypatch
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     assert run(tmp_path / "run", "logger=wandb", "benchmark.masks=[causal]") == 0
-    media = {path.suffix for path in (tmp_path / "run" / "wandb").rglob("media/**/*") if path.is_file()}
+    media = {
+        path.suffix for path in (tmp_path / "run" / "wandb").rglob("media/**/*") if path.is_file()
+    }
     assert {".png", ".json"} <= media

@@ -11,7 +11,8 @@ from flashtrain_recipes.harness.clock import Clock, GpuClock, Pace
 
 
 class FakeGpu:
-    """Stands in for torch.cuda: a clock that launches and pauses push forward, and a log of what was asked of it."""
+    """Stands in for torch.cuda: a clock that launches and pauses push forward, and a log
+    of what was asked of it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.log, self.allocated, self.peak = 0.0, [], 100 * 2**20, 0
@@ -40,7 +41,8 @@ class FakeGpu:
         monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device=None: self.allocated)
         monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device=None: self.peak)
         monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device=None: None)
-        monkeypatch.setattr(torch, "ones", lambda *size, device: torch.zeros(size))  # there is no device
+        # There is no device.
+        monkeypatch.setattr(torch, "ones", lambda *size, device: torch.zeros(size))
         self.clock = GpuClock(torch.device("cuda"))
 
     def sleep(self, cycles: int) -> None:
@@ -66,7 +68,9 @@ def test_a_cpu_sample_is_the_mean_of_launches_that_take_turns() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "launches"), [(0.02, 1), (0.001, 10), (1e-6, 50)])
-def test_the_number_of_launches_fills_a_hundredth_of_a_second(monkeypatch, seconds, launches) -> None:
+def test_the_number_of_launches_fills_a_hundredth_of_a_second(
+    monkeypatch, seconds, launches
+) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     assert Clock().calibrate([lambda: now.append(now.pop() + seconds)]).launches == launches

@@ -1,4 +1,5 @@
-"""One case measured: baselines take turns, while there is time; what fails is a row, and the others go on."""
+"""One case measured: baselines take turns, while there is time; what fails is a
+row, and the others go on."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ class OneCase:
 class Named(Baseline):
     """Writes down when it is called; `does` is called with the part first."""
 
-    def __init__(self, title: str, calls: list[str] | None = None, does: Callable[[str], object] = str) -> None:
+    def __init__(
+        self, title: str, calls: list[str] | None = None, does: Callable[[str], object] = str
+    ) -> None:
         self.name = self.title = title
         self.calls, self.does = [] if calls is None else calls, does
 
@@ -60,7 +63,8 @@ class TwoParts(Turns[OneCase, Entry[Named]]):
 def measure(*baselines: Named, clock: Clock | None = None, **effort):
     notes: list[tuple[str, str]] = []
     turns = TwoParts(
-        OneCase(), device=CPU, clock=clock or Clock(), seed=0, effort=Effort(**{"rounds": 3, **effort}),
+        OneCase(), device=CPU, clock=clock or Clock(), seed=0,
+        effort=Effort(**{"rounds": 3, **effort}),
         note=lambda title, reason: notes.append((title, reason)),
     )  # fmt: skip
     return turns.run(baselines), notes
@@ -96,13 +100,21 @@ def test_what_fails_is_a_row_with_its_first_line_and_the_others_go_on() -> None:
         Named("big", does=failing(torch.OutOfMemoryError("CUDA out of memory"))),
         Named("late", does=failing(RuntimeError("gone"), "2", after=2)), Named("good"),
     )  # fmt: skip
-    found = {(row["implementation"], row.get("part")): (row.get("status"), row.get("error")) for row in rows}
+    found = {
+        (row["implementation"], row.get("part")): (row.get("status"), row.get("error"))
+        for row in rows
+    }
     assert found["bad", None] == ("failed", "head_dim 16 is")
     assert found["big", None] == ("out of memory", None)
     assert found["half", None] == ("failed", "no backward")
-    assert found["half", "1"] == found["good", "2"] == found["late", "2"] == (None, None)  # what it gave before counts
+    # What it gave before counts.
+    assert found["half", "1"] == found["good", "2"] == found["late", "2"] == (None, None)
     assert {row["size"] for row in rows if "status" in row} == {7}
-    assert notes == [("bad", "head_dim 16 is"), ("half", "2: no backward"), ("big", "out of memory")]
+    assert notes == [
+        ("bad", "head_dim 16 is"),
+        ("half", "2: no backward"),
+        ("big", "out of memory"),
+    ]
 
 
 def test_what_does_not_apply_is_nothing_and_what_is_refused_a_note() -> None:

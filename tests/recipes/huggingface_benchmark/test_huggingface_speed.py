@@ -1,4 +1,5 @@
-"""recipe=hf-speed: implementations on one set of weights, which compute the same; whole runs, tiny, on a CPU."""
+"""recipe=hf-speed: implementations on one set of weights, which compute the same;
+whole runs, tiny, on a CPU."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ pytestmark = pytest.mark.integration  # whole runs
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 CPU = torch.device("cpu")
-WORDS = ("recipe=hf-speed", "hardware=cpu", "logger=none", "benchmark.contexts=[16]", "benchmark.batches=[1,2]",
+WORDS = ("recipe=hf-speed", "hardware=cpu", "logger=none", "benchmark.contexts=[16]",
+         "benchmark.batches=[1,2]",
          "benchmark.rounds=1", "benchmark.steps=1")  # fmt: skip
 
 
@@ -47,12 +49,14 @@ def test_every_name_of_the_settings_is_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "billions"), [("llama-1b", 1.236), ("llama-3b", 3.213), ("llama-8b", 8.030), ("qwen3-8b", 8.191)]
+    ("model", "billions"),
+    [("llama-1b", 1.236), ("llama-3b", 3.213), ("llama-8b", 8.030), ("qwen3-8b", 8.191)],
 )
 def test_the_shapes_have_the_published_models_parameters(model: str, billions: float) -> None:
     case = case_of(model)
     assert case._on_meta.parameter_count() / 1e9 == pytest.approx(billions, abs=1e-3)
-    assert case.flops_per_token() > 6e9 * billions * 0.85  # Llama 1B and 3B multiply by their tied table
+    # Llama 1B and 3B multiply by their tied table.
+    assert case.flops_per_token() > 6e9 * billions * 0.85
 
 
 @pytest.mark.parametrize("model", ["tiny", "tiny-lora"])
@@ -64,7 +68,9 @@ def test_all_baselines_have_equal_weights_and_gradients(model: str, memory: str)
     for baseline in uncompiled(updates=False):
         step = baseline.build(case, CPU)
         loss = step(tokens, labels)
-        trained = [(name.removeprefix("module."), one) for name, one in step.model.named_parameters()]
+        trained = [
+            (name.removeprefix("module."), one) for name, one in step.model.named_parameters()
+        ]
         found.append((loss, {name: one.grad.clone() for name, one in trained if one.requires_grad}))
         theirs = CHECKPOINTING if baseline.name.startswith("hf") else "selective checkpointing"
         assert baseline.memory(case).words == ("" if memory == "none" else theirs)
@@ -83,15 +89,25 @@ def test_a_step_updates_the_weights_unless_it_is_to_have_none(updates: bool) -> 
         step = baseline.build(case, CPU)
         assert next(step.model.parameters()).dtype == torch.bfloat16
         losses = [float(step(*case.draw(CPU, seed=0))) for _ in range(4)]
-        assert (losses[0] - losses[-1] > 0.01) == updates == isinstance(step.optimizer, MasterWeights)
+        assert (
+            (losses[0] - losses[-1] > 0.01) == updates == isinstance(step.optimizer, MasterWeights)
+        )
 
 
-def test_a_run_has_a_row_for_each_implementation_and_batch_and_reports_how_much_faster(tmp_path) -> None:
+def test_a_run_has_a_row_for_each_implementation_and_batch_and_reports_how_much_faster(
+    tmp_path,
+) -> None:
     words = [*WORDS, "benchmark.models=[tiny]"]
-    assert run_job(compose_settings(words), tmp_path, overrides=words, started=time.monotonic()) == 0
+    assert (
+        run_job(compose_settings(words), tmp_path, overrides=words, started=time.monotonic()) == 0
+    )
     rows = read_result(tmp_path / "result.json").rows
-    measured = [(row["implementation"], row["batch"]) for row in rows if row.get("tokens_per_second")]
-    assert measured == [(name, batch) for batch in (1, 2) for name in ("flashtrain", "transformers, SDPA, eager")]
+    measured = [
+        (row["implementation"], row["batch"]) for row in rows if row.get("tokens_per_second")
+    ]
+    assert measured == [
+        (name, batch) for batch in (1, 2) for name in ("flashtrain", "transformers, SDPA, eager")
+    ]
     assert all(row["over_eager"] > 0 for row in rows if row["implementation"] == "flashtrain")
     (compiled,) = [row for row in rows if not row.get("tokens_per_second")]
     assert "benchmark.compile=true" in compiled["error"]

@@ -1,4 +1,5 @@
-"""recipe=hf-long: each case in processes of its own, on a CPU by gloo; what fails, hangs or does not fit is a row."""
+"""recipe=hf-long: each case in processes of its own, on a CPU by gloo; what fails, hangs or
+does not fit is a row."""
 
 from __future__ import annotations
 
@@ -27,20 +28,46 @@ pytestmark = pytest.mark.integration  # whole runs and plans
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 RESULTS = Path(__file__).parents[3] / "recipes" / "results"
-WORDS = ("recipe=hf-long", "hardware=cpu", "logger=none", "benchmark.contexts=[64]", "benchmark.steps=2")
-H200 = Hardware("cuda", "NVIDIA H200", 2, (9, 0), 150 * 10**9, 149 * 10**9, 989e12, "bf16-mixed", "flash", 120 * 2**30)
+WORDS = (
+    "recipe=hf-long",
+    "hardware=cpu",
+    "logger=none",
+    "benchmark.contexts=[64]",
+    "benchmark.steps=2",
+)
+H200 = Hardware(
+    "cuda",
+    "NVIDIA H200",
+    2,
+    (9, 0),
+    150 * 10**9,
+    149 * 10**9,
+    989e12,
+    "bf16-mixed",
+    "flash",
+    120 * 2**30,
+)
 
 
 def rows_of(folder: Path, *words: str) -> list[dict]:
     told = [*WORDS, *words]
     assert run_job(compose_settings(told), folder, overrides=told, started=time.monotonic()) == 0
-    return [row for row in read_result(folder / "result.json").rows if row["implementation"] == "flashtrain"]
+    return [
+        row
+        for row in read_result(folder / "result.json").rows
+        if row["implementation"] == "flashtrain"
+    ]
 
 
 @pytest.mark.slow  # starts processes
 @pytest.mark.parametrize("devices", [(), ("trainer.devices=2", "context_parallel=2")])
 def test_a_step_is_measured_on_one_device_and_over_two(devices: tuple[str, ...], tmp_path) -> None:
-    (row,) = rows_of(tmp_path, "benchmark.models=[tiny-lora]", "memory.activation_checkpointing=selective", *devices)
+    (row,) = rows_of(
+        tmp_path,
+        "benchmark.models=[tiny-lora]",
+        "memory.activation_checkpointing=selective",
+        *devices,
+    )
     assert row.get("status") is None, row
     assert (row["context"], row["devices"], row["steps"]) == (64, 2 if devices else 1, 2)
     assert row["tokens_per_second"] == pytest.approx(64 / row["step_seconds"], rel=0.2)
@@ -106,9 +133,14 @@ def test_the_plan_of_an_h200_holds_393_216_tokens_of_an_8b_model_with_adapters()
 def test_estimates_are_at_most_a_tenth_above_the_peaks_and_never_below(
     name: str, least: int, devices: tuple[str, ...]
 ) -> None:
-    """But for one row, of code that kept pieces of 65,536 tokens beside each other, which is no more."""
+    """But for one row, of code that kept pieces of 65,536 tokens beside each
+    other, which is no more."""
     rows = read_result(RESULTS / f"{name}.json").rows
-    measured = {(r["model"], r["context"]): r for r in rows if r["peak_memory_gib"] and "by 65,536" not in r["memory"]}
+    measured = {
+        (r["model"], r["context"]): r
+        for r in rows
+        if r["peak_memory_gib"] and "by 65,536" not in r["memory"]
+    }
     assert len(measured) >= least
     savings = ("memory.offload=true", "memory.ffn_chunk=16384", "memory.loss_chunk=2048")
     for (model, context), row in measured.items():
@@ -122,7 +154,9 @@ def test_estimates_are_at_most_a_tenth_above_the_peaks_and_never_below(
 
 
 def test_the_largest_context_that_memory_auto_takes_is_a_row_of_each_model() -> None:
-    job = long_steps_on(H200, "benchmark.models=[llama-1b,llama-8b-lora]", "memory.activation_checkpointing=none")
+    job = long_steps_on(
+        H200, "benchmark.models=[llama-1b,llama-8b-lora]", "memory.activation_checkpointing=none"
+    )
     rows = job.completed([])
     assert [row["model"] for row in rows] == ["llama-1b", "llama-8b-lora"]
     assert {row["implementation"] for row in rows} == {"plan of memory=auto"}
@@ -130,8 +164,12 @@ def test_the_largest_context_that_memory_auto_takes_is_a_row_of_each_model() -> 
         assert row["limited_by"] == "host"
         assert "inputs in host memory" in row["memory"]
         assert row["host_estimate_gib"] <= 0.9 * 120
-        assert f"{row['model']} S={row['context']:,} at most by memory.activation_checkpointing=auto" in job.plan()
-        (longer,) = long_steps_on(H200, f"benchmark.models=[{row['model']}]", "memory.activation_checkpointing=full",
+        assert (
+            f"{row['model']} S={row['context']:,} at most by memory.activation_checkpointing=auto"
+            in job.plan()
+        )
+        (longer,) = long_steps_on(H200, f"benchmark.models=[{row['model']}]",
+                                  "memory.activation_checkpointing=full",
                                   "memory.offload=true",
                                   f"benchmark.contexts=[{row['context'] + 4096}]"
                                   ).cases  # fmt: skip
@@ -168,15 +206,28 @@ def make_optimizer(kind: str, layer: torch.nn.Linear) -> torch.optim.Optimizer:
 
 
 def test_the_settings_of_a_training_are_used() -> None:
-    words = ["recipe=hf-long", "trainer.devices=2", "context_parallel=2", "hardware.precision=bf16-true"]
+    words = [
+        "recipe=hf-long",
+        "trainer.devices=2",
+        "context_parallel=2",
+        "hardware.precision=bf16-true",
+    ]
     job = LongSteps(compose_settings(words), detect_hardware("cpu"))
     assert (job.adapted.precision, job.adapted.attention) == ("bf16-true", "flash")
     assert job.cases[0].settings().strategy == "context_parallel"
 
 
 def test_a_plan_says_what_does_not_fit_and_how_several_devices_share_a_sequence() -> None:
-    words = ["mode=plan", "benchmark.models=[qwen3-8b]", "benchmark.contexts=[262144]", "trainer.devices=8"]
+    words = [
+        "mode=plan",
+        "benchmark.models=[qwen3-8b]",
+        "benchmark.contexts=[262144]",
+        "trainer.devices=8",
+    ]
     alone = long_steps_on(planned_hardware("h100", 8), *words).plan().splitlines()
     assert "context_parallel=8 shares it" in alone[0]
     assert alone[1].endswith("does not fit")
-    assert "does not fit" not in long_steps_on(planned_hardware("h100", 8), *words, "context_parallel=8").plan()
+    assert (
+        "does not fit"
+        not in long_steps_on(planned_hardware("h100", 8), *words, "context_parallel=8").plan()
+    )

@@ -1,5 +1,5 @@
-"""Rows of a comparison: perplexities, intervals by drawing whole documents, times, the paper's values, and whether
-longer was better.
+"""Rows of a comparison: perplexities, intervals by drawing whole documents, times, the paper's
+values, and whether longer was better.
 """
 
 from __future__ import annotations
@@ -50,7 +50,13 @@ WINDOWS = Windows(torch.zeros(12, 17, dtype=torch.long), np.repeat(np.arange(6),
 
 
 def trained(rate: float, **changes):
-    summary = {"status": "finished", "model": "gpt2-124m", "tokens": 1000, "tokens_per_second": rate, "steps": 10}
+    summary = {
+        "status": "finished",
+        "model": "gpt2-124m",
+        "tokens": 1000,
+        "tokens_per_second": rate,
+        "steps": 10,
+    }
     return {**summary, "peak_memory_gib": 1.0, **changes}
 
 
@@ -75,7 +81,12 @@ def test_perplexity_is_the_exponential_of_the_mean_loss_with_its_interval() -> N
 
 def test_a_longer_context_is_better_worse_or_neither_by_the_difference_on_the_same_tokens() -> None:
     shaky = np.random.RandomState(1).normal(0, 0.4, size=NOISE.shape).astype("float32")
-    found = {1024: scores(0.0), 2048: scores(-0.02), 4096: scores(0.01), 8192: scores(0.01, shaky - shaky.mean())}
+    found = {
+        1024: scores(0.0),
+        2048: scores(-0.02),
+        4096: scores(0.01),
+        8192: scores(0.01, shaky - shaky.mean()),
+    }
     rows = length_rows({c: trained(500.0) for c in found}, found, WINDOWS, seed=0)
     assert [row["against_shorter"] for row in rows] == [None, BETTER, WORSE, EQUAL]
     # The intervals of 1024 and 2048 overlap: only the paired difference tells that one is better.
@@ -87,8 +98,11 @@ def test_differences_in_loss_are_reported_with_their_intervals() -> None:
     assert rows[0]["loss_less_shorter"] is None
     assert rows[0]["loss_less_shortest_sliding_low"] is None
     assert [row["loss_less_shorter"] for row in rows[1:]] == pytest.approx([-0.02, 0.05], abs=1e-4)
-    assert [row["loss_less_shortest_sliding"] for row in rows[1:]] == pytest.approx([-0.02, 0.03], abs=1e-4)
-    assert rows[2]["loss_less_shorter_low"] == pytest.approx(0.05, abs=1e-4)  # a constant shift has no spread
+    assert [row["loss_less_shortest_sliding"] for row in rows[1:]] == pytest.approx(
+        [-0.02, 0.03], abs=1e-4
+    )
+    # A constant shift has no spread.
+    assert rows[2]["loss_less_shorter_low"] == pytest.approx(0.05, abs=1e-4)
 
 
 def test_one_window_is_too_little_text_to_judge() -> None:
@@ -113,11 +127,17 @@ def test_the_papers_values_stand_beside_and_are_not_ours() -> None:
     shown = table(rows)
     assert "Table 4: GPT-2 small on OpenWebText" in shown.title
     assert "paper: perplexity" in shown.headings
-    assert not any("paper" in heading for heading in table(rows[:1]).headings)  # one context is no comparison
+    # One context is no comparison.
+    assert not any("paper" in heading for heading in table(rows[:1]).headings)
 
 
 def test_a_length_that_did_not_finish_stays_a_row_that_reports_it() -> None:
-    failed = {"status": "out of memory", "error": "out of memory: 80 GiB", "model": "gpt2-124m", "tokens": 1000}
+    failed = {
+        "status": "out of memory",
+        "error": "out of memory: 80 GiB",
+        "model": "gpt2-124m",
+        "tokens": 1000,
+    }
     summaries = {1024: trained(500.0), 2048: failed, 4096: trained(400.0)}
     rows = length_rows(summaries, {1024: scores(0.0), 4096: scores(-0.1)}, WINDOWS, seed=0)
     assert (rows[1]["status"], rows[1].get("perplexity")) == ("out of memory", None)

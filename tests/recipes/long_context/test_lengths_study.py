@@ -49,11 +49,17 @@ class InThisProcess:
 
 
 def compare(tiny_runs: TinyRuns, folder, *extra: str, start=None) -> tuple[int, InThisProcess]:
-    without = [word for word in tiny_runs.words if not word.startswith(("context=", "trainer.micro_batch="))]
+    without = [
+        word
+        for word in tiny_runs.words
+        if not word.startswith(("context=", "trainer.micro_batch="))
+    ]
     words = TinyRuns(tiny_runs.folder, without).settings_words(*LENGTHS, f"output={folder}", *extra)
     words = list({word.split("=", 1)[0]: word for word in words}.values())
     runner = start or InThisProcess()
-    return run_study(compose_settings(words), CommandLine(words), started=time.monotonic(), start=runner), runner
+    return run_study(
+        compose_settings(words), CommandLine(words), started=time.monotonic(), start=runner
+    ), runner
 
 
 @pytest.fixture(scope="module")
@@ -71,17 +77,23 @@ def test_each_context_is_trained_on_the_same_tokens_and_split(finished) -> None:
     trained = [read_settings(study / f"context-{context}") for context in (16, 64)]
     assert [settings.mode for settings in trained] == ["train", "train"]
     assert {settings.data.split_context for settings in trained} == {64}
-    summaries = [json.loads((study / f"context-{c}" / "summary.json").read_text()) for c in (16, 64)]
+    summaries = [
+        json.loads((study / f"context-{c}" / "summary.json").read_text()) for c in (16, 64)
+    ]
     assert len({summary["tokens"] for summary in summaries}) == 1
 
 
 def test_it_leaves_rows_a_summary_and_two_figures(finished) -> None:
     _, study, _ = finished
-    assert {"config.yaml", "summary.json", "result.json", "lengths.png"} <= {path.name for path in study.iterdir()}
+    assert {"config.yaml", "summary.json", "result.json", "lengths.png"} <= {
+        path.name for path in study.iterdir()
+    }
     result = read_result(study / "result.json")
     lengths = [row for row in result.rows if row["part"] == "lengths"]
     assert [row["context"] for row in lengths] == [16, 64]
-    assert all(row["perplexity_low"] <= row["perplexity"] <= row["perplexity_high"] for row in lengths)
+    assert all(
+        row["perplexity_low"] <= row["perplexity"] <= row["perplexity_high"] for row in lengths
+    )
     assert len({row["scored_tokens"] for row in lengths}) == 1
     assert lengths[0]["time_ratio"] == 1
     assert "mode=lengths" in result.command
@@ -110,7 +122,9 @@ def test_what_is_finished_is_not_trained_again_and_a_new_length_joins_it(
     assert "held-out tokens in" in capsys.readouterr().out
 
 
-def test_other_settings_or_a_wish_to_start_anew_are_another_comparison(finished, tiny_runs: TinyRuns) -> None:
+def test_other_settings_or_a_wish_to_start_anew_are_another_comparison(
+    finished, tiny_runs: TinyRuns
+) -> None:
     folder, study, _ = finished
     stopped = lambda words: 130  # noqa: E731
     for extra in (("trainer.steps=3",), ("attention=standard",), ("resume=null",)):
@@ -123,13 +137,17 @@ def test_other_settings_or_a_wish_to_start_anew_are_another_comparison(finished,
 
 
 @pytest.mark.parametrize(("how", "study_status"), [("failed", 1), ("out of memory", 0)])
-def test_a_length_that_fails_is_a_row_and_the_others_go_on(tiny_runs: TinyRuns, tmp_path, how, study_status) -> None:
+def test_a_length_that_fails_is_a_row_and_the_others_go_on(
+    tiny_runs: TinyRuns, tmp_path, how, study_status
+) -> None:
     class FailsAt16(InThisProcess):
         def __call__(self, words):
             if "context=16" not in words:
                 return super().__call__(words)
             if how == "out of memory":
-                folder = Path(dict(word.split("=", 1) for word in words)["hydra.run.dir"].strip("'"))
+                folder = Path(
+                    dict(word.split("=", 1) for word in words)["hydra.run.dir"].strip("'")
+                )
                 write_summary(folder, {"status": how, "error": "killed by signal 9", "context": 16})
             return -9
 
@@ -161,14 +179,25 @@ def test_a_stopped_training_stops_the_comparison(tiny_runs: TinyRuns, tmp_path, 
         (["lengths.contexts=[8192]", "trainer.tokens_per_step=8192"], "tokens"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_is_trained(tiny_runs: TinyRuns, tmp_path, words, message) -> None:
+def test_what_cannot_work_is_refused_before_anything_is_trained(
+    tiny_runs: TinyRuns, tmp_path, words, message
+) -> None:
     with pytest.raises(UserError, match=message):
         compare(tiny_runs, tmp_path, *words, start=lambda words: pytest.fail("trained"))
     assert not list(tmp_path.iterdir())
 
 
 def test_plan_describes_every_length_and_starts_nothing(tmp_path) -> None:
-    words = ["recipe=gpt2-long", "mode=plan", "hardware=cpu", "lengths.contexts=[64,1024]", f"output={tmp_path}"]
+    words = [
+        "recipe=gpt2-long",
+        "mode=plan",
+        "hardware=cpu",
+        "lengths.contexts=[64,1024]",
+        f"output={tmp_path}",
+    ]
     text = study_plan(*adapt_to_machine(compose_settings(words), CommandLine(words)))
-    assert [line for line in text.splitlines() if line.startswith("===")] == ["=== context 64", "=== context 1,024"]
+    assert [line for line in text.splitlines() if line.startswith("===")] == [
+        "=== context 64",
+        "=== context 1,024",
+    ]
     assert not list(tmp_path.iterdir())

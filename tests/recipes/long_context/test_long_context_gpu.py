@@ -8,7 +8,10 @@ import torch
 from flashtrain.models import Decoder, DecoderConfig, RotaryPositions
 from flashtrain_recipes.long_context.evaluate import score_windows
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 
 def demo(family: str, context: int, attention: str = "flash") -> Decoder:
@@ -37,7 +40,9 @@ def test_rotary_angles_a_million_tokens_in_are_a_cpus_compiled_or_not() -> None:
     exact = rotary(x.double(), positions)
     for turn in (rotary, torch.compile(rotary)):
         # The float32 frequencies may differ by their last digit: 6e-8 of a million radians.
-        torch.testing.assert_close(turn(x.cuda(), positions.cuda()).cpu().double(), exact, atol=0.3, rtol=0)
+        torch.testing.assert_close(
+            turn(x.cuda(), positions.cuda()).cpu().double(), exact, atol=0.3, rtol=0
+        )
         torch.testing.assert_close(
             turn(x.cuda(), positions.cuda()), rotary(x.cuda(), positions.cuda()), atol=0.3, rtol=0
         )

@@ -102,7 +102,9 @@ def test_keys_differ_and_are_the_same_for_the_same_seed() -> None:
 
 
 def test_a_length_without_room_is_refused_with_the_shortest_possible() -> None:
-    with pytest.raises(UserError, match=r"100 tokens are too few for the prompt: choose (\d+) or more") as caught:
+    with pytest.raises(
+        UserError, match=r"100 tokens are too few for the prompt: choose (\d+) or more"
+    ) as caught:
         accuracy(copies, lengths=[100])
     shortest = int(re.search(r"choose (\d+)", str(caught.value))[1])
     assert accuracy(copies, lengths=[shortest]) == [1.0] * 3
@@ -115,9 +117,17 @@ def run_mode(*words: str) -> int:
 
 
 def test_the_mode_leaves_a_table_and_rows_for_a_model_that_knows_nothing(trained, capsys) -> None:
-    words = (f"checkpoint={trained}", "passkey.lengths=[400]", "passkey.depths=[0,1]", "passkey.trials=2")
+    words = (
+        f"checkpoint={trained}",
+        "passkey.lengths=[400]",
+        "passkey.depths=[0,1]",
+        "passkey.trials=2",
+    )
     assert run_mode(*words, "model.interpolate_positions=true") == 0
     assert "depth 100%" in capsys.readouterr().out
     result = read_result(trained / "passkey" / "result.json")
-    assert [(row["length"], row["depth"], row["accuracy"]) for row in result.rows] == [(400, 0.0, 0.0), (400, 1.0, 0.0)]
+    assert [(row["length"], row["depth"], row["accuracy"]) for row in result.rows] == [
+        (400, 0.0, 0.0),
+        (400, 1.0, 0.0),
+    ]
     assert f"mode=passkey checkpoint={trained} passkey.lengths=[400]" in result.command

@@ -1,4 +1,5 @@
-"""Which held-out text is scored; every context on the same tokens, from as much text before them as it holds."""
+"""Which held-out text is scored; every context on the same tokens, from as much text
+before them as it holds."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from flashtrain_recipes.long_context.evaluate import held_out_windows, score_win
 
 
 def corpus(lengths):
-    """A token cache of documents of these lengths, whose tokens count on from 0, all of them held out."""
+    """A token cache of documents of these lengths, whose tokens count on from
+    0, all of them held out."""
     tokens = np.arange(sum(lengths), dtype="uint16")
     ends = np.cumsum(lengths)
     cache = SimpleNamespace(tokens=tokens, tokenizer=SimpleNamespace(vocab_size=2**16))
@@ -27,8 +29,10 @@ def corpus(lengths):
     [
         # 2, 0, 3 and 2 windows of 10 with their label; documents take turns
         ([25, 5, 40, 21], 100, [0, 30, 70, 10, 40, 80, 50], "documents", [0, 2, 3, 0, 2, 3, 2]),
-        ([25, 5, 40, 21], 3, [0, 30, 70], "documents", [0, 2, 3]),  # few windows are of many documents
-        ([35, 4], 100, [0, 10, 20], "windows", [0, 1, 2]),  # those of a single document are units themselves
+        # Few windows are of many documents.
+        ([25, 5, 40, 21], 3, [0, 30, 70], "documents", [0, 2, 3]),
+        # Those of a single document are units themselves.
+        ([35, 4], 100, [0, 10, 20], "windows", [0, 1, 2]),
         ([8, 9, 10], 100, [0, 10], "windows", [0, 1]),  # short documents are laid end to end
     ],
 )
@@ -48,23 +52,28 @@ class Watched(Decoder):
     """A model that predicts nothing, and notes what it read and which tokens it was asked about."""
 
     def __init__(self, vocab_size: int = 200) -> None:
-        super().__init__(DecoderConfig.of_size("demo", vocab_size=vocab_size, context=64), attention="sdpa")
+        super().__init__(
+            DecoderConfig.of_size("demo", vocab_size=vocab_size, context=64), attention="sdpa"
+        )
         self.read: list[list[int]] = []
 
     def hidden(self, tokens, **_):
         self.read += tokens.tolist()
-        # The state of a token is its id, so that logits() can tell which position it is asked about.
+        # The state of a token is its id, so that logits() can tell which
+        # position it is asked about.
         return tokens[..., None].float()
 
     def logits(self, hidden):
-        # -100 everywhere but at the token that follows in these windows, whose ids count on: a loss of 0.
+        # -100 everywhere but at the token that follows in these windows, whose ids
+        # count on: a loss of 0.
         following = hidden[..., 0].long() + 1
         return torch.full((*following.shape, 200), -100.0).scatter(-1, following[..., None], 0.0)
 
 
 @pytest.fixture
 def windows() -> torch.Tensor:
-    return torch.arange(0, 33)[None] + torch.tensor([[0], [100]])  # two windows of 32 tokens and a label
+    # Two windows of 32 tokens and a label.
+    return torch.arange(0, 33)[None] + torch.tensor([[0], [100]])
 
 
 def test_every_context_is_asked_about_the_same_tokens(windows) -> None:
@@ -72,7 +81,8 @@ def test_every_context_is_asked_about_the_same_tokens(windows) -> None:
         for stride in (None, 1, 3, 8):
             losses = score_windows(Watched(), windows, context=context, scored=8, stride=stride)
             assert losses.shape == (2, 8)
-            # Only a model that is asked at positions 24 to 31 for tokens 25 to 32 has a loss of 0 here.
+            # Only a model that is asked at positions 24 to 31 for tokens 25 to 32
+            # has a loss of 0 here.
             assert bool((losses == 0).all()), (context, stride)
 
 
@@ -113,7 +123,9 @@ def test_many_windows_are_read_in_portions_with_the_same_losses(monkeypatch) -> 
 
 def test_dropout_is_off() -> None:
     torch.manual_seed(0)
-    model = Decoder(DecoderConfig.of_size("demo", vocab_size=50, context=16, dropout=0.5), attention="sdpa")
+    model = Decoder(
+        DecoderConfig.of_size("demo", vocab_size=50, context=16, dropout=0.5), attention="sdpa"
+    )
     windows = torch.randint(0, 50, (2, 17))
     first, second = (score_windows(model.train(), windows, context=16, scored=4) for _ in range(2))
     assert torch.equal(first, second)

@@ -1,4 +1,5 @@
-"""Baselines and a clock made up for the tests: they take turns, run out of memory, and are slow on command."""
+"""Baselines and a clock made up for the tests: they take turns, run out of memory,
+and are slow on command."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ class MadeUp(StepBaseline):
 
     compiled = True
 
-    def __init__(self, name: str, calls: list[str] | None = None, does: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, name: str, calls: list[str] | None = None, does: Callable[[], object] = lambda: None
+    ) -> None:
         self.name = self.title = name
         self.calls, self.does = calls if calls is not None else [], does
 
@@ -38,7 +41,8 @@ class MadeUp(StepBaseline):
 
 
 class MemoryClock(Clock):
-    """A clock that sees memory: 100 MiB more are held at each look, and a step needs 1024 MiB beyond that."""
+    """A clock that sees memory: 100 MiB more are held at each look, and a step
+    needs 1024 MiB beyond that."""
 
     held = 0.0
 
@@ -51,13 +55,17 @@ class MemoryClock(Clock):
         return 1024.0
 
 
-def turns(notes: list | None = None, clock: Clock | None = None, batch: int = 2, **options) -> StepTurns:
+def turns(
+    notes: list | None = None, clock: Clock | None = None, batch: int = 2, **options
+) -> StepTurns:
     def note(title: str, reason: str) -> None:
         if notes is not None:
             notes.append((title, reason))
 
     own = {"effort": Effort(rounds=3, steps=2), "peak_flops": None, "full": [], **options}
-    return StepTurns(replace(CASE, batch=batch), device=CPU, clock=clock or Clock(), seed=0, note=note, **own)
+    return StepTurns(
+        replace(CASE, batch=batch), device=CPU, clock=clock or Clock(), seed=0, note=note, **own
+    )
 
 
 def out_of_memory() -> None:

@@ -1,5 +1,5 @@
-"""Baselines of the same model: their losses and gradients agree on the same weights, and so do their updates; and
-model=plain, which starts as model=gpt2 does.
+"""Baselines of the same model: their losses and gradients agree on the same weights, and so do
+their updates; and model=plain, which starts as model=gpt2 does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from flashtrain.models.decoder_config import SIZES
 from flashtrain.tasks.decoders import make_model
 from flashtrain.training.hardware import detect_hardware
 from flashtrain_recipes.step_benchmark.baselines import all_baselines
-from flashtrain_recipes.step_benchmark.baselines.hugging_face import hugging_face_gpt2, hugging_face_loss
+from flashtrain_recipes.step_benchmark.baselines.hugging_face import (
+    hugging_face_gpt2,
+    hugging_face_loss,
+)
 from flashtrain_recipes.step_benchmark.cases import GPT2Case
 from flashtrain_recipes.step_benchmark.plain_training import PlainGPT
 from flashtrain_recipes.step_benchmark.settings import STEP_MODELS
@@ -32,7 +35,8 @@ CASE = GPT2Case("demo", 24, 3, "fp32", vocab_size=64, vocab_rows=64)
 def our_model() -> Decoder:
     torch.manual_seed(0)
     model = Decoder(CASE.config(), attention="standard").double()
-    for parameter in model.parameters():  # biases start at zero, where a forgotten one would not show
+    # Biases start at zero, where a forgotten one would not show.
+    for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.05)
     return model
 
@@ -63,18 +67,25 @@ def hugging_face(ours: Decoder, attention: str, folder: Path) -> tuple:
         (hugging_face, "sdpa", 1e-6, 1e-5),
     ],
 )
-def test_others_compute_what_flashtrain_does(build, attention: str, atol: float, rtol: float, tmp_path) -> None:
+def test_others_compute_what_flashtrain_does(
+    build, attention: str, atol: float, rtol: float, tmp_path
+) -> None:
     ours = our_model()
     tokens, labels = CASE.draw(CPU, seed=1)
     found = []
-    for loss_of, embedding in ((ours.loss, ours.token_embedding.weight), build(ours, attention, tmp_path)):
+    for loss_of, embedding in (
+        (ours.loss, ours.token_embedding.weight),
+        build(ours, attention, tmp_path),
+    ):
         loss = loss_of(tokens, labels)
         found.append((loss.detach(), torch.autograd.grad(loss, embedding)[0]))
     torch.testing.assert_close(found[1], found[0], atol=atol, rtol=rtol, check_dtype=False)
 
 
 def test_a_step_of_ours_updates_the_weights_as_the_peers_step_does() -> None:
-    settings = compose_settings(["recipe=gpt2-speed", "schedule=constant", "schedule.warmup_steps=0"])
+    settings = compose_settings(
+        ["recipe=gpt2-speed", "schedule=constant", "schedule.warmup_steps=0"]
+    )
     step = all_baselines(settings, detect_hardware("cpu"), compiled=False)[0].build(CASE, CPU)
     theirs = copy.deepcopy(step.model)
     other = usual_step(theirs, theirs.loss, CASE, CPU)
@@ -85,8 +96,12 @@ def test_a_step_of_ours_updates_the_weights_as_the_peers_step_does() -> None:
         torch.testing.assert_close(one, two)
 
 
-@pytest.mark.parametrize(("weights", "states"), [("bf16", torch.bfloat16), ("bf16-master", torch.float32)])
-def test_weights_in_bfloat16_have_optimiser_states_in_it_or_in_float32(weights: str, states: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("weights", "states"), [("bf16", torch.bfloat16), ("bf16-master", torch.float32)]
+)
+def test_weights_in_bfloat16_have_optimiser_states_in_it_or_in_float32(
+    weights: str, states: torch.dtype
+) -> None:
     case = GPT2Case("demo", 16, 1, weights, vocab_size=64)
     settings = compose_settings(["recipe=gpt2-speed"])
     for baseline in all_baselines(settings, detect_hardware("cpu"), compiled=False):
@@ -96,7 +111,11 @@ def test_weights_in_bfloat16_have_optimiser_states_in_it_or_in_float32(weights: 
             assert torch.isfinite(loss)
             assert {parameter.dtype for parameter in step.model.parameters()} == {torch.bfloat16}
             assert {state["exp_avg"].dtype for state in step.optimizer.state.values()} == {states}
-            updated = {parameter.dtype for group in step.optimizer.param_groups for parameter in group["params"]}
+            updated = {
+                parameter.dtype
+                for group in step.optimizer.param_groups
+                for parameter in group["params"]
+            }
             assert updated == {states}
 
 
@@ -118,7 +137,9 @@ def built(name: str, seed: int = 3, **options):
         [*DEMO, f"model.name={name}", *(f"model.{key}={value}" for key, value in options.items())]
     )
     torch.manual_seed(seed)
-    return make_model(settings.model, vocab_size=320, context=settings.context, attention="sdpa").double()
+    return make_model(
+        settings.model, vocab_size=320, context=settings.context, attention="sdpa"
+    ).double()
 
 
 def test_it_starts_from_the_weights_of_gpt2_and_counts_as_it_does():

@@ -29,7 +29,9 @@ CONTEXT = ("recipe=context-speed", *TINY, "benchmark.contexts=[16,32,64]", "benc
 
 def run(folder, *words: str) -> int:
     folder.mkdir(parents=True, exist_ok=True)
-    return run_job(compose_settings(list(words)), folder, overrides=list(words), started=time.monotonic())
+    return run_job(
+        compose_settings(list(words)), folder, overrides=list(words), started=time.monotonic()
+    )
 
 
 def settled(*words: str) -> Settings:
@@ -46,8 +48,11 @@ def speed(tmp_path_factory: pytest.TempPathFactory):
 def test_gpt2_speed_measures_every_implementation_at_every_batch(speed) -> None:
     pytest.importorskip("transformers")
     result = read_result(speed / "result.json")
-    measured = {(row["implementation"], row["batch"]) for row in result.rows if row.get("tokens_per_second")}
-    names = {"flashtrain", "plain PyTorch, SDPA", "plain PyTorch, standard attention", "Hugging Face, eager",
+    measured = {
+        (row["implementation"], row["batch"]) for row in result.rows if row.get("tokens_per_second")
+    }
+    names = {"flashtrain", "plain PyTorch, SDPA", "plain PyTorch, standard attention",
+             "Hugging Face, eager",
              "Hugging Face, SDPA"}  # fmt: skip
     assert measured == {(name, batch) for name in names for batch in (1, 2)}
     (absent,) = [row for row in result.rows if not row.get("tokens_per_second")]
@@ -59,7 +64,12 @@ def test_gpt2_speed_measures_every_implementation_at_every_batch(speed) -> None:
 def test_its_summary_is_flat_and_reports_how_many_cases_were_measured(speed) -> None:
     row = json.loads((speed / "summary.json").read_text())
     assert not any(isinstance(value, (dict, list)) for value in row.values())
-    assert (row["status"], row["recipe"], row["cases"], row["cases_measured"]) == ("finished", "gpt2-speed", 2, 2)
+    assert (row["status"], row["recipe"], row["cases"], row["cases_measured"]) == (
+        "finished",
+        "gpt2-speed",
+        2,
+        2,
+    )
 
 
 def test_context_speed_keeps_the_tokens_of_a_step_until_one_sequence_is_longer(tmp_path) -> None:
@@ -85,30 +95,54 @@ def test_the_commands_cost_is_measured_beside_the_bare_loop(tmp_path, monkeypatc
         metrics.finalize("success")
 
     monkeypatch.setattr(command_cost.subprocess, "run", command)
-    words = [*SPEED, "benchmark.implementations=[flashtrain]", "benchmark.command_steps=30", "optimizer.epsilon=1e-7"]
+    words = [
+        *SPEED,
+        "benchmark.implementations=[flashtrain]",
+        "benchmark.command_steps=30",
+        "optimizer.epsilon=1e-7",
+    ]
     words.append("data.tokenizer=bytes")
     assert run(tmp_path / "run", *words) == 0
-    (row,) = [row for row in read_result(tmp_path / "run" / "result.json").rows if "command_cost" in row]
+    (row,) = [
+        row for row in read_result(tmp_path / "run" / "result.json").rows if "command_cost" in row
+    ]
     assert row["implementation"] == "flashtrain, the whole command"
     assert row["milliseconds"] == 3000.0
-    assert row["command_cost"] == pytest.approx(100 * (3000 / row["bare_milliseconds"] - 1), rel=1e-3)
+    assert row["command_cost"] == pytest.approx(
+        100 * (3000 / row["bare_milliseconds"] - 1), rel=1e-3
+    )
     words = asked[next(place for place, word in enumerate(asked) if word.startswith("recipe=")) :]
-    assert len({word.partition("=")[0] for word in words}) == len(words)  # a setting given twice is refused
+    # A setting given twice is refused.
+    assert len({word.partition("=")[0] for word in words}) == len(words)
     told = compose_settings([word for word in words if not word.startswith("hydra")])
     best = row["batch"]
     assert (told.recipe, told.mode, told.model.size, told.context) == ("gpt2", "train", "demo", 16)
-    assert (told.trainer.micro_batch, told.trainer.tokens_per_step, told.trainer.steps) == (best, best * 16, 30)
+    assert (told.trainer.micro_batch, told.trainer.tokens_per_step, told.trainer.steps) == (
+        best,
+        best * 16,
+        30,
+    )
     assert (told.data.tokenizer, told.logger.name, told.optimizer.epsilon) == ("bytes", "csv", 1e-7)
 
 
-def test_a_command_that_fails_or_takes_too_long_is_a_row_that_reports_it(tmp_path, monkeypatch) -> None:
+def test_a_command_that_fails_or_takes_too_long_is_a_row_that_reports_it(
+    tmp_path, monkeypatch
+) -> None:
     def command(words, timeout, **_):
         raise subprocess.TimeoutExpired(words, timeout)
 
     monkeypatch.setattr(command_cost.subprocess, "run", command)
-    words = ["benchmark.implementations=[flashtrain]", "benchmark.command_steps=20", "benchmark.max_seconds=100"]
+    words = [
+        "benchmark.implementations=[flashtrain]",
+        "benchmark.command_steps=20",
+        "benchmark.max_seconds=100",
+    ]
     assert run(tmp_path / "run", *SPEED, *words) == 0
-    (row,) = [row for row in read_result(tmp_path / "run" / "result.json").rows if "command" in row["implementation"]]
+    (row,) = [
+        row
+        for row in read_result(tmp_path / "run" / "result.json").rows
+        if "command" in row["implementation"]
+    ]
     assert row["status"] == "no time left"
 
 

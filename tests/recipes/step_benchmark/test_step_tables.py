@@ -6,11 +6,25 @@ from flashtrain_recipes.step_benchmark.baselines import EAGER, FLASHTRAIN
 from flashtrain_recipes.step_benchmark.figures import SPEEDUP, with_best_batches
 
 
-def row(implementation: str, tokens_per_second: float | None, batch: int | None = 16, **other) -> dict:
+def row(
+    implementation: str, tokens_per_second: float | None, batch: int | None = 16, **other
+) -> dict:
     case = {"model": "124m", "context": 1024, "weights": "fp32"}
     memory = None if tokens_per_second is None else 10.0
-    figures = {"tokens_per_second": tokens_per_second, "mfu": None, "peak_memory_gib": memory, "milliseconds": 1.0}
-    return {"implementation": implementation, **case, "batch": batch, **figures, "compile_seconds": 0.0, **other}
+    figures = {
+        "tokens_per_second": tokens_per_second,
+        "mfu": None,
+        "peak_memory_gib": memory,
+        "milliseconds": 1.0,
+    }
+    return {
+        "implementation": implementation,
+        **case,
+        "batch": batch,
+        **figures,
+        "compile_seconds": 0.0,
+        **other,
+    }
 
 
 ROWS = [
@@ -19,7 +33,13 @@ ROWS = [
     row("plain PyTorch, SDPA, compiled", 520_000, 64),
     row(EAGER, 100_000, 16),
     row(EAGER, None, 64, status="out of memory"),
-    row("Hugging Face, SDPA, compiled", None, None, status="not available", error="needs transformers"),
+    row(
+        "Hugging Face, SDPA, compiled",
+        None,
+        None,
+        status="not available",
+        error="needs transformers",
+    ),
 ]
 
 

@@ -1,4 +1,5 @@
-"""One case of training steps by baselines made up for the purpose: taking turns, running out of memory and of time."""
+"""One case of training steps by baselines made up for the purpose: taking turns, running out
+of memory and of time."""
 
 from __future__ import annotations
 
@@ -15,8 +16,12 @@ def test_every_baseline_gets_a_row_with_every_column() -> None:
     assert [row["implementation"] for row in rows] == ["a", "b"]
     for row in rows:
         assert {"model", "context", "batch", "weights", "compile_seconds"} < set(row)
-        assert row["tokens_per_second"] == pytest.approx(2 * 8 / row["milliseconds"] * 1e3, rel=0.05)
-        assert row["mfu"] == pytest.approx(row["tokens_per_second"] * CASE.flops_per_token() / 1e12, abs=1e-4)
+        assert row["tokens_per_second"] == pytest.approx(
+            2 * 8 / row["milliseconds"] * 1e3, rel=0.05
+        )
+        assert row["mfu"] == pytest.approx(
+            row["tokens_per_second"] * CASE.flops_per_token() / 1e12, abs=1e-4
+        )
         assert row["turns"] == 3
         # the model's own memory and what a step needs beyond
         assert row["peak_memory_gib"] == pytest.approx((100 + 1024) / 1024, abs=1e-3)
@@ -24,7 +29,7 @@ def test_every_baseline_gets_a_row_with_every_column() -> None:
 
 def test_a_row_says_what_was_done_for_memory() -> None:
     saving = MadeUp("a")
-    saving.memory = lambda case: MemoryChoice("full checkpointing", 2.5)  # type: ignore[method-assign]
+    saving.memory = lambda case: MemoryChoice(("full checkpointing"), 2.5)  # type: ignore[method-assign]
     (row,) = turns(clock=MemoryClock()).run([saving])
     assert (row["memory"], row["memory_estimate_gib"]) == ("full checkpointing", 2.5)
 
@@ -38,11 +43,16 @@ def test_a_turn_is_one_untimed_step_and_the_timed_ones() -> None:
 def test_out_of_memory_is_a_row_and_what_needs_as_much_is_not_tried() -> None:
     notes: list = []
     full: list = []
-    first, other = turns(notes, full=full).run([MadeUp("full", does=out_of_memory), MadeUp("other")])[::-1]
+    first, other = turns(notes, full=full).run(
+        [MadeUp("full", does=out_of_memory), MadeUp("other")]
+    )[::-1]
     assert (first["status"], "milliseconds" in first, other["turns"]) == ("out of memory", False, 3)
     assert ("full", "out of memory") in notes
     (row,) = turns(batch=4, full=full).run([MadeUp("full", does=lambda: pytest.fail("tried"))])
-    assert (row["status"], row["error"]) == ("out of memory", "not tried: a batch of 2 x 8 ran out of memory already")
+    assert (row["status"], row["error"]) == (
+        "out of memory",
+        "not tried: a batch of 2 x 8 ran out of memory already",
+    )
     (smaller,) = turns(batch=1, full=full).run([MadeUp("full")])
     adapts = MadeUp("full")
     adapts.adapts = True

@@ -1,4 +1,5 @@
-"""Runs of recipe=bert-finetune: labels, classes and words' labels; weights, ours and Hugging Face's; resuming."""
+"""Runs of recipe=bert-finetune: labels, classes and words' labels; weights, ours and
+Hugging Face's; resuming."""
 
 from __future__ import annotations
 
@@ -20,7 +21,20 @@ from flashtrain.settings.command_line import CommandLine
 
 pytestmark = pytest.mark.integration  # whole runs
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "ab", "cd", "abcd", "x", "y", "and", *map(str, range(40))]
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "ab",
+    "cd",
+    "abcd",
+    "x",
+    "y",
+    "and",
+    *map(str, range(40)),
+]
 
 
 def lines(path, rows) -> str:
@@ -48,14 +62,21 @@ def hugging_face(tmp_path_factory: pytest.TempPathFactory):
 
 def test_the_row_reports_micro_f1_on_test_texts(tuned) -> None:
     row = read_summary(tuned)
-    assert (row["status"], row["scored"], row["samples"], row["target"]) == ("finished", "test", 32, "labels")
+    assert (row["status"], row["scored"], row["samples"], row["target"]) == (
+        "finished",
+        "test",
+        32,
+        "labels",
+    )
     assert 0 <= row["micro_f1"] <= 1
     assert row["best_micro_f1"] is None
     assert row["validation_micro_f1"] is not None
 
 
 def test_labels_that_the_text_shows_are_learned(head_runs: TinyRuns) -> None:
-    status, folder = head_runs.run("learned", "trainer.steps=40", "trainer.validate_every=40", "bert.family=modern")
+    status, folder = head_runs.run(
+        "learned", "trainer.steps=40", "trainer.validate_every=40", "bert.family=modern"
+    )
     assert status == 0
     assert read_summary(folder)["micro_f1"] > 0.95
 
@@ -69,16 +90,25 @@ def test_micro_batches_train_to_the_same_weights(head_runs: TinyRuns, tuned) -> 
         torch.testing.assert_close(found[name], value, atol=1e-4, rtol=1e-3)
 
 
-def test_one_class_a_text_is_scored_by_accuracy_and_held_out_of_one_file(head_runs: TinyRuns, tmp_path) -> None:
-    path = lines(tmp_path / "all.jsonl", [{"text": f"text {'xy'[n % 2]}", "labels": n % 2} for n in range(20)])
-    status, folder = head_runs.run("class", f"finetune.path={path}", "finetune.target=class", "finetune.pooling=first")
+def test_one_class_a_text_is_scored_by_accuracy_and_held_out_of_one_file(
+    head_runs: TinyRuns, tmp_path
+) -> None:
+    path = lines(
+        tmp_path / "all.jsonl",
+        [{"text": f"text {'xy'[n % 2]}", "labels": n % 2} for n in range(20)],
+    )
+    status, folder = head_runs.run(
+        "class", f"finetune.path={path}", "finetune.target=class", "finetune.pooling=first"
+    )
     assert status == 0
     row = read_summary(folder)
     assert row["scored"] == "validation"
     assert 0 <= row["accuracy"] <= 1
 
 
-def test_words_labels_are_learned_on_a_hugging_face_bert(head_runs: TinyRuns, tmp_path, hugging_face) -> None:
+def test_words_labels_are_learned_on_a_hugging_face_bert(
+    head_runs: TinyRuns, tmp_path, hugging_face
+) -> None:
     rows = [{"words": ["x", str(n), "and", "y"], "labels": ["X", "O", "O", "Y"]} for n in range(40)]
     words = (f"finetune.path={lines(tmp_path / 'words.jsonl', rows)}", "finetune.target=tokens")
     status, folder = head_runs.run(
@@ -98,7 +128,8 @@ def test_a_vocabulary_of_more_tokens_than_the_weights_know_is_refused(
     status, run = head_runs.run("more-tokens", f"weights={folder}")
     assert status == 2
     assert (
-        f"its tokenizer makes {2 * len(WORDS)} tokens, and its weights know {len(WORDS)}" in read_summary(run)["error"]
+        f"its tokenizer makes {2 * len(WORDS)} tokens, and its weights know {len(WORDS)}"
+        in read_summary(run)["error"]
     )
 
 
@@ -115,11 +146,20 @@ def test_it_is_loaded_and_scored_in_python(tuned) -> None:
 def test_texts_of_ones_own_are_all_scored(tuned, tmp_path, caplog) -> None:
     caplog.set_level("INFO")
     path = lines(tmp_path / "mine.jsonl", [{"text": "x y", "labels": ["x"]}] * 7)
-    assert run_mode(settings_from_checkpoint(["mode=evaluate", f"checkpoint={tuned}", f"finetune.path={path}"])) == 0
+    assert (
+        run_mode(
+            settings_from_checkpoint(
+                ["mode=evaluate", f"checkpoint={tuned}", f"finetune.path={path}"]
+            )
+        )
+        == 0
+    )
     assert "on 7 test texts" in caplog.text
 
 
-def test_an_export_is_read_by_transformers_with_the_labels_names(head_runs: TinyRuns, tuned) -> None:
+def test_an_export_is_read_by_transformers_with_the_labels_names(
+    head_runs: TinyRuns, tuned
+) -> None:
     transformers = pytest.importorskip("transformers")
     status, folder = head_runs.run("exported", "finetune.pooling=first", "trainer.steps=1")
     assert status == 0
@@ -144,27 +184,46 @@ def test_an_export_is_read_by_transformers_with_the_labels_names(head_runs: Tiny
         (("finetune.path=null",), "finetune.data=files needs finetune.path"),
         (("finetune.data=synthetic",), "is used by finetune.data=files"),
         (("finetune.data=hub", "finetune.path=null"), "needs finetune.name"),
-        (("finetune.data=synthetic", "finetune.path=null", "finetune.target=class"), "Use finetune.target=labels"),
+        (
+            ("finetune.data=synthetic", "finetune.path=null", "finetune.target=class"),
+            "Use finetune.target=labels",
+        ),
         (("context=2",), "context=2"),
     ],
 )
 def test_settings_that_cannot_work_are_one_line(head_runs: TinyRuns, words, message) -> None:
     with pytest.raises(UserError, match=message):
-        adapt_to_machine(compose_settings(head_runs.settings_words(*words)), CommandLine(["hardware.demo=never"]))
+        adapt_to_machine(
+            compose_settings(head_runs.settings_words(*words)), CommandLine(["hardware.demo=never"])
+        )
 
 
 @pytest.mark.parametrize(
     ("words", "rows", "message"),
     [
         ((), [{"text": "a"}], "no column 'labels'"),
-        (("finetune.target=class",), [{"text": "a", "labels": ["x", "y"]}] * 4, "finetune.target=class needs one each"),
-        (("finetune.target=tokens",), [{"words": ["a"], "labels": ["x", "y"]}], "1 words and 2 labels"),
+        (
+            ("finetune.target=class",),
+            [{"text": "a", "labels": ["x", "y"]}] * 4,
+            "finetune.target=class needs one each",
+        ),
+        (
+            ("finetune.target=tokens",),
+            [{"words": ["a"], "labels": ["x", "y"]}],
+            "1 words and 2 labels",
+        ),
         (("finetune.target=tokens",), [{"words": "a", "labels": ["x"]}], "'words' holds 'a'"),
         ((), [{"text": "a", "labels": "x"}], "too few to hold out some"),
-        (("context=64", "weights=HF"), [{"text": "a", "labels": "x"}] * 4, "longer than the 32 positions"),
+        (
+            ("context=64", "weights=HF"),
+            [{"text": "a", "labels": "x"}] * 4,
+            "longer than the 32 positions",
+        ),
     ],
 )
-def test_so_are_texts_that_cannot_be_read(head_runs, tmp_path, hugging_face, words, rows, message) -> None:
+def test_so_are_texts_that_cannot_be_read(
+    head_runs, tmp_path, hugging_face, words, rows, message
+) -> None:
     given = [word.replace("HF", str(hugging_face)) for word in words]
     path = lines(tmp_path / "given.jsonl", rows)
     status, folder = head_runs.run(f"mistake-{tmp_path.name}", f"finetune.path={path}", *given)

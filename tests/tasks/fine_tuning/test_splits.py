@@ -14,12 +14,18 @@ from flashtrain.tasks.fine_tuning.splits import LabelledSource, make_source
 
 
 def write(path: Path, labels: str, count: int = 10) -> None:
-    path.write_text("\n".join(json.dumps({"text": f"{path.name} {n}", "labels": labels[n % 2]}) for n in range(count)))
+    path.write_text(
+        "\n".join(
+            json.dumps({"text": f"{path.name} {n}", "labels": labels[n % 2]}) for n in range(count)
+        )
+    )
 
 
 def source_of(path: Path, **options) -> LabelledSource:
     own = FineTuningSettings(data="files", path=str(path), target="class")
-    return make_source(LabelledSettings(data=DataSettings(tokenizer="bytes"), context=16, finetune=own), **options)
+    return make_source(
+        LabelledSettings(data=DataSettings(tokenizer="bytes"), context=16, finetune=own), **options
+    )
 
 
 def counts(source: LabelledSource) -> dict[str, int]:
@@ -55,7 +61,11 @@ def test_a_label_that_only_a_held_out_text_has_is_known(tmp_path) -> None:
 
 def test_texts_to_score_alone_are_those_called_test_or_all(tmp_path) -> None:
     write(tmp_path / "data.jsonl", "xy", 20)
-    trained = {"label_names": ["x", "y"], "only_test": True, "tokenizer": source_of(tmp_path).tokenizer}
+    trained = {
+        "label_names": ["x", "y"],
+        "only_test": True,
+        "tokenizer": source_of(tmp_path).tokenizer,
+    }
     assert counts(source_of(tmp_path, **trained)) == {"test": 20}
     write(tmp_path / "test.jsonl", "xy", 5)
     assert counts(source_of(tmp_path, **trained)) == {"test": 5}

@@ -1,4 +1,5 @@
-"""Runs of recipe=bert: the summary row, resuming, a target accuracy, evaluating, exporting, and mistakes in a line."""
+"""Runs of recipe=bert: the summary row, resuming, a target accuracy, evaluating, exporting,
+and mistakes in a line."""
 
 from __future__ import annotations
 
@@ -28,7 +29,12 @@ pytestmark = pytest.mark.integration  # whole runs
 
 def test_the_row_reports_real_tokens_fill_and_accuracy(trained_bert) -> None:
     row = read_summary(trained_bert)
-    assert (row["status"], row["model"], row["steps"], row["layout"]) == ("finished", "bert-tiny", 4, "packed")
+    assert (row["status"], row["model"], row["steps"], row["layout"]) == (
+        "finished",
+        "bert-tiny",
+        4,
+        "packed",
+    )
     assert 0 < row["tokens"] <= 4 * 256
     assert 0.5 < row["fill"] <= 1
     assert 0 <= row["validation_accuracy"] <= 1
@@ -40,7 +46,8 @@ def test_the_row_reports_real_tokens_fill_and_accuracy(trained_bert) -> None:
 def test_padded_rows_of_the_same_samples_train_to_the_same_weights(
     bert_runs: TinyRuns, trained_bert, monkeypatch
 ) -> None:
-    # They have a new shape in every batch: they are not compiled even where a packed batch would be.
+    # They have a new shape in every batch: they are not compiled even where a
+    # packed batch would be.
     monkeypatch.setattr(torch, "compile", lambda *_, **__: pytest.fail("compiled"))
     status, folder = bert_runs.run("padded", "masked.layout=padded", "trainer.compile=true")
     assert status == 0
@@ -50,7 +57,9 @@ def test_padded_rows_of_the_same_samples_train_to_the_same_weights(
 
 
 def test_a_target_accuracy_stops_the_run_and_is_timed(bert_runs: TinyRuns, capsys, caplog) -> None:
-    status, folder = bert_runs.run("target", "target_accuracy=0.0000001", "trainer.steps=40", "optimizer=lamb")
+    status, folder = bert_runs.run(
+        "target", "target_accuracy=0.0000001", "trainer.steps=40", "optimizer=lamb"
+    )
     assert status == 0
     row = read_summary(folder)
     assert row["steps"] < 40
@@ -64,9 +73,15 @@ def test_it_is_loaded_and_scored_in_python(trained_bert) -> None:
     assert (loaded.checkpoint, loaded.settings.task) == (last, "masked_language_model")
     assert loaded.tokenizer is not None
     saved = last_weights(trained_bert)
-    assert all(torch.equal(value, saved[f"model.{name}"]) for name, value in loaded.model.state_dict().items())
+    assert all(
+        torch.equal(value, saved[f"model.{name}"])
+        for name, value in loaded.model.state_dict().items()
+    )
     row, scores = read_summary(trained_bert), flashtrain.evaluate(loaded)
-    own = {name: pytest.approx(row[name], rel=1e-5) for name in ("validation_loss", "validation_accuracy")}
+    own = {
+        name: pytest.approx(row[name], rel=1e-5)
+        for name in ("validation_loss", "validation_accuracy")
+    }
     assert scores == {**own, "held_out": True, "samples": scores["samples"]}
     with pytest.raises(UserError, match="cannot generate text: only language models can"):
         flashtrain.generate(loaded, "a text")
@@ -82,7 +97,9 @@ def test_an_export_is_read_by_transformers_and_by_us(trained_bert) -> None:
     theirs = transformers.BertForMaskedLM.from_pretrained(folder).eval()
     tokens = torch.arange(20).reshape(2, 10)
     with torch.no_grad():
-        torch.testing.assert_close(ours(tokens)[..., :261], theirs(tokens).logits, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            ours(tokens)[..., :261], theirs(tokens).logits, atol=1e-4, rtol=1e-4
+        )
 
 
 def test_training_starts_from_such_weights(bert_runs: TinyRuns, trained_bert) -> None:
@@ -95,7 +112,9 @@ def test_a_next_sentence_head_of_the_weights_is_left_out(tmp_path) -> None:
     config = BertConfig.of_size("tiny", vocab_size=261, context=64)
     bert = Bert(replace(config, pooler=True, next_sentence=True), "sdpa").eval()
     save_bert(bert, tmp_path)
-    settings = compose_settings(["recipe=bert", "context=64", "bert.dropout=0", f"weights={tmp_path}"])
+    settings = compose_settings(
+        ["recipe=bert", "context=64", "bert.dropout=0", f"weights={tmp_path}"]
+    )
     model = make_bert(settings, detect_hardware("cpu"), 261).eval()
     assert not model.config.next_sentence
     tokens = torch.arange(20).reshape(2, 10)
@@ -105,7 +124,10 @@ def test_a_next_sentence_head_of_the_weights_is_left_out(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("trainer.devices=3",), "must be a multiple of masked.token_budget=128 tokens on 3 devices. Use 384"),
+        (
+            ("trainer.devices=3",),
+            "must be a multiple of masked.token_budget=128 tokens on 3 devices. Use 384",
+        ),
         (("masked.token_budget=32",), "masked.token_budget=32 must be at least 64"),
         (("context=2",), "context=2"),
         (("trainer.micro_batch=4",), "Use masked.token_budget"),
@@ -118,18 +140,25 @@ def test_a_next_sentence_head_of_the_weights_is_left_out(tmp_path) -> None:
 )
 def test_settings_that_cannot_work_are_one_line(bert_runs: TinyRuns, words, message) -> None:
     with pytest.raises(UserError, match=message):
-        adapt_to_machine(compose_settings(bert_runs.settings_words(*words)), CommandLine(["hardware.demo=never"]))
+        adapt_to_machine(
+            compose_settings(bert_runs.settings_words(*words)), CommandLine(["hardware.demo=never"])
+        )
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("bert.activation=cube",), "unknown activation 'cube'"),
-        (("context=65", "masked.token_budget=256", "weights=TRAINED"), "longer than the 64 positions"),
+        (
+            ("context=65", "masked.token_budget=256", "weights=TRAINED"),
+            "longer than the 64 positions",
+        ),
         (("bert.size=base", "resume=TRAINED"), "embed"),
     ],
 )
-def test_so_are_those_that_show_when_the_model_is_built(bert_runs: TinyRuns, trained_bert, words, message) -> None:
+def test_so_are_those_that_show_when_the_model_is_built(
+    bert_runs: TinyRuns, trained_bert, words, message
+) -> None:
     words = [word.replace("TRAINED", str(trained_bert)) for word in words]
     status, folder = bert_runs.run(f"mistake-{abs(hash(message))}", *words)
     assert status == 2

@@ -1,4 +1,5 @@
-"""How bert-speed batches its sequences: everything once, nothing beyond the budget, packed rows full."""
+"""How bert-speed batches its sequences: everything once, nothing beyond the
+budget, packed rows full."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ def test_all_batchings_have_the_same_tokens_and_labels() -> None:
         labels = torch.cat([batch["labels"][batch["labels"] != IGNORED] for batch in batches])
         assert sorted(labels.tolist()) == sorted(drawn.labels[drawn.labels != IGNORED].tolist())
         tokens = torch.cat([batch["tokens"].flatten() for batch in batches])
-        assert sorted(tokens[tokens != 0].tolist()) == sorted(drawn.tokens[drawn.tokens != 0].tolist())
+        assert sorted(tokens[tokens != 0].tolist()) == sorted(
+            drawn.tokens[drawn.tokens != 0].tolist()
+        )
         assert len({batch["labels"].shape for batch in batches}) == 1
     assert len({batch["tokens"].shape for batch in rows}) == 1
 

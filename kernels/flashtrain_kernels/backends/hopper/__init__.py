@@ -1,1 +1,2 @@
-"""Attention kernels for sm_90 (H100, H200), written in Gluon: TMA loads, wgmma, and specialised warps."""
+"""Attention kernels for sm_90 (H100, H200), written in Gluon: TMA loads, wgmma,
+and specialised warps."""

@@ -17,14 +17,16 @@ from .. import Call, Direction, Gradients
 from ..portable import tile_table
 
 NAME, TITLE = "hopper", "Hopper kernels"
-# Releases of Triton for whose Gluon the kernels were written: it is experimental and changes (triton_compat.py). They
-# were measured on a GPU with 3.6; with the others they were compiled, to code that hardly spills in its loops.
+# Releases of Triton for whose Gluon the kernels were written: it is experimental and changes
+# (triton_compat.py). They were measured on a GPU with 3.6; with the others they were compiled, to
+# code that hardly spills in its loops.
 RELEASES = ((3, 6), (3, 7), (3, 8), (3, 9))
 _LOGGER = logging.getLogger(__name__)
 
 
 def unavailable(device: torch.device) -> str | None:
-    """Return None if calls on this device can run on the Hopper kernels, else the reason why none can."""
+    """Return None if calls on this device can run on the Hopper kernels, else
+    the reason why none can."""
     if device.type != "cuda":
         return f"tensors are on {device.type}"
     if environment.forced_implementation() not in (None, NAME):
@@ -40,18 +42,21 @@ def _unavailable(index: int) -> str | None:
     release = environment.release()
     if release in RELEASES:
         return None
-    oldest, newest, installed = (".".join(map(str, numbers)) for numbers in (RELEASES[0], RELEASES[-1], release))
+    oldest, newest, installed = (
+        ".".join(map(str, numbers)) for numbers in (RELEASES[0], RELEASES[-1], release)
+    )
     reason = f"the Hopper kernels need Triton {oldest} to {newest}, installed is {installed}"
     _LOGGER.warning(
-        "flashtrain_kernels runs its portable kernels on this Hopper GPU, in long calls at some 0.6 to 0.75 times the "
-        "speed of the Hopper kernels: %s",
+        "flashtrain_kernels runs its portable kernels on this Hopper GPU, in long calls at some "
+        "0.6 to 0.75 times the speed of the Hopper kernels: %s",
         reason,
     )
     return reason
 
 
 def serves(call: Call, direction: Direction) -> str | None:
-    """Return None if this call can run on the Hopper kernels in this direction, else the reason why it cannot."""
+    """Return None if this call can run on the Hopper kernels in this direction, else
+    the reason why it cannot."""
     reason = unavailable(call.q.device)
     if reason is not None:
         return reason
@@ -70,7 +75,8 @@ def serves(call: Call, direction: Direction) -> str | None:
 
 
 def _serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
-    """None if the Gluon forward serves this call, else the reason. q (B, Sq, H, D), k, v (B, Sk, K, D)."""
+    """None if the Gluon forward serves this call, else the reason. q (B, Sq, H,
+    D), k, v (B, Sk, K, D)."""
     from .descriptors import why_not  # Gluon is imported only where it runs
     from .dropout_rng import why_not_change
 
@@ -95,14 +101,16 @@ def _serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | 
 
 
 def _is_faster_portable(q: Tensor, k: Tensor, options: Options) -> bool:
-    """Measured: in short causal backward passes at D = 64 the portable kernels win if programs have no whole heads."""
+    """Measured: in short causal backward passes at D = 64 the portable kernels win if
+    programs have no whole heads."""
     causal = options.mask is None and options.right is not None and not options.rich
     return causal and q.shape[3] == 64 and max(q.shape[1], k.shape[1]) <= 512
 
 
 def changes_sequences(options: Options, head_dim: int) -> bool:
-    """Return whether the Hopper kernels accept packed sequences with these options: at head dimensions 64 and 128,
-    ALiBi alone, or dropout alone if queries and keys have the same cu_seqlens tensor."""
+    """Return whether the Hopper kernels accept packed sequences with these options: at
+    head dimensions 64 and 128, ALiBi alone, or dropout alone if queries and keys have the
+    same cu_seqlens tensor."""
     if head_dim != 64 and head_dim != 128:
         return False
     mask = options.mask.sequences if isinstance(options.mask, Mask) else options.mask
@@ -114,8 +122,9 @@ def changes_sequences(options: Options, head_dim: int) -> bool:
 
 
 def finds_sequences(device: torch.device, head_dim: int, dtype: torch.dtype, changed: bool) -> bool:
-    """Return whether the Hopper kernels read packed sequences from cu_seqlens, without a Mask, in forward and backward.
-    changed: the call has ALiBi, dropout or a bias that `changes_sequences` does not accept: then they do not."""
+    """Return whether the Hopper kernels read packed sequences from cu_seqlens, without a Mask, in
+    forward and backward. changed: the call has ALiBi, dropout or a bias that `changes_sequences`
+    does not accept: then they do not."""
     return _both_passes(head_dim) and not changed and _available(device, dtype)
 
 
@@ -130,9 +139,12 @@ def _available(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype.itemsize == 2 and unavailable(device) is None
 
 
-def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool, softcap: bool) -> tuple[int, ...] | None:
-    """Return the tile sizes that a mask's plan must have, or None if these kernels run neither direction of its calls.
-    If they run one, the other's sizes are the portable kernels'. Arguments: see Backend.plan_blocks."""
+def plan_blocks(
+    mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool, softcap: bool
+) -> tuple[int, ...] | None:
+    """Return the tile sizes that a mask's plan must have, or None if these kernels run neither
+    direction of its calls. If they run one, the other's sizes are the portable kernels'. Arguments:
+    see Backend.plan_blocks."""
     # Under torch.compile head_dim may be symbolic: comparisons make constants of it.
     width = tile_table.width_of(head_dim)
     forward = True if head_dim % 8 == 0 and width <= 128 else False  # noqa: SIM210 - a constant
@@ -170,7 +182,8 @@ def _readied(call: Call) -> Call:
 
 
 def backward(call: Call, gradients: Gradients) -> None:
-    """Run the backward of a served call: write dq, dk and dv. dbias is None, as calls with a bias are not served."""
+    """Run the backward of a served call: write dq, dk and dv. dbias is None, as calls with
+    a bias are not served."""
     from .backward import backward_launches
     from .descriptors import why_not
 
@@ -178,13 +191,16 @@ def backward(call: Call, gradients: Gradients) -> None:
         for gradient in (gradients.dq, gradients.dk, gradients.dv):
             gradient.zero_()
         return
-    dout, out = (x if why_not("", x) is None else x.contiguous() for x in (gradients.dout, gradients.out))
+    dout, out = (
+        x if why_not("", x) is None else x.contiguous() for x in (gradients.dout, gradients.out)
+    )
     for launch in backward_launches(_readied(call), gradients._replace(dout=dout, out=out)):
         launch.run()
 
 
 def describe(call: Call, direction: Direction) -> str:
-    """Return the tile sizes of a call as text; for the backward also whether a program takes all keys of a head."""
+    """Return the tile sizes of a call as text; for the backward also whether a program
+    takes all keys of a head."""
     from .backward import PLANNED, has_whole_heads
     from .forward_tiles import forward_tile
 

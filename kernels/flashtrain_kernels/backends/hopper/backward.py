@@ -1,4 +1,5 @@
-"""The backward on Hopper GPUs: three launches, the second of which does the work, and at D = 256 one more for dQ.
+"""The backward on Hopper GPUs: three launches, the second of which does the work, and at
+D = 256 one more for dQ.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 """
@@ -11,7 +12,15 @@ from torch import Tensor
 from ...masks import BlockMask, Mask, Sequences
 from ...options import Options
 from .. import Call, Gradients
-from ..portable.launch import Launch, ceil_div, features_of, mask_arguments, multiprocessors, strides_of, table_of
+from ..portable.launch import (
+    Launch,
+    ceil_div,
+    features_of,
+    mask_arguments,
+    multiprocessors,
+    strides_of,
+    table_of,
+)
 from ..portable.tile_table import width_of
 from .backward_dq_d256 import dq_kernel
 from .backward_kernel import Choices, backward_kernel
@@ -26,22 +35,25 @@ from .triton_compat import backward_options
 
 QUERIES, KEYS = BLOCK_Q.value, BLOCK_K.value
 PLANNED = (QUERIES, KEYS)  # the tiles that masks are planned for
-# Up to how many keys, and with how much of a workspace, programs have whole heads at D = 64: causal ones up to
-# SHORT_KEYS, beyond which a queue of items is faster. How full the last round of heads must make the programs' time:
-# whole heads save a quarter of a causal call, else some 7%.
+# Up to how many keys, and with how much of a workspace, programs have whole heads at D = 64: causal
+# ones up to SHORT_KEYS, beyond which a queue of items is faster. How full the last round of heads
+# must make the programs' time: whole heads save a quarter of a causal call, else some 7%.
 WHOLE_KEYS, WHOLE_BYTES = 1024, 40 << 20
 SHORT_KEYS, SHORT_FILL, FILL = 512, 0.85, 0.95
-# From how many queries on dQ is computed a tile late at D = 128, as measured (kernels/dev/OPTIMISATION.md): the fewer
-# tiles an item has, the more its longer first and last ones weigh. With a window, features need the registers.
+# From how many queries on dQ is computed a tile late at D = 128, as measured
+# (kernels/dev/OPTIMISATION.md): the fewer tiles an item has, the more its longer first and last
+# ones weigh. With a window, features need the registers.
 LATE_QUERIES = 512
-# Up to how many keys of a causal call at D = 64 the kernel `schedules_dynamically`: faster at 1,024 keys, slower at
-# 4,096 (kernels/dev/OPTIMISATION.md).
+# Up to how many keys of a causal call at D = 64 the kernel `schedules_dynamically`: faster at 1,024
+# keys, slower at 4,096 (kernels/dev/OPTIMISATION.md).
 COUNTED_KEYS = 2048
-# How many items the heads that are sorted together have at least (heads_together), about as many as run at once.
+# How many items the heads that are sorted together have at least (heads_together), about as
+# many as run at once.
 SORTED_ITEMS = 128
 # Up to how many tiles of keys items are not sorted at D = 128.
 UNSORTED_TILES = 4
-# How many query heads an item has at most at D = 128 without a window, and what their parts of dK and dV may take.
+# How many query heads an item has at most at D = 128 without a window, and what their parts
+# of dK and dV may take.
 ITEM_HEADS, PART_BYTES, PART_BYTES_OF_ITEM = 4, 256 << 20, 2 * KEYS * 128 * 4
 # Of windows at D = 128 and of packed sequences, how many heads' items lie together.
 WINDOW_HEADS, PACKED_HEADS = 8, {64: 16, 128: 8}
@@ -61,7 +73,11 @@ def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | 
     reason = why_not_change(q, k, options)
     if reason is not None:
         return reason
-    if isinstance(mask, Mask) and mask.plan is not None and mask.plan.blocks[4:6] != (QUERIES, KEYS):
+    if (
+        isinstance(mask, Mask)
+        and mask.plan is not None
+        and mask.plan.blocks[4:6] != (QUERIES, KEYS)
+    ):
         return "the mask is planned for other tile sizes"
     if isinstance(mask, BlockMask) and (mask.block_size[0] < QUERIES or mask.block_size[1] < KEYS):
         return f"block masks only with blocks of at least {QUERIES} queries and {KEYS} keys"
@@ -83,7 +99,11 @@ def choices(call: Call, gradients: tuple[Tensor, ...], split: int = 1) -> Choice
     if isinstance(mask, Sequences):
         queries //= mask.number
     elif isinstance(mask, Mask):
-        kind, intervals, key_positions = PLAN.value, 1 if mask.queries.shape[0] == 5 else 2, mask.keys is not None
+        kind, intervals, key_positions = (
+            PLAN.value,
+            1 if mask.queries.shape[0] == 5 else 2,
+            mask.keys is not None,
+        )
     elif isinstance(mask, BlockMask):
         kind, tiles = BLOCKS.value, mask.block_size[0] // QUERIES
     return Choices(
@@ -99,7 +119,9 @@ def choices(call: Call, gradients: tuple[Tensor, ...], split: int = 1) -> Choice
         intervals=intervals,
         key_positions=key_positions,
         block_rows=mask.block_size[1] if isinstance(mask, BlockMask) else KEYS,
-        aligned=all(number % 8 == 0 for x in gradients for number in (*x.stride()[:3], x.data_ptr() // 2)),
+        aligned=all(
+            number % 8 == 0 for x in gradients for number in (*x.stride()[:3], x.data_ptr() // 2)
+        ),
         whole=has_whole_heads(q, k, options),
         counted=split == 1 and schedules_dynamically(q, k, options),
         late=width == 128 and kind == BAND.value and queries >= LATE_QUERIES and not rich_window,
@@ -107,31 +129,52 @@ def choices(call: Call, gradients: tuple[Tensor, ...], split: int = 1) -> Choice
         softcap=options.softcap > 0,
         dropout=options.dropout_p > 0,
         alibi=options.alibi_slopes is not None,
-        deterministic=width <= 128 and is_deterministic(options) and not has_whole_heads(q, k, options),
+        deterministic=width <= 128
+        and is_deterministic(options)
+        and not has_whole_heads(q, k, options),
     )
 
 
 def is_deterministic(options: Options) -> bool:
-    """Return whether the same call must give the same bits every time, by its own option or torch's setting."""
+    """Return whether the same call must give the same bits every time, by its own
+    option or torch's setting."""
     return options.deterministic or torch.are_deterministic_algorithms_enabled()
 
 
 def why_not_deterministic(q: Tensor, options: Options) -> str | None:
-    """Return None if dQ is added up in a fixed order or can be (backward_deterministic.py), else the reason."""
-    if isinstance(options.mask, (Mask, BlockMask)):  # a table tells its tiles, not who else visits them
+    """Return None if dQ is added up in a fixed order or can be
+    (backward_deterministic.py), else the reason."""
+    # A table tells its tiles, not who else visits them.
+    if isinstance(options.mask, (Mask, BlockMask)):
         return "not deterministic with a mask: dQ is added up in any order"
-    if q.shape[3] <= 128 and options.left is not None and options.right is not None and options.left > options.right:
+    if (
+        q.shape[3] <= 128
+        and options.left is not None
+        and options.right is not None
+        and options.left > options.right
+    ):
         return "not deterministic with a window in which no query sees a key"
     return None
 
 
 def has_whole_heads(q: Tensor, k: Tensor, options: Options) -> bool:
-    """Return whether each program of the fused kernel takes all keys of a head, so that it alone computes that head's
-    dQ. Every query must see the first keys, heads must divide about evenly among programs, workspaces must fit L2."""
+    """Return whether each program of the fused kernel takes all keys of a head, so that it alone
+    computes that head's dQ. Every query must see the first keys, heads must divide about evenly
+    among programs, workspaces must fit L2."""
     longest = WHOLE_KEYS if options.right is None else SHORT_KEYS
-    if q.shape[3] != 64 or q.shape[2] != k.shape[2] or not 0 < k.shape[1] <= longest or 0 in q.shape:
+    if (
+        q.shape[3] != 64
+        or q.shape[2] != k.shape[2]
+        or not 0 < k.shape[1] <= longest
+        or 0 in q.shape
+    ):
         return False
-    if options.mask is not None or options.left is not None or (options.right or 0) < 0 or options.bias is not None:
+    if (
+        options.mask is not None
+        or options.left is not None
+        or (options.right or 0) < 0
+        or options.bias is not None
+    ):
         return False
     heads, programs = q.shape[0] * q.shape[2], multiprocessors(q.device)
     fill = SHORT_FILL if options.right is not None and k.shape[1] <= SHORT_KEYS else FILL
@@ -140,26 +183,34 @@ def has_whole_heads(q: Tensor, k: Tensor, options: Options) -> bool:
 
 
 def schedules_dynamically(q: Tensor, k: Tensor, options: Options) -> bool:
-    """Return whether the fused kernel's programs are persistent and take their next work item from a shared counter
-    (dynamic persistent scheduling): at D = 64, where items are short and differ in length, so that K, V, Q and dO of
-    the next item should be fetched while one ends."""
-    if q.shape[3] != 64 or options.rich or is_deterministic(options) or has_whole_heads(q, k, options):
+    """Return whether the fused kernel's programs are persistent and take their next work item from
+    a shared counter (dynamic persistent scheduling): at D = 64, where items are short and differ in
+    length, so that K, V, Q and dO of the next item should be fetched while one ends."""
+    if (
+        q.shape[3] != 64
+        or options.rich
+        or is_deterministic(options)
+        or has_whole_heads(q, k, options)
+    ):
         return False  # what changes scores takes the registers that this needs
     causal = options.mask is None and options.right is not None and options.left is None
     return isinstance(options.mask, Sequences) or (causal and k.shape[1] <= COUNTED_KEYS)
 
 
 def keys_of_item(width: int) -> int:
-    """Return how many keys a program of the fused kernel computes dK and dV of at a time. width: D, padded."""
+    """Return how many keys a program of the fused kernel computes dK and dV of at a
+    time. width: D, padded."""
     return KEYS if width <= 128 else KEYS // 2
 
 
 def splits_of_group(items: int, q: Tensor, k: Tensor, options: Options) -> int:
-    """Return among how many items the query heads of a key/value head are split, each with a part of dK and dV.
+    """Return among how many items the query heads of a key/value head are split, each
+    with a part of dK and dV.
 
-    With few key/value heads a whole group an item leaves multiprocessors idle: there are at least a round of items, or
-    two where a causal mask or packed sequences make them uneven. At D = 128 an item has at most ITEM_HEADS query heads
-    as well, if the parts take no more than PART_BYTES; even items keep their group where that left them a single head.
+    With few key/value heads a whole group an item leaves multiprocessors idle: there are at least a
+    round of items, or two where a causal mask or packed sequences make them uneven. At D = 128 an
+    item has at most ITEM_HEADS query heads as well, if the parts take no more than PART_BYTES; even
+    items keep their group where that left them a single head.
 
     Args:
         items: how many there are without splitting.
@@ -180,18 +231,23 @@ def splits_of_group(items: int, q: Tensor, k: Tensor, options: Options) -> int:
 
 
 def tiles_of_queries(seqlen_q: int, options: Options) -> int:
-    """Return how many tiles of 64 queries a head's workspaces hold; with a BlockMask, enough for whole blocks."""
-    block = max(QUERIES, options.mask.block_size[0]) if isinstance(options.mask, BlockMask) else QUERIES
+    """Return how many tiles of 64 queries a head's workspaces hold; with a BlockMask,
+    enough for whole blocks."""
+    block = (
+        max(QUERIES, options.mask.block_size[0]) if isinstance(options.mask, BlockMask) else QUERIES
+    )
     return ceil_div(seqlen_q, block) * (block // QUERIES)
 
 
 def heads_together(key_tiles: int, all_heads: int, width: int, options: Options) -> int:
-    """Return how many key/value heads' items are sorted together by their tiles of keys, the first tiles first.
+    """Return how many key/value heads' items are sorted together by their tiles of keys,
+    the first tiles first.
 
-    Below a causal mask the first tiles have most to do, and the last items to start should be short. A group holds
-    about a round of items (SORTED_ITEMS) and no more, because its heads share the second-level cache. It divides the
-    heads evenly, because a smaller last group would end with long items, and into an even number of groups if that can
-    be: a group that starts with long items follows one that ends with short ones.
+    Below a causal mask the first tiles have most to do, and the last items to start should be
+    short. A group holds about a round of items (SORTED_ITEMS) and no more, because its heads share
+    the second-level cache. It divides the heads evenly, because a smaller last group would end with
+    long items, and into an even number of groups if that can be: a group that starts with long
+    items follows one that ends with short ones.
 
     Args:
         key_tiles: the items of a head.
@@ -203,7 +259,11 @@ def heads_together(key_tiles: int, all_heads: int, width: int, options: Options)
         return PACKED_HEADS[width]
     if options.left is not None and options.right is not None and width == 128:
         return WINDOW_HEADS
-    if options.right is None or options.left is not None or (width == 128 and key_tiles <= UNSORTED_TILES):
+    if (
+        options.right is None
+        or options.left is not None
+        or (width == 128 and key_tiles <= UNSORTED_TILES)
+    ):
         return 1
     least = min(ceil_div(SORTED_ITEMS, key_tiles), all_heads)
     divisors = [heads for heads in range(least, all_heads + 1) if all_heads % heads == 0]
@@ -211,16 +271,19 @@ def heads_together(key_tiles: int, all_heads: int, width: int, options: Options)
 
 
 def is_queued(constants: Choices, width: int) -> bool:
-    """Return whether each item is a program of its own, which the GPU starts when another has ended, longest first.
-    Else a program a multiprocessor takes every n-th, or the next one (`schedules_dynamically`): fewer starts."""
+    """Return whether each item is a program of its own, which the GPU starts when another has
+    ended, longest first. Else a program a multiprocessor takes every n-th, or the next one
+    (`schedules_dynamically`): fewer starts."""
     causal = constants.kind == BAND.value and constants.right and not constants.left
-    uneven = (causal or constants.packed or constants.intervals > 0) and not (constants.whole or constants.counted)
+    uneven = (causal or constants.packed or constants.intervals > 0) and not (
+        constants.whole or constants.counted
+    )
     return width != 64 or constants.deterministic or uneven
 
 
 def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, ...]:
-    """Return the launches of a backward, in order, with new workspaces: the statistics of queries, the fused kernel, dQ
-    at D = 256, and what remains. The last one may have an empty grid."""
+    """Return the launches of a backward, in order, with new workspaces: the statistics of queries,
+    the fused kernel, dQ at D = 256, and what remains. The last one may have an empty grid."""
     q, k, v, options = call
     dout, dlse, out, lse, dq, dk, dv, _ = gradients
     batch, seqlen_q, heads, head_dim = q.shape
@@ -228,44 +291,60 @@ def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, ...]:
     width = width_of(head_dim)
     keys = keys_of_item(width)
     # An even number of items of 64 keys: the last kernel counts in pairs of them.
-    query_tiles, key_tiles = tiles_of_queries(seqlen_q, options), ceil_div(seqlen_k, KEYS) * (KEYS // keys)
+    query_tiles, key_tiles = (
+        tiles_of_queries(seqlen_q, options),
+        ceil_div(seqlen_k, KEYS) * (KEYS // keys),
+    )
     packed = options.mask if isinstance(options.mask, Sequences) else None
     if packed is not None:
-        query_tiles, key_tiles = slots(seqlen_q, packed.number, QUERIES), slots(seqlen_k, packed.number, KEYS)
+        query_tiles, key_tiles = (
+            slots(seqlen_q, packed.number, QUERIES),
+            slots(seqlen_k, packed.number, KEYS),
+        )
     places = batch * heads * query_tiles
     items = key_tiles * batch * kv_heads
     split = splits_of_group(items, q, k, options)
     items, all_heads = items * split, batch * kv_heads * split
     constants = choices(call, (dq, dk, dv), split)
     stored = constants.whole or width == 256  # dQ, in its dtype, before the last kernel
-    # In one order, no program may have two items: a later one might wait for a program that has not begun.
+    # In one order, no program may have two items: a later one might wait for a
+    # program that has not begun.
     programs = items if is_queued(constants, width) else min(multiprocessors(q.device), items)
     masked = constants.left or constants.right or constants.kind != BAND.value or packed is not None
-    # Tiles of queries' statistics; dQ in float32; does a NaN come out for 64 keys (or a tile of queries)?
+    # Tiles of queries' statistics; dQ in float32; does a NaN come out for 64 keys
+    # (or a tile of queries)?
     rows = torch.empty(places * 2 * QUERIES, dtype=torch.float32, device=q.device)
     tiles = programs * query_tiles if constants.whole else 0 if stored else places
     work = torch.empty(tiles * QUERIES * width, dtype=torch.float32, device=q.device)
     halves = 2 * items * keys // KEYS
     # Of each 64 keys of an item, in float32: its parts of dK and dV.
-    parts = torch.empty(halves * 2 * KEYS // 2 * width if split > 1 else 0, dtype=torch.float32, device=q.device)
-    flags = work.view(torch.int32)  # where nothing may be masked, or parts are summed up, no kernel reads or writes any
+    parts = torch.empty(
+        halves * 2 * KEYS // 2 * width if split > 1 else 0, dtype=torch.float32, device=q.device
+    )
+    # Where nothing may be masked, or parts are summed up, no kernel reads or writes any.
+    flags = work.view(torch.int32)
     counters = 1 + halves if constants.deterministic or constants.counted else 0
     if (masked and split == 1) or counters:
         flags = torch.empty(halves + places * stored + counters, dtype=torch.int32, device=q.device)
     scale_log2, finish_scale = scale_of(options), options.scale * keep_scale_of(options)
     warps = 4 if width <= 128 else 8
     mask = options.mask
-    mask_given, of_keys = with_changes(mask_arguments(mask, lse), 0, 2, options), table_of(mask, lse, "dkdv")
+    mask_given, of_keys = (
+        with_changes(mask_arguments(mask, lse), 0, 2, options),
+        table_of(mask, lse, "dkdv"),
+    )
     cu_seqlens_q, sequences = (lse, 0) if packed is None else (packed.cu_seqlens_q, packed.number)
     prepare = Launch(
         kernel=prepare_kernel,
         grid=(places,),
         args=(
-            out, dout, lse, lse if dlse is None else dlse, rows, work, flags, strides_of(out), strides_of(dout),
+            out, dout, lse, lse if dlse is None else dlse, rows, work, flags, strides_of(out),
+            strides_of(dout),
             heads, seqlen_q, query_tiles, halves, cu_seqlens_q, sequences,
         ),
         constants={
-            "HAS_DLSE": dlse is not None, "RECOMPUTE": masked, "WHOLE": stored, "PACKED": constants.packed,
+            "HAS_DLSE": dlse is not None, "RECOMPUTE": masked, "WHOLE": stored,
+            "PACKED": constants.packed,
             "COUNTERS": counters > 0, "D": width, "HEAD_DIM": head_dim,
         },
         options={"num_warps": warps},
@@ -273,7 +352,12 @@ def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, ...]:
     copied = width == 128 or constants.deterministic
     target: Any = workspace(work, (width, 32)) if copied else work
     box_q, box_k = (1, QUERIES, 1, width), (1, keys, 1, width)
-    tensors = descriptor(q, box_q), descriptor(k, box_k), descriptor(v, box_k), descriptor(dout, box_q)
+    tensors = (
+        descriptor(q, box_q),
+        descriptor(k, box_k),
+        descriptor(v, box_k),
+        descriptor(dout, box_q),
+    )
     together = 1 if constants.whole else heads_together(key_tiles, all_heads, width, options)
     if constants.deterministic:
         together = DETERMINISTIC_HEADS
@@ -281,7 +365,8 @@ def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, ...]:
         kernel=backward_kernel,
         grid=(programs,),
         args=(
-            *tensors, workspace(rows, (2 * QUERIES,)), target, *((parts, parts) if split > 1 else (dk, dv)), flags,
+            *tensors, workspace(rows, (2 * QUERIES,)), target,
+            *((parts, parts) if split > 1 else (dk, dv)), flags,
             *dk.stride()[:3], *dv.stride()[:3], scale_log2, heads, seqlen_q, seqlen_k,
             options.left or 0, options.right or 0, query_tiles, key_tiles, all_heads, together,
             *mask_given, *of_keys, dq, *dq.stride()[:3],
@@ -297,9 +382,12 @@ def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, ...]:
         kernel=finish_kernel,
         grid=(last_programs,),
         args=(
-            work, rows, flags, parts, q, k, v, dout, dq, dk, dv, *map(strides_of, (q, k, v, dout, dq, dk, dv)),
-            finish_scale, scale_log2, places, heads, seqlen_q, seqlen_k, options.left or 0, options.right or 0,
-            query_tiles, key_tiles * keys // KEYS, *mask_given, *table_of(mask, lse, "dq"), *of_keys,
+            work, rows, flags, parts, q, k, v, dout, dq, dk, dv,
+            *map(strides_of, (q, k, v, dout, dq, dk, dv)),
+            finish_scale, scale_log2, places, heads, seqlen_q, seqlen_k, options.left or 0,
+            options.right or 0,
+            query_tiles, key_tiles * keys // KEYS, *mask_given, *table_of(mask, lse, "dq"),
+            *of_keys,
         ),
         constants={
             "RECOMPUTE": masked, "WHOLE": stored, "PACKED": constants.packed,
@@ -316,7 +404,8 @@ def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, ...]:
         grid=(wide_tiles * batch * heads,),
         args=(
             *tensors, rows, dq, flags, halves,
-            dq.stride(0), dq.stride(1) // (8 if constants.aligned else 1), dq.stride(2), scale_log2, heads, seqlen_q,
+            dq.stride(0), dq.stride(1) // (8 if constants.aligned else 1), dq.stride(2), scale_log2,
+            heads, seqlen_q,
             seqlen_k, options.left or 0, options.right or 0, wide_tiles, query_tiles, batch * heads,
             heads_together(wide_tiles, batch * heads, width, options),
         ),

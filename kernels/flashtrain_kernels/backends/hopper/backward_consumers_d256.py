@@ -1,11 +1,17 @@
-"""The two consumer warpgroups of the backward kernel at D = 256, which do different work. dQ: backward_dq_d256.py.
+"""The two consumer warpgroups of the backward kernel at D = 256, which do different work.
+dQ: backward_dq_d256.py.
 
-D head dimension (256). A tile is 64 queries, a block of keys 64 keys of a head; tiles of scores are (keys, queries).
+D head dimension (256). A tile is 64 queries, a block of keys 64 keys of a head; tiles of
+scores are (keys, queries).
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
 from .assembly import note, noted, opaque, packed, unpacked
 from .backward_parts import (
@@ -29,7 +35,8 @@ from .backward_parts import (
 from .backward_schedule import BLOCK_Q, first_step, next_step, tile_of, work_of
 
 D = gl.constexpr(256)
-# Named barriers between the warpgroups, one for each of P^T's two buffers: P^T is there, P^T was read.
+# Named barriers between the warpgroups, one for each of P^T's two buffers: P^T is
+# there, P^T was read.
 WEIGHTS = gl.constexpr(BETWEEN.value)
 TAKEN = gl.constexpr(BETWEEN.value + 2)
 NAN = gl.constexpr(6)  # the place in `notes` where the first warpgroup says whether dV has a NaN
@@ -55,7 +62,8 @@ def _weights(s, tile, masked, key, walk, masks, rows, call, dtype: gl.constexpr,
 
 @gluon.jit
 def value_consumer(memory, bars, call, C: gl.constexpr):
-    """Compute P^T and dV of 64 keys (the first warpgroup). dV is computed a tile late, next to the exponentials."""
+    """Compute P^T and dV of 64 keys (the first warpgroup). dV is computed a tile late,
+    next to the exponentials."""
     k_smem, _v_smem, q_ring, do_ring, row_ring, p_smem, _staging, _target, notes = memory
     kv_full, q_full, do_full = bars
     walk, masks, first_key, _head_place = work_of(gl.program_id(0), call, notes, C)
@@ -73,7 +81,13 @@ def value_consumer(memory, bars, call, C: gl.constexpr):
         i = 0
         mbarrier.wait(q_full.index(0), 0)
         q = q_ring.index(0).reshape([BLOCK_Q, D])
-        s = warpgroup_mma(k_smem.index(0).reshape([HALF, D]), q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
+        s = warpgroup_mma(
+            k_smem.index(0).reshape([HALF, D]),
+            q.permute((1, 0)),
+            zero_s,
+            use_acc=False,
+            is_async=True,
+        )
         s = warpgroup_mma_wait(0, deps=[s])
         tile, masked = tile_of(i, member, walk, C)
         p, slope = _weights(s, tile, masked, key, walk, masks, row_ring.index(0), call, dtype, C)
@@ -94,7 +108,9 @@ def value_consumer(memory, bars, call, C: gl.constexpr):
             do = do_ring.index(before).reshape([BLOCK_Q, D])
             dv = warpgroup_mma(gl.convert_layout(unpacked(p, dtype), left), do, dv, is_async=True)
             s = warpgroup_mma_wait(1, deps=[s])
-            following, slope = _weights(s, tile, masked, key, walk, masks, row_ring.index(slot), call, dtype, C)
+            following, slope = _weights(
+                s, tile, masked, key, walk, masks, row_ring.index(slot), call, dtype, C
+            )
             barrier_if("sync", "256", TAKEN + slot, j > 1)
             p_smem.index(slot).store(in_register_order(slope, BLOCK_Q))
             signal(WEIGHTS + slot)
@@ -116,7 +132,8 @@ def value_consumer(memory, bars, call, C: gl.constexpr):
 
 @gluon.jit
 def key_consumer(memory, bars, call, C: gl.constexpr):
-    """Compute dS^T and dK of 64 keys (the second warpgroup). dK is computed a tile late, while P^T is awaited."""
+    """Compute dS^T and dK of 64 keys (the second warpgroup). dK is computed a tile
+    late, while P^T is awaited."""
     k_smem, v_smem, q_ring, do_ring, row_ring, p_smem, _staging, _target, notes = memory
     kv_full, q_full, do_full = bars
     walk, _masks, _first_key, _head_place = work_of(gl.program_id(0), call, notes, C)
@@ -133,7 +150,13 @@ def key_consumer(memory, bars, call, C: gl.constexpr):
     if count > 0:
         mbarrier.wait(do_full.index(0), 0)
         do = do_ring.index(0).reshape([BLOCK_Q, D])
-        dp = warpgroup_mma(v_smem.index(0).reshape([HALF, D]), do.permute((1, 0)), zero_s, use_acc=False, is_async=True)
+        dp = warpgroup_mma(
+            v_smem.index(0).reshape([HALF, D]),
+            do.permute((1, 0)),
+            zero_s,
+            use_acc=False,
+            is_async=True,
+        )
         dp = warpgroup_mma_wait(0, deps=[dp])
         release(RING + C.stages, count > 2)
         mbarrier.wait(q_full.index(0), 0)  # the statistics come with Q
@@ -158,7 +181,9 @@ def key_consumer(memory, bars, call, C: gl.constexpr):
             delta = row_ring.index(slot).slice(BLOCK_Q, BLOCK_Q).load(gl.SliceLayout(0, mma))
             dp = dp - delta[None, :]
             await_signal(WEIGHTS + slot)
-            following = packed(_out_of_register_order(p_smem.index(slot).load(ordered), mma) * dp, dtype)
+            following = packed(
+                _out_of_register_order(p_smem.index(slot).load(ordered), mma) * dp, dtype
+            )
             barrier_if("arrive", "256", TAKEN + slot, j + 2 < count)
             dk = warpgroup_mma_wait(0, deps=[dk])
             release(RING + before, j + 1 < count)
@@ -172,14 +197,23 @@ def key_consumer(memory, bars, call, C: gl.constexpr):
 
 @gluon.jit
 def _store(value, scale, call, notes, staging, WHICH: gl.constexpr, C: gl.constexpr):
-    """Store dK (WHICH 0) or dV (1) and, if pairs may be masked, with dK the flag of a NaN in either."""
+    """Store dK (WHICH 0) or dV (1) and, if pairs may be masked, with dK the
+    flag of a NaN in either."""
     _walk, _masks, first_key, head_place = work_of(opaque(gl.program_id(0)), call, notes, C)
     batch = head_place // call.heads
     kv_head = head_place % call.heads // C.group
     if WHICH == 0 and (C.left or C.right):
         place = (batch * (call.heads // C.group) + kv_head) * call.key_tiles + first_key // HALF
-        gl.store(call.flags + place, gl.maximum(has_nan(value, value), noted(notes, NAN).to(gl.int32)))
+        gl.store(
+            call.flags + place, gl.maximum(has_nan(value, value), noted(notes, NAN).to(gl.int32))
+        )
     stride = noted_stride(notes, 3 * WHICH + 1, C)
-    base = (call.dv if WHICH else call.dk) + batch * noted_stride(notes, 3 * WHICH, C) + first_key * stride
+    base = (
+        (call.dv if WHICH else call.dk)
+        + batch * noted_stride(notes, 3 * WHICH, C)
+        + first_key * stride
+    )
     base += kv_head * noted_stride(notes, 3 * WHICH + 2, C)
-    store_keys(base, stride, value * scale, call.bounds.seqlen_k - first_key, staging, 0, D, C.head_dim)
+    store_keys(
+        base, stride, value * scale, call.bounds.seqlen_k - first_key, staging, 0, D, C.head_dim
+    )

@@ -1,7 +1,8 @@
-"""The deterministic part of the fused backward kernel: a warp of its own adds up dQ in the order of the keys.
+"""The deterministic part of the fused backward kernel: a warp of its own adds up dQ in
+the order of the keys.
 
-D head dimension. A tile of dQ is 64 queries of a head; each of two warpgroups (WG) computes half of it, and has an
-adding warp. Why no program waits for ever: kernels/dev/HOPPER.md.
+D head dimension. A tile of dQ is 64 queries of a head; each of two warpgroups (WG) computes half of
+it, and has an adding warp. Why no program waits for ever: kernels/dev/HOPPER.md.
 """
 
 from triton.experimental import gluon
@@ -25,13 +26,16 @@ from .backward_schedule import (
 
 @gluon.jit
 def await_taken(notes, number, WG: gl.constexpr):
-    """Wait until warpgroup WG's adding warp has read what `hand_over` stored in the calls before call `number`."""
-    mbarrier.wait(notes.index(BARRIERS + 2 + WG), number & 1)  # at once before the first time: the phase before none
+    """Wait until warpgroup WG's adding warp has read what `hand_over` stored in the
+    calls before call `number`."""
+    # At once before the first time: the phase before none.
+    mbarrier.wait(notes.index(BARRIERS + 2 + WG), number & 1)
 
 
 @gluon.jit
 def hand_over(staging, notes, dq, number, WG: gl.constexpr, PART: gl.constexpr):
-    """Pass dq, warpgroup WG's half of a tile of dQ^T, to WG's adding warp in shared memory. number: the call's."""
+    """Pass dq, warpgroup WG's half of a tile of dQ^T, to WG's adding warp in shared
+    memory. number: the call's."""
     await_taken(notes, number, WG)
     staging.index(WG).store(in_register_order(dq, PART).reshape([2 * PART, 32]))
     shared_stored()
@@ -40,11 +44,12 @@ def hand_over(staging, notes, dq, number, WG: gl.constexpr, PART: gl.constexpr):
 
 @gluon.jit
 def _await_steps(counter, needed, known):
-    """Wait until a counter is at least `needed`, unless `known` is; return it. Additions before it come before ours."""
+    """Wait until a counter is at least `needed`, unless `known` is; return it. Additions
+    before it come before ours."""
     return gl.inline_asm_elementwise(
-        "{ .reg .pred p; mov.b32 $0, $3; setp.ge.s32 p, $3, $2; @p bra KNOWN; "
-        "AGAIN: ld.acquire.gpu.global.b32 $0, [$1]; setp.lt.s32 p, $0, $2; @p bra AGAIN; fence.proxy.async.global; "
-        "KNOWN: bar.warp.sync 0xffffffff; }",
+        "{ .reg .pred p; mov.b32 $0, $3; setp.ge.s32 p, $3, $2; @p bra KNOWN; AGAIN: "
+        "ld.acquire.gpu.global.b32 $0, [$1]; setp.lt.s32 p, $0, $2; @p bra AGAIN; "
+        "fence.proxy.async.global; KNOWN: bar.warp.sync 0xffffffff; }",
         "=&r,l,r,r,~{memory}", [counter.to(gl.int64, bitcast=True), needed, known],
         dtype=gl.int32, is_pure=False, pack=1,
     )  # fmt: skip
@@ -54,16 +59,18 @@ def _await_steps(counter, needed, known):
 def _count(counter, steps):
     """Let a counter say `steps`: what the warp waited for (stores_done) comes before."""
     gl.inline_asm_elementwise(
-        "{ .reg .pred p; .reg .b32 t; bar.warp.sync 0xffffffff; mov.u32 t, %laneid; setp.eq.u32 p, t, 0; "
-        "@p st.release.gpu.global.b32 [$1], $2; mov.u32 $0, 0; }",
-        "=r,l,r,~{memory}", [counter.to(gl.int64, bitcast=True), steps], dtype=gl.int32, is_pure=False, pack=1,
+        "{ .reg .pred p; .reg .b32 t; bar.warp.sync 0xffffffff; mov.u32 t, %laneid; setp.eq.u32 p, "
+        "t, 0; @p st.release.gpu.global.b32 [$1], $2; mov.u32 $0, 0; }",
+        "=r,l,r,~{memory}", [counter.to(gl.int64, bitcast=True), steps], dtype=gl.int32,
+        is_pure=False, pack=1,
     )  # fmt: skip
 
 
 @gluon.jit
 def add_in_order(memory, call, WG: gl.constexpr, D: gl.constexpr, C: gl.constexpr):
-    """Run warpgroup WG's adding warp: add each half tile of dQ^T that WG passes by `hand_over` to dQ in global memory,
-    after the programs of all preceding keys have added to the same tile. memory, call: made in backward_kernel."""
+    """Run warpgroup WG's adding warp: add each half tile of dQ^T that WG passes by `hand_over` to
+    dQ in global memory, after the programs of all preceding keys have added to the same tile.
+    memory, call: made in backward_kernel."""
     _k_smem, _v_smem, _q_ring, _do_ring, _row_ring, _ds_smem, staging, target, notes = memory
     walk, _masks, first_key, head_place = work_of(own_number(notes, C), call, notes, C)
     own = call.flags + (2 * call.key_tiles * call.all_heads + 1 + WG)

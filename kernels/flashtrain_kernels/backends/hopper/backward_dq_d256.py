@@ -1,7 +1,9 @@
-"""dQ at D = 256, by a kernel of its own: a program holds 128 queries of a head and visits the keys that they see.
+"""dQ at D = 256, by a kernel of its own: a program holds 128 queries of a head and visits
+the keys that they see.
 
-B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension (256, padded). A tile is 64 keys; each
-of two consumer warpgroups has 64 queries; tiles of scores are (queries, keys).
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension (256,
+padded). A tile is 64 keys; each of two consumer warpgroups has 64 queries; tiles of
+scores are (queries, keys).
 """
 
 from collections import namedtuple
@@ -9,29 +11,45 @@ from collections import namedtuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
 from ..portable.tiles import Bounds
 from ..portable.traversal import in_band
 from .assembly import capped, exp2_few, opaque, packed, unpacked
-from .backward_parts import RING, await_release, gradient_scale, has_nan, hide_outside, release, store_keys
+from .backward_parts import (
+    RING,
+    await_release,
+    gradient_scale,
+    has_nan,
+    hide_outside,
+    release,
+    store_keys,
+)
 from .backward_schedule import BLOCK_Q
 from .triton_compat import load_tile
 
 D = gl.constexpr(256)
 KEYS = gl.constexpr(64)  # a tile's
 ROWS = gl.constexpr(128)  # queries of a program
-VALUES = gl.constexpr(RING.value + 2)  # the hardware barrier of V's buffer; K's two have RING and the next
+# The hardware barrier of V's buffer; K's two have RING and the next.
+VALUES = gl.constexpr(RING.value + 2)
 
 
 # The arguments that are the same for all programs; their meaning: see dq_kernel.
-Call = namedtuple("Call", "scale_log2 heads bounds tiles row_tiles all_heads heads_together rows dq flags strides")
+Call = namedtuple(
+    "Call", "scale_log2 heads bounds tiles row_tiles all_heads heads_together rows dq flags strides"
+)
 
 
 @gluon.jit
 def _work(program, call, C: gl.constexpr):
-    """(batch row, query head, first query, first tile of keys, past the last one, tiles without a mask from and to): of
-    each `heads_together` heads the last queries come first, which see most below a causal mask."""
+    """(batch row, query head, first query, first tile of keys, past the last one, tiles without
+    a mask from and to): of each `heads_together` heads the last queries come first, which see
+    most below a causal mask."""
     group = program // (call.heads_together * call.tiles)
     place = program % (call.heads_together * call.tiles)
     together = gl.minimum(call.heads_together, call.all_heads - group * call.heads_together)
@@ -40,8 +58,17 @@ def _work(program, call, C: gl.constexpr):
     bounds = call.bounds
     end = gl.minimum(first + ROWS, bounds.seqlen_q)
     seen = in_band(first, end, bounds.seqlen_k, bounds.left, bounds.right, C.left, C.right, KEYS)
-    past = seen.p0 + seen.masked + seen.full  # in a band all tiles follow one another: masked, full, masked ones
-    return head_index // call.heads, head_index % call.heads, first, seen.p0, past, seen.f0, seen.f0 + seen.full
+    # In a band all tiles follow one another: masked, full, masked ones.
+    past = seen.p0 + seen.masked + seen.full
+    return (
+        head_index // call.heads,
+        head_index % call.heads,
+        first,
+        seen.p0,
+        past,
+        seen.f0,
+        seen.f0 + seen.full,
+    )
 
 
 @gluon.jit
@@ -83,7 +110,19 @@ def _products(memory, j, zero, W: gl.constexpr):
 
 
 @gluon.jit
-def _gradients(s, dp, lse2, delta, tile, first, full_begin, full_past, call, dtype: gl.constexpr, C: gl.constexpr):
+def _gradients(
+    s,
+    dp,
+    lse2,
+    delta,
+    tile,
+    first,
+    full_begin,
+    full_past,
+    call,
+    dtype: gl.constexpr,
+    C: gl.constexpr,
+):
     """dS, rounded and packed, from s = Q K^T and dp = dO V^T. first: the rows' first query."""
     LAYOUT: gl.constexpr = s.type.layout
     if C.softcap:
@@ -104,7 +143,8 @@ def _gradients(s, dp, lse2, delta, tile, first, full_begin, full_past, call, dty
 
 @gluon.jit
 def _consume(memory, call, W: gl.constexpr, C: gl.constexpr):
-    """Compute dQ of consumer warpgroup W's 64 queries: of each tile late, next to the exponentials of the next."""
+    """Compute dQ of consumer warpgroup W's 64 queries: of each tile late, next to the
+    exponentials of the next."""
     q_smem, _do_smem, k_ring, _v_smem, own_full, _k_full, _v_full = memory
     batch, head, first, begin, past, full_begin, full_past = _work(gl.program_id(0), call, C)
     dtype: gl.constexpr = q_smem.dtype
@@ -114,8 +154,11 @@ def _consume(memory, call, W: gl.constexpr, C: gl.constexpr):
     zero = gl.zeros([BLOCK_Q, KEYS], gl.float32, mma)
     dq = gl.zeros([BLOCK_Q, D], gl.float32, mma_d)
     number = gl.arange(0, BLOCK_Q, layout=gl.SliceLayout(1, mma))
-    # Statistics come in whole tiles of 64 queries: where this one is past the end, any other's will do.
-    place = (batch * call.heads + head) * call.row_tiles + gl.minimum(first // BLOCK_Q + W, call.row_tiles - 1)
+    # Statistics come in whole tiles of 64 queries: where this one is past the end,
+    # any other's will do.
+    place = (batch * call.heads + head) * call.row_tiles + gl.minimum(
+        first // BLOCK_Q + W, call.row_tiles - 1
+    )
     rows = call.rows + place.to(gl.int64) * (2 * BLOCK_Q)
     lse2 = gl.load(rows + number)
     delta = gl.load(rows + BLOCK_Q + number)
@@ -135,8 +178,11 @@ def _consume(memory, call, W: gl.constexpr, C: gl.constexpr):
             dp = warpgroup_mma_wait(2, deps=[dp])
             release(VALUES, j + 1 < count)
             s = warpgroup_mma_wait(1, deps=[s])
-            following = _gradients(s, dp, lse2, delta, begin + j, own, full_begin, full_past, call, dtype, C)
-            if call.bounds.seqlen_q < 0:  # never; but the compiler would move the wait below to before the exponentials
+            following = _gradients(
+                s, dp, lse2, delta, begin + j, own, full_begin, full_past, call, dtype, C
+            )
+            # Never; but the compiler would move the wait below to before the exponentials.
+            if call.bounds.seqlen_q < 0:
                 mbarrier.wait(own_full, 0)
             dq = warpgroup_mma_wait(0, deps=[dq])
             release(RING + before, j + 1 < count)
@@ -144,39 +190,57 @@ def _consume(memory, call, W: gl.constexpr, C: gl.constexpr):
         k = k_ring.index((count - 1) & 1).reshape([KEYS, D])
         dq = warpgroup_mma(gl.convert_layout(unpacked(ds, dtype), left), k, dq, is_async=True)
         dq = warpgroup_mma_wait(0, deps=[dq])
-    batch, head, first, _, _, _, _ = _work(opaque(gl.program_id(0)), call, C)  # again: the loop has no registers left
+    # Again: the loop has no registers left.
+    batch, head, first, _, _, _, _ = _work(opaque(gl.program_id(0)), call, C)
     rows_left = call.bounds.seqlen_q - first
     if C.left or C.right:
         nan = has_nan(dq, dq)
         if (nan > 0) & (rows_left > W * BLOCK_Q):
-            gl.store(call.flags + (batch * call.heads + head) * call.row_tiles + first // BLOCK_Q + W, nan)
+            gl.store(
+                call.flags + (batch * call.heads + head) * call.row_tiles + first // BLOCK_Q + W,
+                nan,
+            )
     stride_b, stride_s, stride_h = call.strides
     UNIT: gl.constexpr = 8 if C.aligned else 1
     base = call.dq + batch.to(gl.int64) * stride_b + head.to(gl.int64) * stride_h
     base += first.to(gl.int64) * (stride_s * UNIT)
     if C.aligned:
         base = gl.multiple_of(base, 16)
-    store_keys(base, stride_s * UNIT, dq * gradient_scale(call, C), rows_left, q_smem.index(W), W, D, C.head_dim)
+    store_keys(
+        base,
+        stride_s * UNIT,
+        dq * gradient_scale(call, C),
+        rows_left,
+        q_smem.index(W),
+        W,
+        D,
+        C.head_dim,
+    )
 
 
 @gluon.jit(
     do_not_specialize=[
-        "flags_before", "stride_dqb", "stride_dqs", "stride_dqh", "heads", "seqlen_q", "seqlen_k", "band_left",
+        "flags_before", "stride_dqb", "stride_dqs", "stride_dqh", "heads", "seqlen_q", "seqlen_k",
+        "band_left",
         "band_right", "tiles", "row_tiles", "all_heads", "heads_together",
     ]
 )  # fmt: skip
 def dq_kernel(
-    q_desc, k_desc, v_desc, do_desc, rows_ptr, dq_ptr, flags_ptr, flags_before, stride_dqb, stride_dqs, stride_dqh,
-    scale_log2, heads, seqlen_q, seqlen_k, band_left, band_right, tiles, row_tiles, all_heads, heads_together,
+    q_desc, k_desc, v_desc, do_desc, rows_ptr, dq_ptr, flags_ptr, flags_before, stride_dqb,
+    stride_dqs, stride_dqh,
+    scale_log2, heads, seqlen_q, seqlen_k, band_left, band_right, tiles, row_tiles, all_heads,
+    heads_together,
     C: gl.constexpr,
 ):  # fmt: skip
     """Compute dQ, and store it scaled in its dtype.
 
     Args:
         q_desc, k_desc, v_desc, do_desc: TMA descriptors of q, k, v and dout, for 64 rows.
-        rows_ptr: (B H row_tiles 128,) float32: see backward_kernel. scale_log2: from softcap.scale_of.
+        rows_ptr: (B H row_tiles 128,) float32: see backward_kernel. scale_log2:
+            from softcap.scale_of.
         dq_ptr: (B, Sq, H, D). stride_dqs: divided by 8 if C.aligned.
-        flags_ptr: (flags_before + B H row_tiles,) int32: whether 64 queries got a NaN, if pairs may be masked.
+        flags_ptr: (flags_before + B H row_tiles,) int32: whether 64 queries got a NaN,
+            if pairs may be masked.
         tiles, row_tiles: a head's tiles of 128 and of 64 queries. all_heads: B H.
         heads_together: how many heads' programs are sorted by their tiles.
     """
@@ -196,8 +260,10 @@ def dq_kernel(
     hopper.fence_async_shared()
     memory = (q_smem, do_smem, k_ring, v_smem, own_full, k_full, v_full)
     call = Call(
-        scale_log2, heads, Bounds(seqlen_q, seqlen_k, band_left, band_right), tiles, row_tiles, all_heads,
-        heads_together, rows_ptr, dq_ptr, flags_ptr + flags_before, (stride_dqb, stride_dqs, stride_dqh),
+        scale_log2, heads, Bounds(seqlen_q, seqlen_k, band_left, band_right), tiles, row_tiles,
+        all_heads,
+        heads_together, rows_ptr, dq_ptr, flags_ptr + flags_before,
+        (stride_dqb, stride_dqs, stride_dqh),
     )  # fmt: skip
     gl.warp_specialize(
         [

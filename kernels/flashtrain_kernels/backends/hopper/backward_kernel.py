@@ -1,7 +1,8 @@
-"""The fused backward kernel: a program holds 128 keys of a head (64 at D = 256) and visits the queries that see them.
+"""The fused backward kernel: a program holds 128 keys of a head (64 at D = 256) and visits the
+queries that see them.
 
-B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension (64, 128 or 256, padded to these). How
-its warps share the work: kernels/dev/HOPPER.md.
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension (64, 128 or 256,
+padded to these). How its warps share the work: kernels/dev/HOPPER.md.
 """
 
 from typing import NamedTuple
@@ -36,7 +37,8 @@ from .triton_compat import load_tile
 
 
 class Choices(NamedTuple):
-    """The compile-time constants of the fused backward kernel: tile sizes, kind of mask, switches for options."""
+    """The compile-time constants of the fused backward kernel: tile sizes, kind of
+    mask, switches for options."""
 
     stages: int  # of the ring of Q (and of dO at D = 64, else that has 2)
     keys: int = 128  # of an item
@@ -51,14 +53,18 @@ class Choices(NamedTuple):
     key_positions: bool = False  # the Mask gives the keys' positions
     block_rows: int = 128  # keys of a row of the table of tiles
     aligned: bool = False  # the strides and addresses of the gradients are multiples of 8 numbers
-    whole: bool = False  # at D = 64: a program has whole heads, and their dQ is its own (dq_short.py)
-    counted: bool = False  # at D = 64: a program takes one item after the other, by a counter behind the flags
+    # At D = 64: a program has whole heads, and their dQ is its own (dq_short.py).
+    whole: bool = False
+    # At D = 64: a program takes one item after the other, by a counter behind the flags.
+    counted: bool = False
     late: bool = False  # at D = 128: dQ is computed a tile late (backward_consumers.py)
     packed: bool = False  # sequences are packed (sequences.py)
     softcap: bool = False  # scale_log2 is a tuple (softcap.scale_of)
-    dropout: bool = False  # mask_ptr is the seed, and stride_mask the threshold (dropout_rng.with_changes)
+    # mask_ptr is the seed, and stride_mask the threshold (dropout_rng.with_changes).
+    dropout: bool = False
     alibi: bool = False  # mask_ptr are the slopes, and stride_mask their stride
-    deterministic: bool = False  # dQ is added up in one order, each program has one item; at D = 64 and 128, no masks
+    # dQ is added up in one order, each program has one item; at D = 64 and 128, no masks.
+    deterministic: bool = False
 
 
 @gluon.jit
@@ -85,8 +91,12 @@ def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
         full = kv_full.index(pair)
         mbarrier.expect(full, 2 * C.keys * D * 2)
         key = walk.keys_at + first_key
-        load_tile(k_desc, [batch, key, first_head // (C.group * C.split), 0], full, k_smem.index(pair))
-        load_tile(v_desc, [batch, key, first_head // (C.group * C.split), 0], full, v_smem.index(pair))
+        load_tile(
+            k_desc, [batch, key, first_head // (C.group * C.split), 0], full, k_smem.index(pair)
+        )
+        load_tile(
+            v_desc, [batch, key, first_head // (C.group * C.split), 0], full, v_smem.index(pair)
+        )
         turn += 1
         count, member, tiles = first_step(walk, C)
         i = 0
@@ -127,32 +137,44 @@ def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
 @gluon.jit(
     do_not_specialize=[
         "stride_dkb", "stride_dks", "stride_dkh", "stride_dvb", "stride_dvs", "stride_dvh",
-        "heads", "seqlen_q", "seqlen_k", "band_left", "band_right", "query_tiles", "key_tiles", "all_heads",
-        "heads_together", "mask_plane", "stride_mask", "stride_positions", "stride_tb", "stride_th", "stride_tr",
+        "heads", "seqlen_q", "seqlen_k", "band_left", "band_right", "query_tiles", "key_tiles",
+        "all_heads",
+        "heads_together", "mask_plane", "stride_mask", "stride_positions", "stride_tb", "stride_th",
+        "stride_tr",
         "stride_dqb", "stride_dqs", "stride_dqh",
     ]
 )  # fmt: skip
 def backward_kernel(
-    q_desc, k_desc, v_desc, do_desc, row_desc, target, dk_ptr, dv_ptr, flags_ptr, stride_dkb, stride_dks, stride_dkh,
-    stride_dvb, stride_dvs, stride_dvh, scale_log2, heads, seqlen_q, seqlen_k, band_left, band_right, query_tiles,
-    key_tiles, all_heads, heads_together, mask_ptr, mask_plane, stride_mask, positions_ptr, stride_positions, table_ptr,
-    stride_tb, stride_th, stride_tr, list_ptr, dq_ptr, stride_dqb, stride_dqs, stride_dqh, D: gl.constexpr,
+    q_desc, k_desc, v_desc, do_desc, row_desc, target, dk_ptr, dv_ptr, flags_ptr, stride_dkb,
+    stride_dks, stride_dkh,
+    stride_dvb, stride_dvs, stride_dvh, scale_log2, heads, seqlen_q, seqlen_k, band_left,
+    band_right, query_tiles,
+    key_tiles, all_heads, heads_together, mask_ptr, mask_plane, stride_mask, positions_ptr,
+    stride_positions, table_ptr,
+    stride_tb, stride_th, stride_tr, list_ptr, dq_ptr, stride_dqb, stride_dqs, stride_dqh,
+    D: gl.constexpr,
     C: gl.constexpr,
 ):  # fmt: skip
-    """Compute dK and dV, and add up dQ in float32 (not at D = 256: backward_dq_d256.py). A program takes a block of
-    C.keys keys of a key/value head (a work item, see backward_schedule.work_of), or at D = 64 several blocks.
+    """Compute dK and dV, and add up dQ in float32 (not at D = 256: backward_dq_d256.py). A program
+    takes a block of C.keys keys of a key/value head (a work item, see backward_schedule.work_of),
+    or at D = 64 several blocks.
 
     Args:
         q_desc, k_desc, v_desc, do_desc: TMA descriptors of q, k, v and dout.
-        row_desc: (B H query_tiles 128,) float32: of each tile 64 base-2 log-sum-exps, then 64 deltas.
-        target: dQ's workspace, 64 D float32 a tile of queries, set to 0; a descriptor of rows of 32 at D = 128 and with
-            C.deterministic. With C.whole it holds one head's tiles for each program.
-        flags_ptr: (B K key_tiles 2,) int32: whether 64 keys got a NaN, if pairs may be masked. Behind it with C.whole
-            a flag for each tile of queries, with C.deterministic 1 + 2 B K key_tiles counters, set to 0: of programs
-            that began, and of the steps in which each block of keys has added to each half of dQ; with C.counted one,
-            of the items that were taken.
-        dk_ptr, dv_ptr: (B, Sk, K, D); with C.split > 1 both the parts, float32 (backward_parts.store_part).
-        all_heads: B K C.split. mask_ptr to list_ptr: see portable/launch.py; for packed sequences backward_launches.
+        row_desc: (B H query_tiles 128,) float32: of each tile 64 base-2
+            log-sum-exps, then 64 deltas.
+        target: dQ's workspace, 64 D float32 a tile of queries, set to 0; a descriptor of
+            rows of 32 at D = 128 and with C.deterministic. With C.whole it holds one head's
+            tiles for each program.
+        flags_ptr: (B K key_tiles 2,) int32: whether 64 keys got a NaN, if pairs may be
+            masked. Behind it with C.whole a flag for each tile of queries, with
+            C.deterministic 1 + 2 B K key_tiles counters, set to 0: of programs that began,
+            and of the steps in which each block of keys has added to each half of dQ; with
+            C.counted one, of the items that were taken.
+        dk_ptr, dv_ptr: (B, Sk, K, D); with C.split > 1 both the parts, float32
+            (backward_parts.store_part).
+        all_heads: B K C.split. mask_ptr to list_ptr: see portable/launch.py; for packed
+            sequences backward_launches.
         dq_ptr: (B, Sq, H, D), written with C.whole only.
     """
     dtype: gl.constexpr = q_desc.dtype
@@ -189,24 +211,36 @@ def backward_kernel(
     notes = gl.allocate_shared_memory(gl.int64, [PLACES, 1], mbarrier.MBarrierLayout())
     PART: gl.constexpr = 8 if C.aligned else 1
     note(
-        notes, 0, (stride_dkb // PART, stride_dks // PART, stride_dkh // PART, stride_dvb // PART, stride_dvs // PART,
+        notes, 0, (stride_dkb // PART, stride_dks // PART, stride_dkh // PART, stride_dvb // PART,
+            stride_dvs // PART,
             stride_dvh // PART),
     )  # fmt: skip
     if C.kind != BAND or C.packed or C.dropout or C.alibi:
         note(notes, 6, (stride_tb, stride_th, stride_tr, mask_plane, stride_mask, stride_positions))
     if C.deterministic:
-        # In the order in which programs begin, whatever that of their ids is: who began earlier is waited for.
+        # In the order in which programs begin, whatever that of their ids is: who began
+        # earlier is waited for.
         note(notes, TICKET, (gl.atomic_add(flags_ptr + 2 * key_tiles * all_heads, 1),))
         for i in gl.static_range(4):
             mbarrier.init(notes.index(BARRIERS + i), count=1)
         fence_async_shared()
     if C.whole:
         strides = (stride_dqb, stride_dqs, stride_dqh)
-        note_whole(notes, dq_ptr, strides, heads, seqlen_q, key_tiles, flags_ptr + 2 * key_tiles * all_heads, C)
+        note_whole(
+            notes,
+            dq_ptr,
+            strides,
+            heads,
+            seqlen_q,
+            key_tiles,
+            flags_ptr + 2 * key_tiles * all_heads,
+            C,
+        )
     memory = (k_smem, v_smem, q_ring, do_ring, row_ring, ds_smem, staging, target, notes)
     bars = (kv_full, q_full, do_full)
     call = Call(
-        scale_log2, heads, Bounds(seqlen_q, seqlen_k, band_left, band_right), query_tiles, key_tiles, all_heads,
+        scale_log2, heads, Bounds(seqlen_q, seqlen_k, band_left, band_right), query_tiles,
+        key_tiles, all_heads,
         heads_together, mask_ptr, positions_ptr, table_ptr, list_ptr, dk_ptr, dv_ptr, flags_ptr,
     )  # fmt: skip
     descs = (q_desc, k_desc, v_desc, do_desc, row_desc)

@@ -1,6 +1,8 @@
-"""Gradients of a tile recomputed without its masked pairs, because a NaN came out: slow, and rarely needed.
+"""Gradients of a tile recomputed without its masked pairs, because a NaN came out:
+slow, and rarely needed.
 
-B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. F: portable.launch.Features.
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. F:
+portable.launch.Features.
 """
 
 from typing import Any, NamedTuple
@@ -37,7 +39,8 @@ class Inputs(NamedTuple):
 
 @triton.jit
 def _load(x, batch, head, GROUP: tl.constexpr, row, limit, D: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """Rows of head // GROUP of a Strided tensor; those from `limit` on read as zero, and so do columns up to D."""
+    """Rows of head // GROUP of a Strided tensor; those from `limit` on read as zero, and
+    so do columns up to D."""
     base = x.pointer + batch * x.batch + (head // GROUP) * x.head
     column = tl.arange(0, D)
     rows = base + row.to(tl.int64)[:, None] * x.row
@@ -64,7 +67,8 @@ def _leaning(head, sequence, call, distance, F: tl.constexpr):
 
 @triton.jit
 def _steps(row_ptr, length, BLOCK: tl.constexpr):
-    """How many steps visit everything that may be visible: all of it, or what a row of a block list names."""
+    """How many steps visit everything that may be visible: all of it, or what a row
+    of a block list names."""
     if BLOCK:
         count = ((tl.load(row_ptr + 2) - tl.load(row_ptr)) * (BLOCK // STEP)).to(tl.int32)
     else:
@@ -98,11 +102,13 @@ def _exponent(products, call, F: tl.constexpr):
 
 @triton.jit
 def queries_again(
-    first_query, head_index, call, table, D: tl.constexpr, HEAD_DIM: tl.constexpr, GROUP: tl.constexpr,
+    first_query, head_index, call, table, D: tl.constexpr, HEAD_DIM: tl.constexpr,
+    GROUP: tl.constexpr,
     F: tl.constexpr,
 ):  # fmt: skip
-    """Recompute dQ of 64 queries from first_query on, before its factors: the softmax scale and, with dropout, 1 / (the
-    probability of keeping a weight). head_index: b H + h, for batch row b and query head h; call: Inputs."""
+    """Recompute dQ of 64 queries from first_query on, before its factors: the softmax scale and,
+    with dropout, 1 / (the probability of keeping a weight). head_index: b H + h, for batch row b
+    and query head h; call: Inputs."""
     batch = (head_index // call.heads).to(tl.int64)
     head = (head_index % call.heads).to(tl.int64)
     query = first_query + tl.arange(0, ROWS)
@@ -111,7 +117,9 @@ def queries_again(
     delta = tl.load(call.rows + place + ROWS + tl.arange(0, ROWS))
     q = _load(call.q, batch, head, 1, query, call.bounds.seqlen_q, D, HEAD_DIM)
     do = _load(call.dout, batch, head, 1, query, call.bounds.seqlen_q, D, HEAD_DIM)
-    row = query_rows(query[:, None], batch, call.bounds, call.mask + batch * call.stride_mask, call.plane, F)
+    row = query_rows(
+        query[:, None], batch, call.bounds, call.mask + batch * call.stride_mask, call.plane, F
+    )
     row_ptr = table.rows + (batch * table.batch + head * table.head)
     if F.block_q:
         row_ptr += (first_query // F.block_q) * table.row
@@ -125,11 +133,15 @@ def queries_again(
         key = _position(i, row_ptr, table.blocks, F.block_k) + tl.arange(0, STEP)
         k = _load(call.k, batch, head, GROUP, key, call.bounds.seqlen_k, D, HEAD_DIM)
         v = _load(call.v, batch, head, GROUP, key, call.bounds.seqlen_k, D, HEAD_DIM)
-        position = key_position(call.positions + batch * call.stride_positions, key[None, :], call.bounds.seqlen_k, F)
+        position = key_position(
+            call.positions + batch * call.stride_positions, key[None, :], call.bounds.seqlen_k, F
+        )
         mask = sees(row, key[None, :], position, call.bounds, True, F)
         x, slope = _exponent(tl.dot(q, tl.trans(k)), call, F)
         if F.alibi:
-            x -= _leaning(head, batch + call.sequence, call, query[:, None] + shift - key[None, :], F)
+            x -= _leaning(
+                head, batch + call.sequence, call, query[:, None] + shift - key[None, :], F
+            )
         p = tl.exp2(x - lse2[:, None])
         dp = tl.dot(do, tl.trans(v))
         if F.dropout:  # dS times the share that is kept, as in the fused kernel
@@ -146,14 +158,18 @@ def queries_again(
 
 @triton.jit
 def keys_again(
-    first_key, batch, kv_head, call, table, D: tl.constexpr, HEAD_DIM: tl.constexpr, GROUP: tl.constexpr,
+    first_key, batch, kv_head, call, table, D: tl.constexpr, HEAD_DIM: tl.constexpr,
+    GROUP: tl.constexpr,
     F: tl.constexpr,
 ):  # fmt: skip
-    """Recompute (dK, dV) of 64 keys from first_key on; dK before its factors, as dQ in `queries_again`."""
+    """Recompute (dK, dV) of 64 keys from first_key on; dK before its factors, as
+    dQ in `queries_again`."""
     key = first_key + tl.arange(0, ROWS)
     k = _load(call.k, batch, kv_head, 1, key, call.bounds.seqlen_k, D, HEAD_DIM)
     v = _load(call.v, batch, kv_head, 1, key, call.bounds.seqlen_k, D, HEAD_DIM)
-    position = key_position(call.positions + batch * call.stride_positions, key[:, None], call.bounds.seqlen_k, F)
+    position = key_position(
+        call.positions + batch * call.stride_positions, key[:, None], call.bounds.seqlen_k, F
+    )
     shift = call.bounds.seqlen_k - call.bounds.seqlen_q
     dk = tl.zeros([ROWS, D], tl.float32)
     dv = tl.zeros([ROWS, D], tl.float32)
@@ -173,11 +189,23 @@ def keys_again(
             delta = tl.load(call.rows + place + ROWS)
             q = _load(call.q, batch, head, 1, query, call.bounds.seqlen_q, D, HEAD_DIM)
             do = _load(call.dout, batch, head, 1, query, call.bounds.seqlen_q, D, HEAD_DIM)
-            row = query_rows(query[None, :], batch, call.bounds, call.mask + batch * call.stride_mask, call.plane, F)
-            mask = sees(row, key[:, None], position, call.bounds, True, F) & (query < call.bounds.seqlen_q)[None, :]
+            row = query_rows(
+                query[None, :],
+                batch,
+                call.bounds,
+                call.mask + batch * call.stride_mask,
+                call.plane,
+                F,
+            )
+            mask = (
+                sees(row, key[:, None], position, call.bounds, True, F)
+                & (query < call.bounds.seqlen_q)[None, :]
+            )
             x, slope = _exponent(tl.dot(k, tl.trans(q)), call, F)
             if F.alibi:
-                x -= _leaning(head, batch + call.sequence, call, query[None, :] + shift - key[:, None], F)
+                x -= _leaning(
+                    head, batch + call.sequence, call, query[None, :] + shift - key[:, None], F
+                )
             p = tl.where(mask, tl.exp2(x - lse2[None, :]), 0.0)
             dp = tl.dot(v, tl.trans(do))
             if F.dropout:

@@ -1,6 +1,8 @@
-"""The small kernels before and after the fused backward kernel: each query's statistics, and dQ's last step.
+"""The small kernels before and after the fused backward kernel: each query's
+statistics, and dQ's last step.
 
-B batch, Sq queries, H query heads, D head dimension, padded to what the fused kernel computes (HEAD_DIM: not padded).
+B batch, Sq queries, H query heads, D head dimension, padded to what the fused kernel computes
+(HEAD_DIM: not padded).
 """
 
 from typing import Any, NamedTuple
@@ -19,15 +21,18 @@ FLAGS = tl.constexpr(128)  # that a program of the last kernel looks at
 
 @triton.jit(do_not_specialize=["heads", "seqlen_q", "query_tiles", "flags_before", "sequences"])
 def prepare_kernel(
-    out_ptr, dout_ptr, lse_ptr, dlse_ptr, rows_ptr, dq_ptr, flags_ptr, out_strides, dout_strides, heads, seqlen_q,
-    query_tiles, flags_before, cu_ptr, sequences, HAS_DLSE: tl.constexpr, RECOMPUTE: tl.constexpr, WHOLE: tl.constexpr,
+    out_ptr, dout_ptr, lse_ptr, dlse_ptr, rows_ptr, dq_ptr, flags_ptr, out_strides, dout_strides,
+    heads, seqlen_q,
+    query_tiles, flags_before, cu_ptr, sequences, HAS_DLSE: tl.constexpr, RECOMPUTE: tl.constexpr,
+    WHOLE: tl.constexpr,
     PACKED: tl.constexpr, COUNTERS: tl.constexpr, D: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Compute the fused kernel's statistics of each query, 64 queries of a head a program, and clear its workspaces.
-    rows_ptr: of each tile 64 base-2 log-sum-exps (+inf for rows that see nothing and for padding: weight 0), then 64
-    deltas, rowsum(dO * O) - dLSE. Zeros go to dQ's workspace dq_ptr or, if WHOLE and RECOMPUTE (finish_kernel), to the
-    tile's flag; if COUNTERS also to flags_before + 1 counters, after as many flags.
-    PACKED: tiles are slots (sequences.py) of sequences whose queries end where cu_ptr says."""
+    """Compute the fused kernel's statistics of each query, 64 queries of a head a program, and
+    clear its workspaces. rows_ptr: of each tile 64 base-2 log-sum-exps (+inf for rows that see
+    nothing and for padding: weight 0), then 64 deltas, rowsum(dO * O) - dLSE. Zeros go to dQ's
+    workspace dq_ptr or, if WHOLE and RECOMPUTE (finish_kernel), to the tile's flag; if COUNTERS
+    also to flags_before + 1 counters, after as many flags. PACKED: tiles are slots (sequences.py)
+    of sequences whose queries end where cu_ptr says."""
     tile = tl.program_id(0) % query_tiles
     head_index = tl.program_id(0) // query_tiles
     batch = (head_index // heads).to(tl.int64)
@@ -47,11 +52,14 @@ def prepare_kernel(
     of_out = Strided(out_ptr, *out_strides)
     out_rows = of_out.pointer + batch * of_out.batch + head * of_out.head + position * of_out.row
     if HEAD_DIM < D:
-        # What Triton does not see of strides that are multiples of 8 and not of 16: it would read number by number.
+        # What Triton does not see of strides that are multiples of 8 and not of 16: it would
+        # read number by number.
         out_rows = tl.multiple_of(out_rows, [16, 16])
     out = tl.load(out_rows + column, mask=inside, other=0.0)
     of_dout = Strided(dout_ptr, *dout_strides)
-    dout_rows = of_dout.pointer + batch * of_dout.batch + head * of_dout.head + position * of_dout.row
+    dout_rows = (
+        of_dout.pointer + batch * of_dout.batch + head * of_dout.head + position * of_dout.row
+    )
     if HEAD_DIM < D:
         dout_rows = tl.multiple_of(dout_rows, [16, 16])
     dout = tl.load(dout_rows + column, mask=inside, other=0.0)
@@ -66,7 +74,8 @@ def prepare_kernel(
     tl.store(rows_ptr + place * (2 * BLOCK_Q) + BLOCK_Q + row, delta)
     if COUNTERS:
         counter = tl.program_id(0) * FLAGS + tl.arange(0, FLAGS)
-        while tl.min(counter) <= flags_before:  # once, but where there are far more keys than queries
+        # Once, but where there are far more keys than queries.
+        while tl.min(counter) <= flags_before:
             tl.store(flags_ptr + flags_before + counter, 0, mask=counter <= flags_before)
             counter += tl.num_programs(0) * FLAGS
     if WHOLE:
@@ -81,10 +90,14 @@ def prepare_kernel(
 def unfolded(flat, D: tl.constexpr):
     """Reorder dQ's tile from the order in which the fused kernel's registers hold it to (64, D)."""
     if D == 64:
-        # Queries' bit 5, dimensions' bits 5-4, queries' 4-3, dimensions' 2-0, queries' 2-1, dimensions' 3, queries' 0.
-        tile = tl.reshape(tl.permute(tl.reshape(flat, (2, 4, 4, 8, 4, 2, 2)), (0, 2, 4, 6, 1, 5, 3)), (64, 64))
+        # Queries' bit 5, dimensions' bits 5-4, queries' 4-3, dimensions' 2-0, queries' 2-1,
+        # dimensions' 3, queries' 0.
+        tile = tl.reshape(
+            tl.permute(tl.reshape(flat, (2, 4, 4, 8, 4, 2, 2)), (0, 2, 4, 6, 1, 5, 3)), (64, 64)
+        )
     else:
-        # Dimensions' bits 6 (and 7), 5-4, queries' 5-3, dimensions' 2-0, queries' 2-1, dimensions' 3, queries' 0.
+        # Dimensions' bits 6 (and 7), 5-4, queries' 5-3, dimensions' 2-0, queries' 2-1,
+        # dimensions' 3, queries' 0.
         parts = tl.reshape(flat, (D // 64, 4, 8, 8, 4, 2, 2))
         tile = tl.reshape(tl.permute(parts, (2, 4, 6, 0, 1, 5, 3)), (64, D))
     return tile
@@ -100,7 +113,8 @@ def _store(base, stride_row, row, limit, value, D: tl.constexpr, HEAD_DIM: tl.co
 
 
 class OfKeys(NamedTuple):
-    """The arguments with which finish_kernel recomputes dK and dV of 64 keys. dk, dv: tensors to write (Strided)."""
+    """The arguments with which finish_kernel recomputes dK and dV of 64 keys. dk, dv:
+    tensors to write (Strided)."""
 
     inputs: Any
     table: Any
@@ -118,28 +132,47 @@ def _moved(x, rows):
 @triton.jit
 def _of_sequence(number, inputs, cu_q_ptr, cu_k_ptr, OF_KEYS: tl.constexpr):
     """(what is read, first query, first key) of a packed sequence by itself. inputs.plane: N."""
-    query, key, bounds = sequence_of(number, cu_q_ptr, cu_k_ptr, inputs.plane, inputs.bounds, OF_KEYS)
+    query, key, bounds = sequence_of(
+        number, cu_q_ptr, cu_k_ptr, inputs.plane, inputs.bounds, OF_KEYS
+    )
     rows = inputs.rows + first_slot(number, query, BLOCK_Q).to(tl.int64) * (2 * BLOCK_Q)
     own = Inputs(
-        _moved(inputs.q, query), _moved(inputs.k, key), _moved(inputs.v, key), _moved(inputs.dout, query), rows,
-        inputs.heads, bounds, inputs.scale_log2, inputs.query_tiles, inputs.mask, inputs.plane, inputs.stride_mask,
+        _moved(inputs.q, query), _moved(inputs.k, key), _moved(inputs.v, key),
+        _moved(inputs.dout, query), rows,
+        inputs.heads, bounds, inputs.scale_log2, inputs.query_tiles, inputs.mask, inputs.plane,
+        inputs.stride_mask,
         inputs.positions, inputs.stride_positions, number,
     )  # fmt: skip
     return own, query, key
 
 
 @triton.jit
-def _store_queries(program, first_query, dq, inputs, target, D: tl.constexpr, HEAD_DIM: tl.constexpr):
+def _store_queries(
+    program, first_query, dq, inputs, target, D: tl.constexpr, HEAD_DIM: tl.constexpr
+):
     """Store a tile of dQ."""
     head_index = program // inputs.query_tiles
     batch = (head_index // inputs.heads).to(tl.int64)
-    base = target.pointer + batch * target.batch + (head_index % inputs.heads).to(tl.int64) * target.head
-    _store(base, target.row, first_query + tl.arange(0, BLOCK_Q), inputs.bounds.seqlen_q, dq, D, HEAD_DIM)
+    base = (
+        target.pointer
+        + batch * target.batch
+        + (head_index % inputs.heads).to(tl.int64) * target.head
+    )
+    _store(
+        base,
+        target.row,
+        first_query + tl.arange(0, BLOCK_Q),
+        inputs.bounds.seqlen_q,
+        dq,
+        D,
+        HEAD_DIM,
+    )
 
 
 @triton.jit
 def sum_of_parts(parts_ptr, half, key_tiles, D: tl.constexpr, SPLIT: tl.constexpr):
-    """Return (dK, dV) of 64 keys, (64, D): the sums of the parts that SPLIT items stored of them, in a fixed order."""
+    """Return (dK, dV) of 64 keys, (64, D): the sums of the parts that SPLIT items stored of
+    them, in a fixed order."""
     head_index = half // (2 * key_tiles)
     place = (head_index * SPLIT * (2 * key_tiles) + half % (2 * key_tiles)).to(tl.int64)
     cells = tl.arange(0, 64 * D)
@@ -156,16 +189,19 @@ def sum_of_parts(parts_ptr, half, key_tiles, D: tl.constexpr, SPLIT: tl.constexp
 def unfolded_keys(flat, D: tl.constexpr):
     """Reorder a tile of dK or dV from the order of the fused kernel's registers to (64, D)."""
     # Keys' bits 5-4, dimensions' 3 and up, keys' 2-0, dimensions' 2-1, keys' 3, dimensions' 0.
-    return tl.reshape(tl.permute(tl.reshape(flat, (4, D // 8, 8, 4, 2, 2)), (0, 4, 2, 1, 3, 5)), (64, D))
+    return tl.reshape(
+        tl.permute(tl.reshape(flat, (4, D // 8, 8, 4, 2, 2)), (0, 4, 2, 1, 3, 5)), (64, D)
+    )
 
 
 @triton.jit
 def _keys_again(
-    half, scale, of_keys, parts_ptr, D: tl.constexpr, HEAD_DIM: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr,
+    half, scale, of_keys, parts_ptr, D: tl.constexpr, HEAD_DIM: tl.constexpr, GROUP: tl.constexpr,
+    F: tl.constexpr,
     PACKED: tl.constexpr, SPLIT: tl.constexpr, RECOMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Store 64 keys' dK and dV: summed up from their parts if SPLIT > 1, computed again if these have a NaN or there
-    are none."""
+    """Store 64 keys' dK and dV: summed up from their parts if SPLIT > 1, computed again if these
+    have a NaN or there are none."""
     dk_to = of_keys.dk
     dv_to = of_keys.dv
     inputs = of_keys.inputs
@@ -179,7 +215,9 @@ def _keys_again(
         cu_k_ptr = of_keys.table.rows
         slot = half % (2 * of_keys.key_tiles) // 2
         lanes = tl.arange(0, LANES)
-        number, tile = find(slot, lanes, cu_k_ptr, inputs.plane, inputs.bounds.seqlen_k, 2 * BLOCK_Q)
+        number, tile = find(
+            slot, lanes, cu_k_ptr, inputs.plane, inputs.bounds.seqlen_k, 2 * BLOCK_Q
+        )
         inputs, _, keys_at = _of_sequence(number, inputs, cu_q_ptr, cu_k_ptr, True)
         first_key = tile * (2 * BLOCK_Q) + half % 2 * BLOCK_Q
         dk_to = _moved(dk_to, keys_at)
@@ -188,46 +226,75 @@ def _keys_again(
         dk, dv = sum_of_parts(parts_ptr, half, of_keys.key_tiles, D, SPLIT)
         if RECOMPUTE:  # noqa: SIM102 - decided while compiling; while running
             if has_nan(dk) | has_nan(dv):
-                dk, dv = keys_again(first_key, batch, kv_head, inputs, of_keys.table, D, HEAD_DIM, GROUP, F)
+                dk, dv = keys_again(
+                    first_key, batch, kv_head, inputs, of_keys.table, D, HEAD_DIM, GROUP, F
+                )
                 dk *= scale
     else:
         dk, dv = keys_again(first_key, batch, kv_head, inputs, of_keys.table, D, HEAD_DIM, GROUP, F)
         dk *= scale
     key = first_key + tl.arange(0, 64)
     seqlen_k = inputs.bounds.seqlen_k
-    _store(dk_to.pointer + batch * dk_to.batch + kv_head * dk_to.head, dk_to.row, key, seqlen_k, dk, D, HEAD_DIM)
-    _store(dv_to.pointer + batch * dv_to.batch + kv_head * dv_to.head, dv_to.row, key, seqlen_k, dv, D, HEAD_DIM)
+    _store(
+        dk_to.pointer + batch * dk_to.batch + kv_head * dk_to.head,
+        dk_to.row,
+        key,
+        seqlen_k,
+        dk,
+        D,
+        HEAD_DIM,
+    )
+    _store(
+        dv_to.pointer + batch * dv_to.batch + kv_head * dv_to.head,
+        dv_to.row,
+        key,
+        seqlen_k,
+        dv,
+        D,
+        HEAD_DIM,
+    )
 
 
 @triton.jit(
     do_not_specialize=[
-        "places", "heads", "seqlen_q", "seqlen_k", "band_left", "band_right", "query_tiles", "key_tiles", "mask_plane",
-        "stride_mask", "stride_positions", "stride_tb", "stride_th", "stride_tr", "stride_ub", "stride_uh", "stride_ur",
+        "places", "heads", "seqlen_q", "seqlen_k", "band_left", "band_right", "query_tiles",
+        "key_tiles", "mask_plane",
+        "stride_mask", "stride_positions", "stride_tb", "stride_th", "stride_tr", "stride_ub",
+        "stride_uh", "stride_ur",
     ]
 )  # fmt: skip
 def finish_kernel(
-    work_ptr, rows_ptr, flags_ptr, parts_ptr, q_ptr, k_ptr, v_ptr, dout_ptr, dq_ptr, dk_ptr, dv_ptr, q_strides,
-    k_strides, v_strides, dout_strides, dq_strides, dk_strides, dv_strides, scale, scale_log2, places, heads, seqlen_q,
-    seqlen_k, band_left, band_right, query_tiles, key_tiles, mask_ptr, mask_plane, stride_mask, positions_ptr,
-    stride_positions, table_ptr, stride_tb, stride_th, stride_tr, list_ptr, keys_table_ptr, stride_ub, stride_uh,
-    stride_ur, keys_list_ptr, RECOMPUTE: tl.constexpr, WHOLE: tl.constexpr, PACKED: tl.constexpr, GROUP: tl.constexpr,
+    work_ptr, rows_ptr, flags_ptr, parts_ptr, q_ptr, k_ptr, v_ptr, dout_ptr, dq_ptr, dk_ptr, dv_ptr,
+    q_strides,
+    k_strides, v_strides, dout_strides, dq_strides, dk_strides, dv_strides, scale, scale_log2,
+    places, heads, seqlen_q,
+    seqlen_k, band_left, band_right, query_tiles, key_tiles, mask_ptr, mask_plane, stride_mask,
+    positions_ptr,
+    stride_positions, table_ptr, stride_tb, stride_th, stride_tr, list_ptr, keys_table_ptr,
+    stride_ub, stride_uh,
+    stride_ur, keys_list_ptr, RECOMPUTE: tl.constexpr, WHOLE: tl.constexpr, PACKED: tl.constexpr,
+    GROUP: tl.constexpr,
     SPLIT: tl.constexpr, F: tl.constexpr, D: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Scale dQ from its float32 workspace and store it in its dtype, a tile of 64 queries a program. RECOMPUTE: pairs
-    may be masked, and a NaN may come from one: such a tile is computed again and, by programs of their own, so are dK
-    and dV of each 64 keys whose flag is set. WHOLE: dQ is stored already, and a program looks at FLAGS flags, first
-    those of keys, then those of dQ's tiles. PACKED: tiles are slots; sequences' keys end where table_ptr and
-    keys_table_ptr say, their queries where the lists say, and mask_plane is the number of sequences. SPLIT > 1:
+    """Scale dQ from its float32 workspace and store it in its dtype, a tile of 64 queries a
+    program. RECOMPUTE: pairs may be masked, and a NaN may come from one: such a tile is computed
+    again and, by programs of their own, so are dK and dV of each 64 keys whose flag is set. WHOLE:
+    dQ is stored already, and a program looks at FLAGS flags, first those of keys, then those of
+    dQ's tiles. PACKED: tiles are slots; sequences' keys end where table_ptr and keys_table_ptr say,
+    their queries where the lists say, and mask_plane is the number of sequences. SPLIT > 1:
     parts_ptr holds parts of dK and dV, which programs of their own sum up."""
     inputs = Inputs(
         Strided(q_ptr, *q_strides), Strided(k_ptr, *k_strides), Strided(v_ptr, *v_strides),
-        Strided(dout_ptr, *dout_strides), rows_ptr, heads, Bounds(seqlen_q, seqlen_k, band_left, band_right),
-        scale_log2, query_tiles, mask_ptr, mask_plane, stride_mask, positions_ptr, stride_positions, 0,
+        Strided(dout_ptr, *dout_strides), rows_ptr, heads,
+        Bounds(seqlen_q, seqlen_k, band_left, band_right),
+        scale_log2, query_tiles, mask_ptr, mask_plane, stride_mask, positions_ptr, stride_positions,
+        0,
     )  # fmt: skip
     table = Table(table_ptr, stride_tb, stride_th, stride_tr, list_ptr)
     dq_target = Strided(dq_ptr, *dq_strides)
     of_keys = OfKeys(
-        inputs, Table(keys_table_ptr, stride_ub, stride_uh, stride_ur, keys_list_ptr), Strided(dk_ptr, *dk_strides),
+        inputs, Table(keys_table_ptr, stride_ub, stride_uh, stride_ur, keys_list_ptr),
+        Strided(dk_ptr, *dk_strides),
         Strided(dv_ptr, *dv_strides), key_tiles,
     )  # fmt: skip
     program = tl.program_id(0)
@@ -239,14 +306,22 @@ def finish_kernel(
             for flag in tl.range(first, tl.minimum(first + FLAGS, halves + places), num_stages=1):
                 if tl.load(flags_ptr + flag) != 0:
                     if flag < halves:
-                        _keys_again(flag, scale, of_keys, parts_ptr, D, HEAD_DIM, GROUP, F, PACKED, 1, True)
+                        _keys_again(
+                            flag, scale, of_keys, parts_ptr, D, HEAD_DIM, GROUP, F, PACKED, 1, True
+                        )
                     else:
                         first_query = (flag - halves) % query_tiles * BLOCK_Q
                         head_index = (flag - halves) // query_tiles
-                        dq = queries_again(first_query, head_index, inputs, table, D, HEAD_DIM, GROUP, F)
-                        _store_queries(flag - halves, first_query, dq * scale, inputs, dq_target, D, HEAD_DIM)
+                        dq = queries_again(
+                            first_query, head_index, inputs, table, D, HEAD_DIM, GROUP, F
+                        )
+                        _store_queries(
+                            flag - halves, first_query, dq * scale, inputs, dq_target, D, HEAD_DIM
+                        )
     elif program < places:
-        dq = unfolded(tl.load(work_ptr + program.to(tl.int64) * (BLOCK_Q * D) + tl.arange(0, BLOCK_Q * D)), D)
+        dq = unfolded(
+            tl.load(work_ptr + program.to(tl.int64) * (BLOCK_Q * D) + tl.arange(0, BLOCK_Q * D)), D
+        )
         own = inputs
         target = dq_target
         tile = program % query_tiles
@@ -257,12 +332,17 @@ def finish_kernel(
         first_query = tile * BLOCK_Q
         if RECOMPUTE:  # noqa: SIM102 - decided while compiling; while running
             if has_nan(dq):
-                dq = queries_again(first_query, program // query_tiles, own, table, D, HEAD_DIM, GROUP, F)
+                dq = queries_again(
+                    first_query, program // query_tiles, own, table, D, HEAD_DIM, GROUP, F
+                )
         _store_queries(program, first_query, dq * scale, own, target, D, HEAD_DIM)
     elif SPLIT > 1:
         _keys_again(
-            program - places, scale, of_keys, parts_ptr, D, HEAD_DIM, GROUP, F, PACKED, SPLIT, RECOMPUTE
+            program - places, scale, of_keys, parts_ptr, D, HEAD_DIM, GROUP, F, PACKED, SPLIT,
+            RECOMPUTE
         )  # fmt: skip
     elif RECOMPUTE:  # noqa: SIM102
         if tl.load(flags_ptr + program - places) != 0:
-            _keys_again(program - places, scale, of_keys, parts_ptr, D, HEAD_DIM, GROUP, F, PACKED, 1, True)
+            _keys_again(
+                program - places, scale, of_keys, parts_ptr, D, HEAD_DIM, GROUP, F, PACKED, 1, True
+            )

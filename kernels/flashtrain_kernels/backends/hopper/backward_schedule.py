@@ -1,7 +1,9 @@
-"""Which tiles of 64 queries the fused backward kernel visits for a block of keys, and where in the batch that block is.
+"""Which tiles of 64 queries the fused backward kernel visits for a block of keys, and where in
+the batch that block is.
 
-Sq queries, Sk keys. A work item (`item` in names) is the block of keys that a program computes dK and dV of: 128 keys
-of one key/value head (64 at D = 256). With packed sequences work items and tiles are counted in slots (sequences.py).
+Sq queries, Sk keys. A work item (`item` in names) is the block of keys that a program computes dK
+and dV of: 128 keys of one key/value head (64 at D = 256). With packed sequences work items and
+tiles are counted in slots (sequences.py).
 """
 
 from typing import Any, NamedTuple
@@ -15,11 +17,13 @@ from .sequences import LANES, find, first_slot, sequence_of
 
 BLOCK_Q = gl.constexpr(64)
 BLOCK_K = gl.constexpr(128)
-# How the query tiles of an item are found: by arithmetic, in a mask's plan, or in the lists of a block-sparse mask.
+# How the query tiles of an item are found: by arithmetic, in a mask's plan, or in the lists of
+# a block-sparse mask.
 BAND = gl.constexpr(0)
 PLAN = gl.constexpr(1)
 BLOCKS = gl.constexpr(2)
-# Where with C.deterministic `notes` has a program's number, and from where on its barriers (backward_deterministic.py).
+# Where with C.deterministic `notes` has a program's number, and from where on its barriers
+# (backward_deterministic.py).
 TICKET = gl.constexpr(12)
 BARRIERS = gl.constexpr(13)
 NUMBERS = gl.constexpr(12)  # where with C.counted `notes` has two numbers of items
@@ -34,7 +38,8 @@ class Call(NamedTuple):
     bounds: Any
     query_tiles: Any
     key_tiles: Any
-    all_heads: Any  # B K, each key/value head counted once for each part of its query heads (C.split)
+    # B K, each key/value head counted once for each part of its query heads (C.split).
+    all_heads: Any
     heads_together: Any  # how many heads' items are sorted by tiles of keys
     mask: Any  # Mask.queries
     positions: Any  # Mask.keys
@@ -46,7 +51,8 @@ class Call(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """Tiles [first, past) of 64 queries that see a block of keys: visited from `start` on, then from `first` on."""
+    """Tiles [first, past) of 64 queries that see a block of keys: visited from `start`
+    on, then from `first` on."""
 
     first: Any
     first_full: Any  # tiles in [first_full, past_full) need no mask
@@ -56,8 +62,9 @@ class Reach(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """How to find the tiles of queries that see one block of keys: a Reach, or a row of a mask's table. With packed
-    sequences tiles are slots, and `bounds` counts queries from slot 0, so that consumers need no other case."""
+    """How to find the tiles of queries that see one block of keys: a Reach, or a row of a mask's
+    table. With packed sequences tiles are slots, and `bounds` counts queries from slot 0, so that
+    consumers need no other case."""
 
     reach: Any
     tail: Any  # the item goes past Sk
@@ -73,7 +80,8 @@ class Walk(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """Pointers into a batch row of a Mask: `queries`, with `plane` between its rows, and the keys' `positions`."""
+    """Pointers into a batch row of a Mask: `queries`, with `plane` between its rows, and
+    the keys' `positions`."""
 
     queries: Any
     plane: Any
@@ -82,13 +90,15 @@ class Masks(NamedTuple):
 
 @gluon.jit
 def band_tiles(
-    first_key, bounds, LEFT: gl.constexpr, RIGHT: gl.constexpr, KEYS: gl.constexpr, PACKED: gl.constexpr,
+    first_key, bounds, LEFT: gl.constexpr, RIGHT: gl.constexpr, KEYS: gl.constexpr,
+    PACKED: gl.constexpr,
     DETERMINISTIC: gl.constexpr = False,
 ):  # fmt: skip
-    """Return which tiles of queries see the keys [first_key, first_key + KEYS) within a window, as a Reach. bounds: Sq,
-    Sk and the window; LEFT, RIGHT: whether it has that side, bounds.left <= key - query, key - query <= bounds.right.
-    Without both, `start` differs between blocks of keys, so that programs add to different tiles of dQ at a time.
-    PACKED: keys from Sk on get no tile. DETERMINISTIC: keys that no query sees get no tile (else perhaps one)."""
+    """Return which tiles of queries see the keys [first_key, first_key + KEYS) within a window, as
+    a Reach. bounds: Sq, Sk and the window; LEFT, RIGHT: whether it has that side, bounds.left <=
+    key - query, key - query <= bounds.right. Without both, `start` differs between blocks of keys,
+    so that programs add to different tiles of dQ at a time. PACKED: keys from Sk on get no tile.
+    DETERMINISTIC: keys that no query sees get no tile (else perhaps one)."""
     last = gl.minimum(first_key + KEYS, bounds.seqlen_k) - 1
     low = 0
     full_low = 0
@@ -112,7 +122,8 @@ def band_tiles(
     if first_key + KEYS > bounds.seqlen_k:  # dQ would see keys past Sk
         first_full = past
         past_full = past
-    if PACKED or (RIGHT and KEYS < BLOCK_K):  # items come in pairs, of which the second may be past Sk, and past Sq
+    # Items come in pairs, of which the second may be past Sk, and past Sq.
+    if PACKED or (RIGHT and KEYS < BLOCK_K):
         past = gl.where(first_key < bounds.seqlen_k, past, first)
     start = first
     if not (LEFT or RIGHT):
@@ -122,7 +133,8 @@ def band_tiles(
 
 @gluon.jit
 def tile_count(member, walk, C: gl.constexpr):
-    """Return how many tiles of queries of the group's query head `member` see a block of keys (a Walk)."""
+    """Return how many tiles of queries of the group's query head `member` see a
+    block of keys (a Walk)."""
     row = walk.row
     if C.kind == BAND:
         count = walk.reach.past - walk.reach.first
@@ -136,13 +148,15 @@ def tile_count(member, walk, C: gl.constexpr):
 
 @gluon.jit
 def tile_of(i, member, walk, C: gl.constexpr):
-    """Return (number of the tile of queries, whether pairs of it may be masked) that step i of a block of keys visits
-    for query head `member` of the group. walk: the block's Walk; the rows of a mask's table: portable/traversal.py."""
+    """Return (number of the tile of queries, whether pairs of it may be masked) that step i of a
+    block of keys visits for query head `member` of the group. walk: the block's Walk; the rows of a
+    mask's table: portable/traversal.py."""
     row = walk.row
     if C.kind == BAND:
         reach = walk.reach
         if C.deterministic:
-            # Opaque, as the ends in work_of: else the compiler keeps sums with i in registers that there are not.
+            # Opaque, as the ends in work_of: else the compiler keeps sums with i in registers
+            # that there are not.
             tile = opaque(reach.past - 1 - i)
         else:
             tile = reach.start + i
@@ -151,8 +165,12 @@ def tile_of(i, member, walk, C: gl.constexpr):
     elif C.kind == PLAN:
         masked_tiles = gl.load(row)
         k = i - masked_tiles
-        tile = gl.where(k < gl.load(row + 10), gl.load(row + 9) + k, gl.load(row + 11) + k - gl.load(row + 10))
-        hidden = gl.where(i < gl.load(row + 2), gl.load(row + 1) + i, gl.load(row + 3) + i - gl.load(row + 2))
+        tile = gl.where(
+            k < gl.load(row + 10), gl.load(row + 9) + k, gl.load(row + 11) + k - gl.load(row + 10)
+        )
+        hidden = gl.where(
+            i < gl.load(row + 2), gl.load(row + 1) + i, gl.load(row + 3) + i - gl.load(row + 2)
+        )
         hidden = gl.where(i < gl.load(row + 4), hidden, gl.load(row + 5) + i - gl.load(row + 4))
         hidden = gl.where(i < gl.load(row + 6), hidden, gl.load(row + 7) + i - gl.load(row + 6))
         masked = (k < 0) | walk.tail
@@ -167,8 +185,8 @@ def tile_of(i, member, walk, C: gl.constexpr):
 
 @gluon.jit
 def first_step(walk, C: gl.constexpr):
-    """Return, for a block of keys: the number of steps, one a query head and tile; the first query head of the group
-    that has tiles (0 if none has); and how many tiles that head has."""
+    """Return, for a block of keys: the number of steps, one a query head and tile; the first query
+    head of the group that has tiles (0 if none has); and how many tiles that head has."""
     member = 0
     tiles = tile_count(0, walk, C)
     count = tiles * C.group
@@ -183,8 +201,9 @@ def first_step(walk, C: gl.constexpr):
 
 @gluon.jit
 def next_step(i, member, tiles, walk, C: gl.constexpr):
-    """Return (i, member, tiles) of the step after step i of query head `member`, which visits `tiles` tiles for a block
-    of keys. With C.deterministic a group's query heads take turns at each tile, else one head follows the other."""
+    """Return (i, member, tiles) of the step after step i of query head `member`, which visits
+    `tiles` tiles for a block of keys. With C.deterministic a group's query heads take turns at each
+    tile, else one head follows the other."""
     if C.deterministic and C.group > 1:
         member += 1
         i = gl.where(member == C.group, i + 1, i)
@@ -192,7 +211,8 @@ def next_step(i, member, tiles, walk, C: gl.constexpr):
     else:
         i += 1
     if C.group == 1:
-        i = gl.where(i == tiles, 0, i)  # else the compiler keeps sums with i in registers that there are not
+        # Else the compiler keeps sums with i in registers that there are not.
+        i = gl.where(i == tiles, 0, i)
     if C.group > 1 and not C.deterministic:  # noqa: SIM102 - decided while compiling; while running
         if i == tiles:
             i = 0
@@ -207,7 +227,8 @@ def next_step(i, member, tiles, walk, C: gl.constexpr):
 
 @gluon.jit
 def own_number(notes, C: gl.constexpr):
-    """Return this program's number: its id or, with C.deterministic, how many programs started before it."""
+    """Return this program's number: its id or, with C.deterministic, how many
+    programs started before it."""
     if C.deterministic:
         number = noted(notes, TICKET).to(gl.int32)
     else:
@@ -217,12 +238,15 @@ def own_number(notes, C: gl.constexpr):
 
 @gluon.jit
 def steps_behind(walk, first_key, C: gl.constexpr):
-    """Return n, for C.deterministic: before step j of this block of keys adds to a tile of dQ, the preceding block of
-    keys must have added to it in its step j - n (none if below 0). n is NEVER for a sequence's first block of keys."""
-    # Lower keys are seen from lower tiles on: whoever waits for the preceding item has waited for all before it.
+    """Return n, for C.deterministic: before step j of this block of keys adds to a tile of dQ, the
+    preceding block of keys must have added to it in its step j - n (none if below 0). n is NEVER
+    for a sequence's first block of keys."""
+    # Lower keys are seen from lower tiles on: whoever waits for the preceding item has
+    # waited for all before it.
     behind = 0
     if C.left:
-        high = gl.minimum(walk.bounds.seqlen_q, first_key - walk.bounds.left)  # the keys before are seen up to there
+        # The keys before are seen up to there.
+        high = gl.minimum(walk.bounds.seqlen_q, first_key - walk.bounds.left)
         past = (gl.maximum(high, 0) + BLOCK_Q - 1) // BLOCK_Q
         behind = (walk.reach.past - past) * C.group
     return gl.where(first_key == 0, NEVER, behind)
@@ -230,16 +254,20 @@ def steps_behind(walk, first_key, C: gl.constexpr):
 
 @gluon.jit
 def counter_of(first_key, walk, head_place, call, C: gl.constexpr):
-    """Return the index of the step counters of the block of keys at first_key (C.deterministic). Rest: of work_of."""
+    """Return the index of the step counters of the block of keys at first_key
+    (C.deterministic). Rest: of work_of."""
     tile = walk.item_tile if C.packed else first_key // BLOCK_K
     kv_heads = call.heads // C.group
-    return (head_place // call.heads * kv_heads + head_place % call.heads // C.group) * call.key_tiles + tile
+    return (
+        head_place // call.heads * kv_heads + head_place % call.heads // C.group
+    ) * call.key_tiles + tile
 
 
 @gluon.jit
 def share(call, notes, C: gl.constexpr):
-    """Return (first, past, step), a range of numbers of the blocks of keys that this program computes; `item_of` turns
-    a number into a work item. With C.whole the numbers count the blocks of the program's own heads, else all."""
+    """Return (first, past, step), a range of numbers of the blocks of keys that this program
+    computes; `item_of` turns a number into a work item. With C.whole the numbers count the blocks
+    of the program's own heads, else all."""
     begin = own_number(notes, C)
     past = call.key_tiles * call.all_heads
     step = gl.num_programs(0)
@@ -254,29 +282,34 @@ def share(call, notes, C: gl.constexpr):
 def take_number(counter):
     """Add 1 to `counter` in global memory (int32), and return what it was. For a warp."""
     return gl.inline_asm_elementwise(
-        "{ .reg .pred p; .reg .b32 t; mov.u32 t, %laneid; setp.eq.u32 p, t, 0; mov.u32 $0, 0; "
-        "@p atom.relaxed.gpu.global.add.u32 $0, [$1], 1; shfl.sync.idx.b32 $0, $0, 0, 31, 0xffffffff; }",
-        "=&r,l,~{memory}", [counter.to(gl.int64, bitcast=True)], dtype=gl.int32, is_pure=False, pack=1,
+        "{ .reg .pred p; .reg .b32 t; mov.u32 t, %laneid; setp.eq.u32 p, t, 0; mov.u32 "
+        "$0, 0; @p atom.relaxed.gpu.global.add.u32 $0, [$1], 1; shfl.sync.idx.b32 $0, "
+        "$0, 0, 31, 0xffffffff; }",
+        "=&r,l,~{memory}", [counter.to(gl.int64, bitcast=True)], dtype=gl.int32, is_pure=False,
+        pack=1,
     )  # fmt: skip
 
 
 @gluon.jit
 def store_number(notes, place, number):
-    """Store an item's number for the consumers, in one of two places, before its K and V are fetched."""
+    """Store an item's number for the consumers, in one of two places, before
+    its K and V are fetched."""
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     notes.index(NUMBERS + place).store(gl.full([1], number.to(gl.int64), gl.int64, layout=ONE))
 
 
 @gluon.jit
 def load_number(notes, place):
-    """Load the number that `store_number` stored. The caller first waits for that item's K and V."""
+    """Load the number that `store_number` stored. The caller first waits for
+    that item's K and V."""
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     return gl.max(notes.index(NUMBERS + place).load(ONE), 0).to(gl.int32)
 
 
 @gluon.jit
 def item_of(number, call, WHOLE: gl.constexpr):
-    """Return the work item (block of keys) of a number from `share`. WHOLE: a program computes whole heads."""
+    """Return the work item (block of keys) of a number from `share`. WHOLE: a
+    program computes whole heads."""
     item = number
     if WHOLE:
         head = gl.program_id(0) + number // call.key_tiles * gl.num_programs(0)
@@ -286,8 +319,9 @@ def item_of(number, call, WHOLE: gl.constexpr):
 
 @gluon.jit
 def work_of(item, call, notes, C: gl.constexpr):
-    """Return (Walk, Masks, first key, b H + h) of a work item: a block of C.keys keys of a key/value head in batch row
-    b, whose group of query heads begins at h. item: its number; notes: int64 words that backward_kernel stored."""
+    """Return (Walk, Masks, first key, b H + h) of a work item: a block of C.keys keys of a
+    key/value head in batch row b, whose group of query heads begins at h. item: its number; notes:
+    int64 words that backward_kernel stored."""
     # Items: heads within key tiles within groups of `heads_together` heads.
     if C.whole:
         key_tile = item % call.key_tiles
@@ -306,11 +340,15 @@ def work_of(item, call, notes, C: gl.constexpr):
     item_tile = key_tile
     sequence = batch
     if C.packed:
-        lanes = gl.arange(0, LANES, layout=gl.BlockedLayout([LANES // 32], [32], [gl.num_warps()], [0]))
+        lanes = gl.arange(
+            0, LANES, layout=gl.BlockedLayout([LANES // 32], [32], [gl.num_warps()], [0])
+        )
         sequences = noted(notes, 9).to(gl.int32)
         number, key_tile = find(key_tile, lanes, call.table, sequences, bounds.seqlen_k, C.keys)
         sequence = number
-        queries_at, keys_at, bounds = sequence_of(number, call.blocks, call.table, sequences, bounds, True)
+        queries_at, keys_at, bounds = sequence_of(
+            number, call.blocks, call.table, sequences, bounds, True
+        )
     first_key = key_tile * C.keys
     row = call.table
     stride_head = first_key.to(gl.int64)
@@ -327,19 +365,28 @@ def work_of(item, call, notes, C: gl.constexpr):
         position += batch * noted(notes, 11)
     reach = band_tiles(first_key, bounds, C.left, C.right, C.keys, C.packed, C.deterministic)
     if C.deterministic:
-        reach = Reach(reach.first, opaque(reach.first_full), opaque(reach.past_full), reach.past, reach.start)
+        reach = Reach(
+            reach.first, opaque(reach.first_full), opaque(reach.past_full), reach.past, reach.start
+        )
     tail = first_key + C.keys > bounds.seqlen_k
     first_position = bounds.seqlen_k - bounds.seqlen_q
     if C.packed:
         slot = first_slot(number, queries_at, BLOCK_Q)
         reach = Reach(
-            slot + reach.first, slot + reach.first_full, slot + reach.past_full, slot + reach.past, slot + reach.start
+            slot + reach.first,
+            slot + reach.first_full,
+            slot + reach.past_full,
+            slot + reach.past,
+            slot + reach.start,
         )
         before = slot * BLOCK_Q
         first_position -= before
-        bounds = Bounds(bounds.seqlen_q + before, bounds.seqlen_k, bounds.left - before, bounds.right - before)
+        bounds = Bounds(
+            bounds.seqlen_q + before, bounds.seqlen_k, bounds.left - before, bounds.right - before
+        )
         queries_at -= before
     walk = Walk(
-        reach, tail, row, stride_head, call.blocks, bounds, queries_at, keys_at, item_tile, sequence, first_position
+        reach, tail, row, stride_head, call.blocks, bounds, queries_at, keys_at, item_tile,
+        sequence, first_position
     )  # fmt: skip
     return walk, Masks(mask, plane, position), first_key, batch * call.heads + kv_head * C.group

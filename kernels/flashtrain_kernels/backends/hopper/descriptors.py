@@ -1,7 +1,7 @@
 """TMA descriptors: where tiles lie in a (B, S, H, D) tensor of any strides, or in a workspace.
 
-B batch, S sequence, H heads, D head dimension. A box is (1, rows, 1, D padded to a power of two): rows past S and
-columns past D read as zero and are not written.
+B batch, S sequence, H heads, D head dimension. A box is (1, rows, 1, D padded to a power of two):
+rows past S and columns past D read as zero and are not written.
 """
 
 import math
@@ -28,31 +28,45 @@ def layout(box: tuple[int, ...], dtype: torch.dtype) -> gl.NVMMASharedLayout:
 
 
 def descriptor(x: Tensor, box: tuple[int, ...]) -> TensorDescriptor:
-    """Return a TMA descriptor for boxes of x (B, S, H, D), from a cache by address, as torch reuses memory."""
+    """Return a TMA descriptor for boxes of x (B, S, H, D), from a cache by address,
+    as torch reuses memory."""
 
     def make() -> TensorDescriptor:
-        strides = [8 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True)]
+        strides = [
+            8 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True)
+        ]
         return TensorDescriptor(
-            Address(x.data_ptr(), x.dtype), list(x.shape), [*strides[:3], 1], list(box), layout(box, x.dtype)
+            Address(x.data_ptr(), x.dtype),
+            list(x.shape),
+            [*strides[:3], 1],
+            list(box),
+            layout(box, x.dtype),
         )
 
     return _kept((x.data_ptr(), x.shape, x.stride(), x.dtype, box), x, make)
 
 
 def workspace(x: Tensor, box: tuple[int, ...]) -> TensorDescriptor:
-    """Return a TMA descriptor for consecutive boxes of a contiguous float32 tensor, seen as rows as wide as the box."""
+    """Return a TMA descriptor for consecutive boxes of a contiguous float32 tensor, seen as
+    rows as wide as the box."""
 
     def make() -> TensorDescriptor:
         shape = [x.numel() // math.prod(box[1:]), *box[1:]]
         strides = [math.prod(box[i + 1 :]) for i in range(len(box))]
         return TensorDescriptor(
-            Address(x.data_ptr(), x.dtype), shape, strides, list(box), gl.NVMMASharedLayout(0, 32, len(box))
+            Address(x.data_ptr(), x.dtype),
+            shape,
+            strides,
+            list(box),
+            gl.NVMMASharedLayout(0, 32, len(box)),
         )
 
     return _kept((x.data_ptr(), x.numel(), box), x, make)
 
 
-def _kept(key: tuple[object, ...], x: Tensor, make: Callable[[], TensorDescriptor]) -> TensorDescriptor:
+def _kept(
+    key: tuple[object, ...], x: Tensor, make: Callable[[], TensorDescriptor]
+) -> TensorDescriptor:
     recorder = launch_cache.recorder()
     if recorder is not None:  # which must tell apart two tensors at one address
         made = make()
@@ -65,13 +79,17 @@ def _kept(key: tuple[object, ...], x: Tensor, make: Callable[[], TensorDescripto
 
 
 def why_not(name: str, x: Tensor) -> str | None:
-    """Return None if the TMA unit can read x (B, S, H, D), called `name` in messages, else the reason why not."""
+    """Return None if the TMA unit can read x (B, S, H, D), called `name` in messages,
+    else the reason why not."""
     if x.dtype not in _DTYPES:
         return f"{name} is {str(x.dtype).removeprefix('torch.')}, not float16 or bfloat16"
     if x.data_ptr() % 16:
         return f"{name} does not start at a multiple of 16 bytes"
     sizes, strides = x.shape[:3], x.stride()[:3]
-    if any(size > 1 and (stride % 8 or not 0 < stride < 1 << 37) for size, stride in zip(sizes, strides, strict=True)):
+    if any(
+        size > 1 and (stride % 8 or not 0 < stride < 1 << 37)
+        for size, stride in zip(sizes, strides, strict=True)
+    ):
         return f"{name} has strides that are no multiples of 16 bytes"
     if x.stride(3) != 1:
         return f"{name} has a last stride other than 1"

@@ -1,4 +1,5 @@
-"""Dropout in the Hopper kernels: which calls they serve, and random numbers in the layout of wgmma's results."""
+"""Dropout in the Hopper kernels: which calls they serve, and random numbers in the
+layout of wgmma's results."""
 
 from typing import Any
 
@@ -20,7 +21,8 @@ _WIDTHS = (64, 128)  # head dimensions
 
 
 def why_not_change(q: Tensor, k: Tensor, options: Options) -> str | None:
-    """Return None if the kernels serve this call's dropout, ALiBi, bias and softcap, else the reason."""
+    """Return None if the kernels serve this call's dropout, ALiBi, bias and
+    softcap, else the reason."""
     if options.dropout_p > 0:
         return why_not_drop(q, k, options)
     if options.alibi_slopes is not None:
@@ -31,15 +33,19 @@ def why_not_change(q: Tensor, k: Tensor, options: Options) -> str | None:
 
 
 def why_not_drop(q: Tensor, k: Tensor, options: Options) -> str | None:
-    """Return None if the kernels serve this call with dropout, else the reason. q (B, Sq, H, D), k (B, Sk, K, D)."""
+    """Return None if the kernels serve this call with dropout, else the reason. q (B, Sq,
+    H, D), k (B, Sk, K, D)."""
     if options.softcap > 0 or options.bias is not None or options.alibi_slopes is not None:
         return "no dropout together with softcap, ALiBi or bias"
     if q.shape[3] not in _WIDTHS:
         return "dropout with head dimensions 64 and 128 only"
     if isinstance(options.mask, Sequences):
-        # Positions count from a sequence's first key; with one cu_seqlens queries and keys begin together.
+        # Positions count from a sequence's first key; with one cu_seqlens queries and
+        # keys begin together.
         if not same_ends(options.mask):
-            return "no dropout of packed sequences whose queries have other cu_seqlens than their keys"
+            return (
+                "no dropout of packed sequences whose queries have other cu_seqlens than their keys"
+            )
     elif options.mask is not None:
         return "no dropout with masks"
     elif (k.shape[1] - q.shape[1]) % 16:
@@ -48,16 +54,24 @@ def why_not_drop(q: Tensor, k: Tensor, options: Options) -> str | None:
 
 
 def same_ends(sequences: Sequences) -> bool:
-    """Return whether queries and keys share one cu_seqlens tensor, compared by address: its values are not read."""
+    """Return whether queries and keys share one cu_seqlens tensor, compared by address:
+    its values are not read."""
     one, other = sequences.cu_seqlens_q, sequences.cu_seqlens_k
     if one is other:
         return True
-    return one.device.type == "cuda" and one.data_ptr() == other.data_ptr() and one.shape == other.shape
+    return (
+        one.device.type == "cuda"
+        and one.data_ptr() == other.data_ptr()
+        and one.shape == other.shape
+    )
 
 
-def with_changes(arguments: tuple[Any, ...], tensor_at: int, number_at: int, options: Options) -> tuple[Any, ...]:
-    """Return a kernel's mask arguments with dropout's seed and threshold, or ALiBi's slopes and their stride, at
-    indices tensor_at and number_at, which the mask does not use in such calls: the kernel needs no more arguments."""
+def with_changes(
+    arguments: tuple[Any, ...], tensor_at: int, number_at: int, options: Options
+) -> tuple[Any, ...]:
+    """Return a kernel's mask arguments with dropout's seed and threshold, or ALiBi's slopes and
+    their stride, at indices tensor_at and number_at, which the mask does not use in such calls: the
+    kernel needs no more arguments."""
     given = list(arguments)
     if options.dropout_p > 0:
         given[tensor_at], given[number_at] = options.seed, philox.threshold(options.dropout_p)
@@ -72,7 +86,8 @@ def keep_scale_of(options: Options) -> float:
 
 
 def _rounds(group: int, first: int) -> list[str]:
-    """The rounds of Philox from number `first` on, of words l and r, and which half of which word is whose."""
+    """The rounds of Philox from number `first` on, of words l and r, and which half
+    of which word is whose."""
     lines = []
     for number in range(first, philox.ROUNDS):
         lines += [
@@ -85,14 +100,16 @@ def _rounds(group: int, first: int) -> list[str]:
     return lines
 
 
-# One call of Philox2x32 draws for two queries by two keys that are 8 apart (philox.py). Of an accumulator with 16 rows
-# a warp, eight neighbouring numbers of a thread are two such groups, where the tile begins at multiples of 16:
+# One call of Philox2x32 draws for two queries by two keys that are 8 apart (philox.py). Of an
+# accumulator with 16 rows a warp, eight neighbouring numbers of a thread are two such groups, where
+# the tile begins at multiples of 16:
 #     number  0    1        2        3            4        5        6            7
 #     pair    r c  r c + 1  r + 8 c  r + 8 c + 1  r c + 8  r c + 9  r + 8 c + 8  r + 8 c + 9
 def _assembly(queries_are_rows: bool) -> str:
     """Of eight numbers x >= 0 those that are dropped become 0 (forward) or -x (backward)."""
-    # Operands, eight each: results, x, then of the forward the words of Philox's first round but for the key's group,
-    # which follows, and of the backward the counter's two words; the key; the threshold, in the upper half.
+    # Operands, eight each: results, x, then of the forward the words of Philox's first round but
+    # for the key's group, which follows, and of the backward the counter's two words; the key; the
+    # threshold, in the upper half.
     given = 16
     lines = [
         "{ .reg .b32 high, low, upper, negative, l0, l1, r0, r1, "
@@ -111,7 +128,11 @@ def _assembly(queries_are_rows: bool) -> str:
                 *_rounds(group, 1),
             ]
         else:
-            lines += [f"add.u32 l{group}, ${given}, {group};", f"mov.b32 r{group}, ${given + 8};", *_rounds(group, 0)]
+            lines += [
+                f"add.u32 l{group}, ${given}, {group};",
+                f"mov.b32 r{group}, ${given + 8};",
+                *_rounds(group, 0),
+            ]
     for place in range(8):
         group, row, column = place & 1, place >> 1 & 1, place >> 2
         second_query, second_key = (row, column) if queries_are_rows else (column, row)
@@ -123,7 +144,10 @@ def _assembly(queries_are_rows: bool) -> str:
         if queries_are_rows:
             lines.append(f"selp.f32 ${place}, ${8 + place}, 0f00000000, keep;")
         else:
-            lines += [f"neg.f32 negative, ${8 + place};", f"selp.f32 ${place}, ${8 + place}, negative, keep;"]
+            lines += [
+                f"neg.f32 negative, ${8 + place};",
+                f"selp.f32 ${place}, ${8 + place}, negative, keep;",
+            ]
     return "\n".join([*lines, "}"])
 
 
@@ -135,7 +159,8 @@ _BACKWARD_CONSTRAINTS = gl.constexpr(",".join(["=&f"] * 8 + ["f"] * 8 + ["r"] * 
 
 @gluon.jit
 def upper_half(threshold):
-    """Return a 16-bit threshold in the upper 16 bits of a uint32, to compare with a random word's upper 16 bits."""
+    """Return a 16-bit threshold in the upper 16 bits of a uint32, to compare with a
+    random word's upper 16 bits."""
     return (threshold << 16).to(gl.uint32, bitcast=True)
 
 
@@ -147,16 +172,18 @@ def keep_scale(threshold):
 
 @gluon.jit
 def first_round(stream, query):
-    """Compute Philox's first round for query positions, as far as keys do not change it: (first word, before its xor
-    with a key's counter; second word). stream: the head's dropout_rng.Stream."""
+    """Compute Philox's first round for query positions, as far as keys do not change it: (first
+    word, before its xor with a key's counter; second word). stream: the head's
+    dropout_rng.Stream."""
     counter = group_of(query) + stream.first
     return gl.umulhi(counter, _MULTIPLIER) ^ stream.key, counter * _MULTIPLIER
 
 
 @gluon.jit
 def drop(weights, queries, first_key, stream, threshold):
-    """Set the weights (queries, keys) that dropout drops to 0. queries: from `first_round`; first_key: position of the
-    first column, a multiple of 16; stream: the head's; threshold: a 16-bit random number below it drops a weight."""
+    """Set the weights (queries, keys) that dropout drops to 0. queries: from `first_round`;
+    first_key: position of the first column, a multiple of 16; stream: the head's; threshold: a
+    16-bit random number below it drops a weight."""
     LAYOUT: gl.constexpr = weights.type.layout
     BLOCK_K: gl.constexpr = weights.shape[1]
     word, other = queries
@@ -164,28 +191,36 @@ def drop(weights, queries, first_key, stream, threshold):
     counter = group_of(key) + ((first_key >> 1).to(gl.uint32, bitcast=True) + stream.second)
     return gl.inline_asm_elementwise(
         _FORWARD, _FORWARD_CONSTRAINTS,
-        [weights, word[:, None], other[:, None], counter[None, :], stream.key, upper_half(threshold)],
+        [weights, word[:, None], other[:, None], counter[None, :], stream.key,
+            upper_half(threshold)],
         dtype=gl.float32, is_pure=True, pack=8,
     )  # fmt: skip
 
 
 @gluon.jit
 def draws_of(stream, key, first_query):
-    """Return what dropout's random numbers are computed from: (Philox key, counter of the queries from first_query on,
-    counters of the keys). key (keys, 1), first_query: positions, the latter a multiple of 16; stream: a Stream."""
-    return stream.key, (first_query >> 1).to(gl.uint32, bitcast=True) + stream.first, group_of(key) + stream.second
+    """Return what dropout's random numbers are computed from: (Philox key, counter of the queries
+    from first_query on, counters of the keys). key (keys, 1), first_query: positions, the latter a
+    multiple of 16; stream: a Stream."""
+    return (
+        stream.key,
+        (first_query >> 1).to(gl.uint32, bitcast=True) + stream.first,
+        group_of(key) + stream.second,
+    )
 
 
 @gluon.jit
 def mark_dropped(weights, tile, draws, threshold):
-    """Negate the weights (keys, queries) that dropout drops. tile: the query tile's number; draws: draws_of tile 0."""
+    """Negate the weights (keys, queries) that dropout drops. tile: the query tile's number;
+    draws: draws_of tile 0."""
     LAYOUT: gl.constexpr = weights.type.layout
     BLOCK_Q: gl.constexpr = weights.shape[1]
     own, queries, keys = draws
     query = gl.arange(0, BLOCK_Q, layout=gl.SliceLayout(0, LAYOUT))
     counter = group_of(query) + ((tile * (BLOCK_Q // 2)).to(gl.uint32, bitcast=True) + queries)
     return gl.inline_asm_elementwise(
-        _BACKWARD, _BACKWARD_CONSTRAINTS, [weights, counter[None, :], keys, own, upper_half(threshold)],
+        _BACKWARD, _BACKWARD_CONSTRAINTS,
+        [weights, counter[None, :], keys, own, upper_half(threshold)],
         dtype=gl.float32, is_pure=True, pack=8,
     )  # fmt: skip
 
@@ -195,15 +230,21 @@ def kept_weights(marked, DTYPE: gl.constexpr):
     """Round weights to DTYPE, with 0 for the dropped ones, which `mark_dropped` made negative."""
     KIND: gl.constexpr = "f16x2" if gl.float16 == DTYPE else "bf16x2"
     bits = gl.inline_asm_elementwise(
-        "cvt.rn.relu." + KIND + ".f32 $0, $2, $1;", "=r,f,f", [marked], dtype=gl.int16, is_pure=True, pack=2
+        "cvt.rn.relu." + KIND + ".f32 $0, $2, $1;",
+        "=r,f,f",
+        [marked],
+        dtype=gl.int16,
+        is_pure=True,
+        pack=2,
     )
     return bits.to(DTYPE, bitcast=True)
 
 
 @gluon.jit
 def score_gradients(marked, dp, delta, threshold):
-    """Return the scores' gradient dS times c, c the probability of keeping a weight: p (dp - c delta) for a kept weight
-    p, and -p c delta for a dropped one. marked: the weights as `mark_dropped` returns them."""
+    """Return the scores' gradient dS times c, c the probability of keeping a weight: p (dp - c
+    delta) for a kept weight p, and -p c delta for a dropped one. marked: the weights as
+    `mark_dropped` returns them."""
     # Computed anew for each tile: it would cost the loop a register.
     share = (65536 - opaque(threshold)).to(gl.float32) * (1.0 / 65536.0)
     return gl.maximum(marked, 0.0) * dp - gl.abs(marked) * (delta * share)

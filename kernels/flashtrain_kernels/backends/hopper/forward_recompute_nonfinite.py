@@ -1,4 +1,5 @@
-"""A tile of queries recomputed key by key without its masked pairs, because a NaN came out: slow, and rarely needed.
+"""A tile of queries recomputed key by key without its masked pairs, because a NaN came out:
+slow, and rarely needed.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 """
@@ -17,24 +18,30 @@ _NOTHING = gl.constexpr(-3.0e38)
 
 @gluon.jit
 def note_origin(origins, PLACE: gl.constexpr, pointer, strides):
-    """Store a tensor's address and (batch, sequence, head) strides in shared `origins`, from index PLACE on."""
+    """Store a tensor's address and (batch, sequence, head) strides in shared
+    `origins`, from index PLACE on."""
     note(origins, PLACE, (pointer, strides[0], strides[1], strides[2]))
 
 
 @gluon.jit
 def rows_of(origins, PLACE: gl.constexpr, batch, head, DTYPE: gl.constexpr):
-    """Return (pointer to a head's first row, stride between rows) of the tensor of `note_origin` at index PLACE."""
+    """Return (pointer to a head's first row, stride between rows) of the tensor of
+    `note_origin` at index PLACE."""
     base = noted(origins, PLACE).to(gl.pointer_type(DTYPE))
-    base += batch.to(gl.int64) * noted(origins, PLACE + 1) + head.to(gl.int64) * noted(origins, PLACE + 3)
+    base += batch.to(gl.int64) * noted(origins, PLACE + 1) + head.to(gl.int64) * noted(
+        origins, PLACE + 3
+    )
     return base, noted(origins, PLACE + 2)
 
 
 @gluon.jit
 def attend_again(
-    row, item, work, bounds, mask, list_ptr, rows_ptr, lse_ptr, terms, scale, origins, DTYPE: gl.constexpr,
+    row, item, work, bounds, mask, list_ptr, rows_ptr, lse_ptr, terms, scale, origins,
+    DTYPE: gl.constexpr,
     F: gl.constexpr, C: gl.constexpr, LAYOUT: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
-    """Recompute and store lse, and the columns of out from FIRST on that LAYOUT has, for queries `row`."""
+    """Recompute and store lse, and the columns of out from FIRST on that LAYOUT
+    has, for queries `row`."""
     BLOCK_K: gl.constexpr = C.block_k
     TILES: gl.constexpr = C.tiles
     TILE_Q: gl.constexpr = C.consumers * C.rows
@@ -55,12 +62,15 @@ def attend_again(
     COLUMNS: gl.constexpr = LAYOUT.instr_shape[1]
     column = FIRST + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, LAYOUT)) + zero
     inside = column < C.head_dim
-    # Queries and keys are read again for each product, a few columns at a time: registers belong to the output.
+    # Queries and keys are read again for each product, a few columns at a time: registers
+    # belong to the output.
     NARROW: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 16])
     narrow_row = gl.convert_layout(row, gl.SliceLayout(1, NARROW))
     narrow_column = gl.arange(0, 16, layout=gl.SliceLayout(0, NARROW)) + zero
     q_base, q_stride = rows_of(origins, 0, batch, head, DTYPE)
-    q_tile = q_base + (queries_at + narrow_row).to(gl.int64)[:, None] * q_stride + narrow_column[None, :]
+    q_tile = (
+        q_base + (queries_at + narrow_row).to(gl.int64)[:, None] * q_stride + narrow_column[None, :]
+    )
     q_real = (narrow_row < bounds.seqlen_q)[:, None]
     k_base, k_stride = rows_of(origins, 4, batch, head // C.group, DTYPE)
     v_base, v_stride = rows_of(origins, 8, batch, head // C.group, DTYPE)
@@ -76,20 +86,28 @@ def attend_again(
             for d in range(0, C.head_dim + zero, 16):
                 there = narrow_column + d < C.head_dim
                 k = gl.load(
-                    k_base + (keys_at + key).to(gl.int64) * k_stride + d + narrow_column, mask=there & real, other=0.0
+                    k_base + (keys_at + key).to(gl.int64) * k_stride + d + narrow_column,
+                    mask=there & real,
+                    other=0.0,
                 )
                 q = gl.load(q_tile + d, mask=q_real & there[None, :], other=0.0)
                 score += gl.sum(q.to(gl.float32) * k.to(gl.float32)[None, :], 1)
-            v = gl.load(v_base + (keys_at + key).to(gl.int64) * v_stride + column, mask=inside & real, other=0.0).to(
-                gl.float32
-            )
+            v = gl.load(
+                v_base + (keys_at + key).to(gl.int64) * v_stride + column,
+                mask=inside & real,
+                other=0.0,
+            ).to(gl.float32)
             if F.softcap:
-                score = 1.0 - 2.0 * reciprocal(1.0 + exp2_few(score * (terms[0] * 2.8853900817779268)))
+                score = 1.0 - 2.0 * reciprocal(
+                    1.0 + exp2_few(score * (terms[0] * 2.8853900817779268))
+                )
             key_at = key_position(key, bounds.seqlen_k, batch, bounds, mask, list_ptr, F)
             seen = sees(row, key_at, bounds, mask_rows, F) & real
             score = gl.convert_layout(score, gl.SliceLayout(1, LAYOUT))
             if F.alibi:
-                score -= gl.abs(row + (bounds.seqlen_k - bounds.seqlen_q - key)).to(gl.float32) * slope
+                score -= (
+                    gl.abs(row + (bounds.seqlen_k - bounds.seqlen_q - key)).to(gl.float32) * slope
+                )
             score = gl.where(seen, score, float("-inf"))
             new_max = gl.maximum(row_max, score * scale)
             weight = exp2_few(score * scale - new_max)
@@ -100,7 +118,9 @@ def attend_again(
                 weight = gl.where(kept_pairs(stream, position, key, mask.rows_batch), weight, 0.0)
             row_max = new_max
             v = gl.where(gl.abs(v) < float("inf"), v, float("nan"))
-            acc = acc * rescale[:, None] + gl.where(seen[:, None], weight[:, None] * v[None, :], 0.0)
+            acc = acc * rescale[:, None] + gl.where(
+                seen[:, None], weight[:, None] * v[None, :], 0.0
+            )
     if F.dropout:
         acc = acc * keep_scale(mask.rows_batch)
     empty = row_sum == 0
@@ -115,5 +135,7 @@ def attend_again(
         + (batch.to(gl.int64) * total_q * work.heads + head) * C.head_dim
     )
     stored = (row < bounds.seqlen_q)[:, None] & inside[None, :]
-    places = out + (queries_at + row).to(gl.int64)[:, None] * (work.heads * C.head_dim) + column[None, :]
+    places = (
+        out + (queries_at + row).to(gl.int64)[:, None] * (work.heads * C.head_dim) + column[None, :]
+    )
     gl.store(places, (acc / weight[:, None]).to(DTYPE), mask=stored)

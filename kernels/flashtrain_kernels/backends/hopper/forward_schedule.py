@@ -1,4 +1,5 @@
-"""The order in which a program of the forward computes tiles of queries, the same for its producer and its consumers.
+"""The order in which a program of the forward computes tiles of queries, the same for its
+producer and its consumers.
 
 B batch, H query heads. The orders, and why they differ: kernels/dev/HOPPER.md.
 """
@@ -12,7 +13,8 @@ from .sequences import LANES, find, find_by_rank
 
 
 class Work(NamedTuple):
-    """How many tiles of queries a call has, and in which order. `..._m`, `..._s`: results of `divisor`."""
+    """How many tiles of queries a call has, and in which order. `..._m`,
+    `..._s`: results of `divisor`."""
 
     heads: Any  # H
     total: Any  # tiles, or pairs of them (C.paired)
@@ -27,9 +29,11 @@ class Work(NamedTuple):
 
 
 def divisor(number: int) -> tuple[int, int]:
-    """Return (multiplier, shift) that replace a division of integers of [0, 2^31) by `number`: see `_divide`."""
+    """Return (multiplier, shift) that replace a division of integers of [0, 2^31) by
+    `number`: see `_divide`."""
     bits = (number - 1).bit_length()
-    multiplier = -(-(1 << (31 + bits)) // number)  # below 2^32: an int32 for Triton, as the same bits
+    # Below 2^32: an int32 for Triton, as the same bits.
+    multiplier = -(-(1 << (31 + bits)) // number)
     return multiplier - (1 << 32) if multiplier >= 1 << 31 else multiplier, bits
 
 
@@ -44,7 +48,8 @@ def _divide(x, multiplier, shift):
 
 @gluon.jit
 def rounds(work, PAIRED: gl.constexpr):
-    """Return how many tiles of queries this program computes. PAIRED: a long and a short tile at a time."""
+    """Return how many tiles of queries this program computes. PAIRED: a long and
+    a short tile at a time."""
     programs = gl.num_programs(0)
     whole = work.total // programs
     rest = work.total - whole * programs
@@ -57,16 +62,18 @@ def rounds(work, PAIRED: gl.constexpr):
 
 @gluon.jit
 def _place_in_round(number):
-    """Programs take their turn from the first to the last and back again, so that each gets its share of long tiles."""
+    """Programs take their turn from the first to the last and back again, so that each gets
+    its share of long tiles."""
     program = gl.program_id(0)
     return gl.where(number % 2 == 0, program, gl.num_programs(0) - 1 - program)
 
 
 @gluon.jit
 def work_item(number, work, bounds, mask, list_ptr, C: gl.constexpr):
-    """Return (batch row, head, first query) of the tile of queries that this program computes as its number-th; a first
-    query past Sq means that there is none (in an incomplete pair). With C.packed (sequence, head, first query in the
-    sequence). list_ptr: where packed sequences' queries end."""
+    """Return (batch row, head, first query) of the tile of queries that this program computes
+    as its number-th; a first query past Sq means that there is none (in an incomplete pair).
+    With C.packed (sequence, head, first query in the sequence). list_ptr: where packed
+    sequences' queries end."""
     TILE_Q: gl.constexpr = C.consumers * C.rows
     if C.paired:
         index = gl.minimum((number // 2) * gl.num_programs(0) + gl.program_id(0), work.total - 1)
@@ -84,7 +91,9 @@ def work_item(number, work, bounds, mask, list_ptr, C: gl.constexpr):
     head = pair - batch * work.heads
     if C.packed:
         # Each warp searches by itself.
-        lanes = gl.arange(0, LANES, layout=gl.BlockedLayout([LANES // 32], [32], [gl.num_warps()], [0]))
+        lanes = gl.arange(
+            0, LANES, layout=gl.BlockedLayout([LANES // 32], [32], [gl.num_warps()], [0])
+        )
         if C.ranked:
             rank = work.tiles - 1 - tile
             batch, tile = find_by_rank(rank, lanes, list_ptr, mask.plane, bounds.seqlen_q, TILE_Q)
@@ -95,7 +104,8 @@ def work_item(number, work, bounds, mask, list_ptr, C: gl.constexpr):
 
 @gluon.jit
 def hand_over(item, handed, place):
-    """Store a tile's (batch row or sequence, head, first query) in shared memory, as number `place`."""
+    """Store a tile's (batch row or sequence, head, first query) in shared
+    memory, as number `place`."""
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     for i in gl.static_range(3):
         handed.index(3 * place + i).store(gl.full([1], item[i], gl.int32, layout=ONE))
@@ -103,8 +113,9 @@ def hand_over(item, handed, place):
 
 @gluon.jit
 def handed_over(handed, place):
-    """Load the (batch row or sequence, head, first query) that `hand_over` stored for query buffer `place`. The caller
-    must first wait for that buffer's barrier q_full, which completes only after the store."""
+    """Load the (batch row or sequence, head, first query) that `hand_over` stored for query
+    buffer `place`. The caller must first wait for that buffer's barrier q_full, which
+    completes only after the store."""
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     batch = gl.max(handed.index(3 * place).load(ONE), 0)
     head = gl.max(handed.index(3 * place + 1).load(ONE), 0)

@@ -1,4 +1,5 @@
-"""Which tile the Gluon forward takes for a call: as measured on an H200 (kernels/dev/OPTIMISATION.md)."""
+"""Which tile the Gluon forward takes for a call: as measured on an H200
+(kernels/dev/OPTIMISATION.md)."""
 
 from torch import Tensor
 
@@ -8,12 +9,14 @@ from ..portable.tile_table import width_of
 from . import triton_compat
 from .tiles import ForwardTile
 
-# The tiles that masks are planned for: small ones waste least at documents' borders (kernels/dev/OPTIMISATION.md).
+# The tiles that masks are planned for: small ones waste least at documents' borders
+# (kernels/dev/OPTIMISATION.md).
 PLANNED = (64, 64)
 PACKED_LONG = {64: 1024, 128: 512}  # tokens
 MAX_RANKED = 1024  # sequences among which a tile is found soon enough
 
-# One consumer warpgroup of 64 queries, several programs a multiprocessor: short sequences, windows and masks.
+# One consumer warpgroup of 64 queries, several programs a multiprocessor: short
+# sequences, windows and masks.
 _SMALL = {
     64: ForwardTile(1, 64, 64, 2, turns=False, programs=3, q_stages=2, cap=80),
     128: ForwardTile(1, 64, 64, 2, turns=False, programs=2, q_stages=1, cap=128),
@@ -24,20 +27,27 @@ _LARGE = {
     128: ForwardTile(2, 64, 128, 2, programs=1, q_stages=2),
     256: ForwardTile(2, 64, 64, 2, tight=True),
 }
-_MIDDLE = ForwardTile(1, 64, 128, 2, turns=False, programs=2, q_stages=2, cap=128)  # D = 64, short, no mask
-# Packed sequences, long and short ones on average. A program a tile: the GPU shares out what is uneven.
+# D = 64, short, no mask.
+_MIDDLE = ForwardTile(1, 64, 128, 2, turns=False, programs=2, q_stages=2, cap=128)
+# Packed sequences, long and short ones on average. A program a tile: the GPU
+# shares out what is uneven.
 PACKED = {
     64: (_LARGE[64]._replace(programs=0, stages=2, q_stages=1), _SMALL[64]._replace(programs=0)),
-    128: (_LARGE[128]._replace(programs=0, stages=2, q_stages=1, tight=True), _SMALL[128]._replace(programs=0)),
+    128: (
+        _LARGE[128]._replace(programs=0, stages=2, q_stages=1, tight=True),
+        _SMALL[128]._replace(programs=0),
+    ),
 }
-# Long ones, causal: programs that do several tiles each, longest first. Measured: 1.02 to 1.12 of a program a tile.
+# Long ones, causal: programs that do several tiles each, longest first. Measured: 1.02 to 1.12
+# of a program a tile.
 RANKED = {64: _LARGE[64], 128: _LARGE[128]._replace(tight=True)}
 # Tiles of 128 x 128, for blocks of that size and larger.
 _TWO = {64: ForwardTile(2, 64, 128, 3, q_stages=2, programs=1), 128: _LARGE[128]}
 
 
 def forward_tile(q: Tensor, k: Tensor, options: Options) -> ForwardTile:
-    """Return the tile sizes and launch settings of a call. A mask's plan is for tiles of 64 x 64 (PLANNED)."""
+    """Return the tile sizes and launch settings of a call. A mask's plan is for
+    tiles of 64 x 64 (PLANNED)."""
     return triton_compat.forward_tile(_measured_tile(q, k, options))
 
 
@@ -48,7 +58,9 @@ def _measured_tile(q: Tensor, k: Tensor, options: Options) -> ForwardTile:
     if isinstance(mask, Mask):
         return _SMALL[width]._replace(programs=0)
     if isinstance(mask, Sequences):
-        short = keys < PACKED_LONG[width] * mask.number or (width == 64 and options.left is not None)
+        short = keys < PACKED_LONG[width] * mask.number or (
+            width == 64 and options.left is not None
+        )
         if width == 64 and options.dropout_p > 0:
             return (_MIDDLE if short else _TWO[64])._replace(programs=0)
         causal = options.right is not None and options.left is None

@@ -1,7 +1,8 @@
-"""The forward kernel's warps: a producer fetches tiles, consumer warpgroups of C.rows queries compute with them.
+"""The forward kernel's warps: a producer fetches tiles, consumer warpgroups of C.rows
+queries compute with them.
 
-B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension (C.block_d: padded). F: features.
-C: forward.Constants.
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension (C.block_d:
+padded). F: features. C: forward.Constants.
 """
 
 from triton.experimental import gluon
@@ -11,14 +12,26 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from ..portable.dropout_rng import load_stream
 from .alibi import lean, load_slope
-from .assembly import barrier, capped, exp2, exp2_few, log2, packed, reciprocal, stay, stores_done, unpacked
+from .assembly import (
+    barrier,
+    capped,
+    exp2,
+    exp2_few,
+    log2,
+    packed,
+    reciprocal,
+    stay,
+    stores_done,
+    unpacked,
+)
 from .dropout_rng import drop, first_round, keep_scale
 from .forward_masks import hide, origin, pieces_of, place
 from .forward_recompute_nonfinite import attend_again, rows_of
 from .forward_schedule import hand_over, handed_over, rounds, work_item
 from .triton_compat import AGAIN, load_tile, store_tile
 
-# The row maximum of a row that has seen nothing yet. Finite, so that exp2(-inf - maximum) is 0 and never NaN.
+# The row maximum of a row that has seen nothing yet. Finite, so that exp2(-inf -
+# maximum) is 0 and never NaN.
 _NOTHING = gl.constexpr(-3.0e38)
 # Named barriers: 9 and up, one for each consumer warpgroup's turn.
 _TURN = gl.constexpr(9)
@@ -26,7 +39,8 @@ _TURN = gl.constexpr(9)
 
 @gluon.jit
 def _fetch(descriptor, place_in_tensor, full, empty, buffer, number, C: gl.constexpr):
-    """Wait for ring place number % stages to be free, and fetch a tile of keys or values into it."""
+    """Wait for ring place number % stages to be free, and fetch a tile of
+    keys or values into it."""
     slot = number % C.stages
     mbarrier.wait(empty.index(slot), ((number // C.stages) & 1) ^ 1)
     mbarrier.expect(full.index(slot), C.block_k * C.block_d * 2)
@@ -35,7 +49,8 @@ def _fetch(descriptor, place_in_tensor, full, empty, buffer, number, C: gl.const
 
 @gluon.jit
 def produce(arguments, F: gl.constexpr, C: gl.constexpr):
-    """Run the producer warp: load each consumer's queries, then tiles of keys and values, keys a tile ahead."""
+    """Run the producer warp: load each consumer's queries, then tiles of keys and
+    values, keys a tile ahead."""
     descriptors, buffers, barriers, work, bounds, mask, list_ptr, handed = arguments
     q_desc, k_desc, v_desc, _out_desc = descriptors
     q_smem, k_smem, v_smem, _out_smem = buffers
@@ -71,7 +86,9 @@ def produce(arguments, F: gl.constexpr, C: gl.constexpr):
         for step in range(1, count):
             key = keys_at + place(step, pieces, list_ptr, F, TILES, BLOCK_K)
             _fetch(k_desc, [batch, key, kv_head, 0], k_full, k_empty, k_smem, taken + step, C)
-            _fetch(v_desc, [batch, before, kv_head, 0], v_full, v_empty, v_smem, taken + step - 1, C)
+            _fetch(
+                v_desc, [batch, before, kv_head, 0], v_full, v_empty, v_smem, taken + step - 1, C
+            )
             before = key
         taken += count
         _fetch(v_desc, [batch, before, kv_head, 0], v_full, v_empty, v_smem, taken - 1, C)
@@ -87,7 +104,8 @@ def _arrived(full, buffer, number, C: gl.constexpr):
 
 @gluon.jit
 def _capped(scores, terms, F: gl.constexpr):
-    """Softcap's tanh of scores, where there is one; with C.bounded the weights' exponents. Pairs are hidden later."""
+    """Softcap's tanh of scores, where there is one; with C.bounded the weights' exponents.
+    Pairs are hidden later."""
     if F.softcap:
         scores = capped(scores, terms)
     return scores
@@ -117,7 +135,8 @@ def _rescaled(acc, rescale, C: gl.constexpr):
 
 @gluon.jit
 def _sums(weights, C: gl.constexpr):
-    """Row sums. C.tight: (rows, 4), what each of the four threads of a row has of it, so that they need not talk."""
+    """Row sums. C.tight: (rows, 4), what each of the four threads of a row has of it, so
+    that they need not talk."""
     if C.tight:
         ROWS: gl.constexpr = weights.shape[0]
         GROUPS: gl.constexpr = weights.shape[1] // 8
@@ -140,7 +159,8 @@ def _add(sums, rescale, weights, C: gl.constexpr):
 
 @gluon.jit
 def _rounded(weights, DTYPE: gl.constexpr, LAYOUT: gl.constexpr, C: gl.constexpr):
-    """Weights as they are kept until their product. C.tight: as integers, or LLVM rounds them at that product only."""
+    """Weights as they are kept until their product. C.tight: as integers, or LLVM rounds
+    them at that product only."""
     if C.tight:
         p = packed(weights, DTYPE)
     else:
@@ -156,14 +176,28 @@ def _operand(p, DTYPE: gl.constexpr, LAYOUT: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
-def _finish(acc, row_sum, row_max, lse_ptrs, inside, buffer, descriptor, place_out, left, origins, C: gl.constexpr):
-    """Divide, and store the output and the log-sum-exp. left: how many rows from here on are the sequence's."""
+def _finish(
+    acc,
+    row_sum,
+    row_max,
+    lse_ptrs,
+    inside,
+    buffer,
+    descriptor,
+    place_out,
+    left,
+    origins,
+    C: gl.constexpr,
+):
+    """Divide, and store the output and the log-sum-exp. left: how many rows from here
+    on are the sequence's."""
     ROWS: gl.constexpr = acc.shape[0]
     BLOCK_D: gl.constexpr = acc.shape[1]
     empty = row_sum == 0
     weight = gl.where(empty, 1.0, row_sum)
     gl.store(
-        lse_ptrs, gl.where(empty, float("-inf"), (row_max + log2(weight)) * 0.6931471805599453), mask=inside
+        lse_ptrs, gl.where(empty, float("-inf"), (row_max + log2(weight)) * 0.6931471805599453),
+        mask=inside
     )  # fmt: skip
     out = acc * gl.convert_layout(reciprocal(weight), gl.SliceLayout(1, acc.type.layout))[:, None]
     tma.store_wait(0)
@@ -180,7 +214,8 @@ def _finish(acc, row_sum, row_max, lse_ptrs, inside, buffer, descriptor, place_o
 
 @gluon.jit
 def _store_rows(buffer, place_out, left, origins, C: gl.constexpr):
-    """Store the first `left` rows of a tile: the copy engine would write the next sequence's, too."""
+    """Store the first `left` rows of a tile: the copy engine would write the
+    next sequence's, too."""
     ROWS: gl.constexpr = C.rows
     BLOCK_D: gl.constexpr = C.block_d
     WIDE: gl.constexpr = BLOCK_D // 8
@@ -195,10 +230,25 @@ def _store_rows(buffer, place_out, left, origins, C: gl.constexpr):
 
 @gluon.jit
 def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
-    """Run consumer warpgroup W: compute the rows [W * C.rows, (W + 1) * C.rows) of each tile of queries."""
-    # The order of the products, C.turns and C.tight: kernels/dev/HOPPER.md. C.bounded: a softcap bounds the exponents,
-    # so that one number for all stands for the maximum of a row, and nothing is looked for or rescaled.
-    descriptors, buffers, barriers, work, bounds, mask, list_ptr, rows_ptr, lse_ptr, scale, origins, handed = arguments
+    """Run consumer warpgroup W: compute the rows [W * C.rows, (W + 1) * C.rows)
+    of each tile of queries."""
+    # The order of the products, C.turns and C.tight: kernels/dev/HOPPER.md. C.bounded: a softcap
+    # bounds the exponents, so that one number for all stands for the maximum of a row, and nothing
+    # is looked for or rescaled.
+    (
+        descriptors,
+        buffers,
+        barriers,
+        work,
+        bounds,
+        mask,
+        list_ptr,
+        rows_ptr,
+        lse_ptr,
+        scale,
+        origins,
+        handed,
+    ) = arguments
     terms = scale
     if F.softcap:
         scale = terms[8]
@@ -235,7 +285,8 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
         batch, queries_at, _keys_at, own = origin(batch, bounds, mask, list_ptr, C.packed)
         pieces = pieces_of(batch, head, first_query, own, mask, F, TILE_Q, BLOCK_K)
         some = gl.where(first_query < own.seqlen_q, pieces.masked + pieces.full, 0)
-        count = gl.maximum(some, 1)  # a tile of queries that sees nothing visits one tile, wholly hidden
+        # A tile of queries that sees nothing visits one tile, wholly hidden.
+        count = gl.maximum(some, 1)
         masked = gl.where(some == 0, 1, pieces.masked)
         row = first_query + W * ROWS + gl.arange(0, ROWS, layout=S_ROWS)
         if F.dropout:
@@ -254,7 +305,9 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
             first_key = place(0, pieces, list_ptr, F, TILES, BLOCK_K)
             scores = lean(scores, (row + (own.seqlen_k - own.seqlen_q - first_key))[:, None], slope)
         if masked > 0:
-            scores = hide(scores, row, 0, some > 0, item, own, mask, list_ptr, rows_ptr, F, TILE_Q, TILES)
+            scores = hide(
+                scores, row, 0, some > 0, item, own, mask, list_ptr, rows_ptr, F, TILE_Q, TILES
+            )
         row_max = gl.full([ROWS], terms[2] if C.bounded else _NOTHING, gl.float32, layout=S_ROWS)
         weights, rescale, row_max = _softmax(scores, row_max, scale, C)
         row_sum = _sums(weights, C)
@@ -267,7 +320,9 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
             k = _arrived(k_full, k_smem, taken + step, C)
             if C.turns:
                 barrier("sync", _TURN + W)
-            scores = hopper.warpgroup_mma(q, k.permute((1, 0)), no_scores, use_acc=False, is_async=True)
+            scores = hopper.warpgroup_mma(
+                q, k.permute((1, 0)), no_scores, use_acc=False, is_async=True
+            )
             v = _arrived(v_full, v_smem, taken + step - 1, C)
             if C.tight:
                 acc = _rescaled(acc, stay(rescale), C)
@@ -279,9 +334,13 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
             scores = _capped(scores, terms, F)
             if F.alibi:
                 first_key = place(step, pieces, list_ptr, F, TILES, BLOCK_K)
-                scores = lean(scores, (row + (own.seqlen_k - own.seqlen_q - first_key))[:, None], slope)
+                scores = lean(
+                    scores, (row + (own.seqlen_k - own.seqlen_q - first_key))[:, None], slope
+                )
             if step < masked:
-                scores = hide(scores, row, step, True, item, own, mask, list_ptr, rows_ptr, F, TILE_Q, TILES)
+                scores = hide(
+                    scores, row, step, True, item, own, mask, list_ptr, rows_ptr, F, TILE_Q, TILES
+                )
             weights, rescale, row_max = _softmax(scores, row_max, scale, C)
             row_sum = _add(row_sum, rescale, weights, C)
             if F.dropout:
@@ -289,7 +348,8 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
                 weights = drop(weights, queries, first_key, stream, mask.rows_batch)
             if C.tight:
                 following_p = _rounded(weights, DTYPE, P_LAYOUT, C)
-                if bounds.seqlen_q < 0:  # never; but ptxas would move the wait below to before the softmax
+                # Never; but ptxas would move the wait below to before the softmax.
+                if bounds.seqlen_q < 0:
                     mbarrier.wait(q_full.index(0), 0)
             acc = hopper.warpgroup_mma_wait(0, [acc])
             mbarrier.arrive(v_empty.index((taken + step - 1) % C.stages), count=1)
@@ -306,7 +366,8 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
         if BLOCK_D <= 128:
             mbarrier.arrive(q_empty.index(place_q), count=1)
         if not C.ranked:
-            following = work_item(number + 1, work, bounds, mask, list_ptr, C)  # while the product runs
+            # While the product runs.
+            following = work_item(number + 1, work, bounds, mask, list_ptr, C)
         acc = hopper.warpgroup_mma_wait(0, [acc])
         mbarrier.arrive(v_empty.index((taken - 1) % C.stages), count=1)
 
@@ -321,7 +382,19 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
             nothing += gl.sum(acc * 0.0, 1)
         left = own.seqlen_q - first_query - W * ROWS
         out = out_smem.index(W)
-        _finish(acc, row_sum, row_max, lse_base + row, inside, out, descriptors[3], place_out, left, origins, C)
+        _finish(
+            acc,
+            row_sum,
+            row_max,
+            lse_base + row,
+            inside,
+            out,
+            descriptors[3],
+            place_out,
+            left,
+            origins,
+            C,
+        )
         if BLOCK_D > 128:
             tma.store_wait(0)
             mbarrier.arrive(q_empty.index(place_q), count=1)
@@ -329,16 +402,20 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
             batch, head, first_query = following
     tma.store_wait(0)
     if F.left or F.right or F.intervals or F.block_q or C.packed:
-        # A hidden value that is NaN or inf, perhaps: its weight is 0, and the product NaN. Rare, so looked at once.
+        # A hidden value that is NaN or inf, perhaps: its weight is 0, and the product NaN.
+        # Rare, so looked at once.
         stores_done()
         if gl.max((nothing != nothing).to(gl.int32), 0) > 0:
             for number in range(0, rounds(work, PAIRED)):
                 batch, head, first_query = work_item(number, work, bounds, mask, list_ptr, C)
                 COLUMNS: gl.constexpr = min(BLOCK_D, AGAIN)  # what the registers hold
                 LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
-                o_rows = first_query + W * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
+                o_rows = (
+                    first_query + W * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
+                )
                 for part in gl.static_range(BLOCK_D // COLUMNS):
                     attend_again(
-                        o_rows, (batch, head, first_query), work, bounds, mask, list_ptr, rows_ptr, lse_ptr, terms,
+                        o_rows, (batch, head, first_query), work, bounds, mask, list_ptr, rows_ptr,
+                        lse_ptr, terms,
                         scale, origins, DTYPE, F, C, LAYOUT, part * COLUMNS,
                     )  # fmt: skip

@@ -14,19 +14,33 @@ from ..portable.launch import Launch
 
 @dataclass(frozen=True)
 class GluonLaunch(Launch):
-    """A Gluon kernel with its grid and arguments. The kernel is compiled once for all values of its integer arguments
-    (once more for those beyond int32), as Gluon kernels are not specialized on them."""
+    """A Gluon kernel with its grid and arguments. The kernel is compiled once for all
+    values of its integer arguments (once more for those beyond int32), as Gluon kernels are
+    not specialized on them."""
 
     def _key(self) -> tuple[Any, ...]:
         kinds = tuple(
             [
-                x.data_ptr() % 16 if isinstance(x, Tensor) else -(2**31) <= x < 2**31 if isinstance(x, int) else None
+                x.data_ptr() % 16
+                if isinstance(x, Tensor)
+                else -(2**31) <= x < 2**31
+                if isinstance(x, int)
+                else None
                 for x in self.args
             ]
         )
-        described = tuple([(x.base.dtype, *x.block_shape) for x in self.args if isinstance(x, TensorDescriptor)])
+        described = tuple(
+            [(x.base.dtype, *x.block_shape) for x in self.args if isinstance(x, TensorDescriptor)]
+        )
         constants = tuple(self.constants.values())
-        return (self.kernel, torch.cuda.current_device(), kinds, described, constants, *self.options.items())
+        return (
+            self.kernel,
+            torch.cuda.current_device(),
+            kinds,
+            described,
+            constants,
+            *self.options.items(),
+        )
 
     def _compile(self) -> Any:
         compiled = super()._compile()
@@ -35,7 +49,8 @@ class GluonLaunch(Launch):
 
 
 def _remember_maps(compiled: Any) -> None:
-    """Let a compiled kernel encode the TMA map of a descriptor object once and not at every launch (6 us each)."""
+    """Let a compiled kernel encode the TMA map of a descriptor object once and not at
+    every launch (6 us each)."""
     # Where a release builds its launcher otherwise than is known, launches stay as they are.
     entry, ordinary = entry_of(compiled), getattr(driver, "_BASE_ARGS_FORMAT_LEN", None)
     if entry is None or not entry.maps:

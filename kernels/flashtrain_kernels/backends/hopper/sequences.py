@@ -1,7 +1,9 @@
-"""Packed sequences in the Hopper kernels: read from cu_seqlens on the device, so that no mask is made before a launch.
+"""Packed sequences in the Hopper kernels: read from cu_seqlens on the device, so that no mask
+is made before a launch.
 
-N sequences, T tokens (of queries or keys). cu_ptr: (N + 1,) int32. A slot is the number of a tile over all sequences,
-some unused: sequence n, which begins at token b, has the slots from b // tile + n on (kernels/dev/HOPPER.md).
+N sequences, T tokens (of queries or keys). cu_ptr: (N + 1,) int32. A slot is the number of a tile
+over all sequences, some unused: sequence n, which begins at token b, has the slots from b // tile +
+n on (kernels/dev/HOPPER.md).
 """
 
 import triton
@@ -13,13 +15,15 @@ LANES = tl.constexpr(128)  # numbers that a step of the search looks at
 
 
 def slots(tokens: int, sequences: int, tile: int) -> int:
-    """Return how many slots (tile numbers, some unused) packed sequences have, in tiles of `tile` tokens."""
+    """Return how many slots (tile numbers, some unused) packed sequences have, in
+    tiles of `tile` tokens."""
     return tokens // tile + sequences + 1
 
 
 @triton.jit
 def begin_of(number, cu_ptr, sequences, tokens):
-    """Return the token at which sequence `number` begins (N: where the last one ends; beyond N: `tokens`)."""
+    """Return the token at which sequence `number` begins (N: where the last one
+    ends; beyond N: `tokens`)."""
     given = tl.load(cu_ptr + number, mask=(number > 0) & (number <= sequences), other=0)
     return tl.where(number > sequences, tokens, tl.minimum(tl.maximum(given, 0), tokens))
 
@@ -32,7 +36,8 @@ def first_slot(number, begin, TILE: tl.constexpr):
 
 @triton.jit
 def find(slot, lanes, cu_ptr, sequences, tokens, TILE: tl.constexpr):
-    """Return (sequence, number of the tile in it) of a slot, a tile's number over all sequences. lanes: arange(128)."""
+    """Return (sequence, number of the tile in it) of a slot, a tile's number over all
+    sequences. lanes: arange(128)."""
     COUNT: tl.constexpr = lanes.shape[0]
     first = 0
     span = sequences + 1
@@ -45,12 +50,15 @@ def find(slot, lanes, cu_ptr, sequences, tokens, TILE: tl.constexpr):
         first += skipped
         span = tl.minimum(stride, span - skipped)
     # Not below 0, where cu_seqlens decreases.
-    return first, tl.maximum(slot - first_slot(first, begin_of(first, cu_ptr, sequences, tokens), TILE), 0)
+    return first, tl.maximum(
+        slot - first_slot(first, begin_of(first, cu_ptr, sequences, tokens), TILE), 0
+    )
 
 
 @triton.jit
 def _tiles_from(level, number, cu_ptr, sequences, tokens, TILE: tl.constexpr):
-    """How many tiles of each sequence have at least `level` tiles before them; 0 for a tail past the last end."""
+    """How many tiles of each sequence have at least `level` tiles before them; 0 for a
+    tail past the last end."""
     begin = begin_of(number, cu_ptr, sequences, tokens)
     end = begin_of(number + 1, cu_ptr, sequences, tokens)
     tiles = (tl.maximum(end - begin, 0) + TILE - 1) // TILE
@@ -59,12 +67,13 @@ def _tiles_from(level, number, cu_ptr, sequences, tokens, TILE: tl.constexpr):
 
 @triton.jit
 def find_by_rank(rank, lanes, cu_ptr, sequences, tokens, TILE: tl.constexpr):
-    """Return (sequence, tile within it) of the tile with a given rank. Rank 0 is the tile furthest into its sequence,
-    which under a causal mask sees the most keys; then come the tiles before, then tiles of tokens past all sequences,
-    then numbers without work. There are as many ranks as slots. lanes: arange(128)."""
+    """Return (sequence, tile within it) of the tile with a given rank. Rank 0 is the tile furthest
+    into its sequence, which under a causal mask sees the most keys; then come the tiles before,
+    then tiles of tokens past all sequences, then numbers without work. There are as many ranks as
+    slots. lanes: arange(128)."""
     COUNT: tl.constexpr = lanes.shape[0]
-    # Of level m and above there are S(m) tiles, fewer for each level. Wanted: the last m with S(m) > rank, in
-    # [level, level + span), and S(m + 1), which come before that level's tiles.
+    # Of level m and above there are S(m) tiles, fewer for each level. Wanted: the last m with
+    # S(m) > rank, in [level, level + span), and S(m + 1), which come before that level's tiles.
     level = 0
     span = tokens // TILE + 1
     before = 0
@@ -96,15 +105,17 @@ def find_by_rank(rank, lanes, cu_ptr, sequences, tokens, TILE: tl.constexpr):
 
 @triton.jit
 def sequence_of(number, cu_q_ptr, cu_k_ptr, sequences, bounds, OF_KEYS: tl.constexpr):
-    """Return (first query, first key, Bounds) of sequence `number`. Past the last sequence the Bounds have no queries
-    (OF_KEYS) or no keys, so that a tile there computes nothing.
+    """Return (first query, first key, Bounds) of sequence `number`. Past the last sequence the
+    Bounds have no queries (OF_KEYS) or no keys, so that a tile there computes nothing.
 
-    bounds: the whole row's lengths, and its window before the shift by keys - queries, which is added here.
-    OF_KEYS: whether the caller's tiles are of keys, else of queries.
+    bounds: the whole row's lengths, and its window before the shift by keys - queries, which is
+    added here. OF_KEYS: whether the caller's tiles are of keys, else of queries.
     """
     first_query = begin_of(number, cu_q_ptr, sequences, bounds.seqlen_q)
     first_key = begin_of(number, cu_k_ptr, sequences, bounds.seqlen_k)
-    queries = tl.maximum(begin_of(number + 1, cu_q_ptr, sequences, bounds.seqlen_q) - first_query, 0)
+    queries = tl.maximum(
+        begin_of(number + 1, cu_q_ptr, sequences, bounds.seqlen_q) - first_query, 0
+    )
     keys = tl.maximum(begin_of(number + 1, cu_k_ptr, sequences, bounds.seqlen_k) - first_key, 0)
     if OF_KEYS:
         queries = tl.where(number < sequences, queries, 0)

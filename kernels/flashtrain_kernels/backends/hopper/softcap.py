@@ -9,9 +9,10 @@ LOG2_E = math.log2(math.e)
 
 
 def scale_of(options: Options, bounded: bool = False) -> float | tuple[float, ...]:
-    """Return scale * log2(e), which turns a product q k into a base-2 score. With softcap return 9 numbers: 8
-    coefficients for `assembly.capped` to compute tanh(scale q k / softcap), and cap = softcap * log2(e). With `bounded`
-    the 8 are for cap * tanh - min(cap, 100 - cap) instead: a weight's exponent that needs no maximum of the row."""
+    """Return scale * log2(e), which turns a product q k into a base-2 score. With softcap return 9
+    numbers: 8 coefficients for `assembly.capped` to compute tanh(scale q k / softcap), and cap =
+    softcap * log2(e). With `bounded` the 8 are for cap * tanh - min(cap, 100 - cap) instead: a
+    weight's exponent that needs no maximum of the row."""
     if not options.softcap:
         return options.scale * LOG2_E
     cap = options.softcap * LOG2_E
@@ -20,7 +21,8 @@ def scale_of(options: Options, bounded: bool = False) -> float | tuple[float, ..
 
 
 def why_no_softcap(options: Options) -> str | None:
-    """Return None if the kernels serve this softcap, above 0, else the reason. What they compute must fit float32."""
+    """Return None if the kernels serve this softcap, above 0, else the reason. What they
+    compute must fit float32."""
     if not (1e-4 < options.scale / options.softcap < 1e3 and 1e-6 < options.softcap < 1e6):
         return "softcap must be from 1/1000 to 10000 times the scale, and from 1e-6 to 1e6"
     return None

@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 
 class ForwardTile(NamedTuple):
-    """The forward kernel's tile sizes, and its launch: consumer warpgroups, tiles in flight, registers, programs."""
+    """The forward kernel's tile sizes, and its launch: consumer warpgroups, tiles in
+    flight, registers, programs."""
 
     consumers: int  # consumer warpgroups
     rows: int  # of queries, of each
@@ -12,8 +13,10 @@ class ForwardTile(NamedTuple):
     stages: int  # tiles of keys (and of values) in flight
     turns: bool = True  # see forward_warps.consume
     registers: int = 240  # of a consumer's thread, with two or three consumers
-    programs: int = 0  # how many run at most on a multiprocessor, each doing several tiles; 0: one program a tile
+    # How many run at most on a multiprocessor, each doing several tiles; 0: one program a tile.
+    programs: int = 0
     q_stages: int = 1  # tiles of queries in flight
     cap: int = 0  # registers a thread at launch; 0: what one program a multiprocessor allows
-    paired: bool = False  # of a causal call, each program does long and short tiles in pairs (forward_schedule.py)
+    # Of a causal call, each program does long and short tiles in pairs (forward_schedule.py).
+    paired: bool = False
     tight: bool = False  # see forward_warps.consume

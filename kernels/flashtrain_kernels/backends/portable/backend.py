@@ -20,8 +20,11 @@ def serves(call: Call, direction: Direction) -> str | None:
     return None
 
 
-def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool, softcap: bool) -> tuple[int, ...]:
-    """Return the six tile sizes (Plan.blocks) for a mask's plan. rich: whether calls have ALiBi, a bias or dropout."""
+def plan_blocks(
+    mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool, softcap: bool
+) -> tuple[int, ...]:
+    """Return the six tile sizes (Plan.blocks) for a mask's plan. rich: whether calls have
+    ALiBi, a bias or dropout."""
     return tile_table.plan_blocks(mask.queries.device, head_dim, dtype, rich or softcap)
 
 
@@ -41,7 +44,8 @@ def backward(call: Call, gradients: Gradients) -> None:
 
     call, lse = call.readied(plan_blocks), gradients.lse
     tiles = tile_table.tiles_of(call)
-    # Two allocations: the second half of one may not be aligned to 16 bytes, for which Triton would compile anew.
+    # Two allocations: the second half of one may not be aligned to 16 bytes, for which
+    # Triton would compile anew.
     rows = [torch.empty(lse.shape, dtype=torch.float32, device=lse.device) for _ in range(2)]
     for launch in backward_launches(call, gradients, rows, tiles):
         launch.run()
@@ -50,7 +54,8 @@ def backward(call: Call, gradients: Gradients) -> None:
 
 
 def describe(call: Call, direction: Direction) -> str:
-    """Return the call's tile sizes in one direction as text: those that a mask was planned for, else tile_table's."""
+    """Return the call's tile sizes in one direction as text: those that a mask was planned
+    for, else tile_table's."""
     tiles = tile_table.tiles_of(call)
     if direction == "forward":
         return str(tiles.forward)

@@ -1,7 +1,9 @@
-"""The launches of a backward (FlashAttention-2, arXiv 2307.08691, algorithm 2), without atomics, so deterministic.
+"""The launches of a backward (FlashAttention-2, arXiv 2307.08691, algorithm 2), without
+atomics, so deterministic.
 
-B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. Both the dQ and the dK/dV kernel
-compute the scores, seven matrix products where five would do; in exchange no two programs ever add to the same number.
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. Both the dQ and
+the dK/dV kernel compute the scores, seven matrix products where five would do; in exchange no two
+programs ever add to the same number.
 """
 
 from collections.abc import Sequence
@@ -31,20 +33,28 @@ from .tiles import Strided
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
 def both_kernel(
-    q_ptr, k_ptr, v_ptr, dout_ptr, lse2_ptr, delta_ptr, dq_ptr, q_strides, k_strides, v_strides, dout_strides,
+    q_ptr, k_ptr, v_ptr, dout_ptr, lse2_ptr, delta_ptr, dq_ptr, q_strides, k_strides, v_strides,
+    dout_strides,
     dq_strides, dk_ptr, dv_ptr, dk_strides, dv_strides, scale,
-    bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch, positions,
-    position_batch, table_rows, table_batch, table_head, table_row, blocks, dq_table_rows, dq_table_batch,
-    dq_table_head, dq_table_row, dq_blocks, heads, seqlen_q, seqlen_k, left, right, scale_log2, cap_in, cap_log2,
+    bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane,
+    interval_batch, positions,
+    position_batch, table_rows, table_batch, table_head, table_row, blocks, dq_table_rows,
+    dq_table_batch,
+    dq_table_head, dq_table_row, dq_blocks, heads, seqlen_q, seqlen_k, left, right, scale_log2,
+    cap_in, cap_log2,
     threshold, keep_scale, programs_dkdv, programs_dq,
     F: tl.constexpr, C_DKDV: tl.constexpr, C_DQ: tl.constexpr,
 ):  # fmt: skip
-    """Kernel: one program computes a tile of dK and dV, or a tile of dQ, all in one launch. Arguments as in dkdv_kernel
-    and dq_kernel; dq_table_*, dq_blocks, C_DQ: those of dQ; programs_*: how many programs dK/dV and dQ have."""
-    # Two launches would leave part of the GPU idle between them. The grid's second axis chooses: dK/dV, longer, first.
+    """Kernel: one program computes a tile of dK and dV, or a tile of dQ, all in one launch.
+    Arguments as in dkdv_kernel and dq_kernel; dq_table_*, dq_blocks, C_DQ: those of dQ; programs_*:
+    how many programs dK/dV and dQ have."""
+    # Two launches would leave part of the GPU idle between them. The grid's second axis chooses:
+    # dK/dV, longer, first.
     call = Arguments(
-        bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch,
-        positions, position_batch, heads, seqlen_q, seqlen_k, left, right, scale_log2, cap_in, cap_log2, threshold,
+        bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane,
+        interval_batch,
+        positions, position_batch, heads, seqlen_q, seqlen_k, left, right, scale_log2, cap_in,
+        cap_log2, threshold,
         keep_scale,
     )  # fmt: skip
     q = Strided(q_ptr, *q_strides)
@@ -56,7 +66,8 @@ def both_kernel(
             dq_table = Table(dq_table_rows, dq_table_batch, dq_table_head, dq_table_row, dq_blocks)
             dq = Strided(dq_ptr, *dq_strides)
             compute_dq(
-                q, k, v, dout, dout, lse2_ptr, lse2_ptr, lse2_ptr, delta_ptr, dq, scale, call, dq_table, False, True, F,
+                q, k, v, dout, dout, lse2_ptr, lse2_ptr, lse2_ptr, delta_ptr, dq, scale, call,
+                dq_table, False, True, F,
                 C_DQ,
             )  # fmt: skip
     else:
@@ -70,8 +81,9 @@ def both_kernel(
 def backward_launches(
     call: Call, gradients: Gradients, rows: Sequence[torch.Tensor], tiles: Tiles
 ) -> tuple[Launch, Launch]:
-    """Return the two launches, in order, that fill gradients.dq, dk and dv. rows: two (B, H, Sq) float32 workspaces for
-    the base-2 log-sum-exps and delta (see dq.row_terms), which the first launch writes and the second reads."""
+    """Return the two launches, in order, that fill gradients.dq, dk and dv. rows: two (B, H, Sq)
+    float32 workspaces for the base-2 log-sum-exps and delta (see dq.row_terms), which the first
+    launch writes and the second reads."""
     q, k, v, options = call
     dout, dlse, out, lse, dq, dk, dv, _ = gradients
     batch, seqlen_q, heads, head_dim = q.shape
@@ -91,7 +103,8 @@ def backward_launches(
             grid=(ceil_div(seqlen_q, ROWS) * batch * heads,),
             args=(dout, out, *lses, *rows, strides[3], of_out, heads, seqlen_q),
             constants={
-                "HAS_DLSE": dlse is not None, "HEAD_DIM": head_dim, "BLOCK_D": tiling_dq.block_d, "BLOCK_Q": ROWS
+                "HAS_DLSE": dlse is not None, "HEAD_DIM": head_dim, "BLOCK_D": tiling_dq.block_d,
+                "BLOCK_Q": ROWS
             },
             options={"num_warps": 4},
         )  # fmt: skip
@@ -109,7 +122,17 @@ def backward_launches(
     dkdv = Launch(
         kernel=dkdv_kernel,
         grid=(programs_dkdv,),
-        args=(*given, *rows, dk, dv, *strides, of_dk, of_dv, options.scale, *arguments.with_tables(table)),
+        args=(
+            *given,
+            *rows,
+            dk,
+            dv,
+            *strides,
+            of_dk,
+            of_dv,
+            options.scale,
+            *arguments.with_tables(table),
+        ),
         constants={"F": features, "C": tiling_dkdv},
         options=tiles.dkdv.options(),
     )
@@ -117,7 +140,8 @@ def backward_launches(
         kernel=dq_kernel,
         grid=(programs_dq,),
         args=(
-            *given, out, *lses, *rows, dq, *strides, of_out, of_dq, options.scale, *arguments.with_tables(dq_table)
+            *given, out, *lses, *rows, dq, *strides, of_out, of_dq, options.scale,
+            *arguments.with_tables(dq_table)
         ),
         constants={"HAS_DLSE": dlse is not None, "F": features, "C": tiling_dq},
         options=tiles.dq.options(),

@@ -1,4 +1,5 @@
-"""The kernel of the attention bias's gradient: the gradients of all scores to which a bias element was added, summed.
+"""The kernel of the attention bias's gradient: the gradients of all scores to which a bias
+element was added, summed.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 """
@@ -42,19 +43,25 @@ from .tiles import (
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
 def dbias_kernel(
-    q_ptr, k_ptr, v_ptr, dout_ptr, lse2_ptr, delta_ptr, dbias_ptr, q_strides, k_strides, v_strides, dout_strides,
+    q_ptr, k_ptr, v_ptr, dout_ptr, lse2_ptr, delta_ptr, dbias_ptr, q_strides, k_strides, v_strides,
+    dout_strides,
     dbias_strides, batches, bias_batches, bias_heads,
-    bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch, positions,
-    position_batch, table_rows, table_batch, table_head, table_row, blocks, heads, seqlen_q, seqlen_k, left, right,
+    bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane,
+    interval_batch, positions,
+    position_batch, table_rows, table_batch, table_head, table_row, blocks, heads, seqlen_q,
+    seqlen_k, left, right,
     scale_log2, cap_in, cap_log2, threshold, keep_scale,
     EACH_QUERY: tl.constexpr, EACH_KEY: tl.constexpr, F: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Kernel: one program computes a tile of the bias's gradient. dbias_strides: by batch row, head, query, key;
-    batches: B; bias_batches, bias_heads: the bias's first two sizes; EACH_QUERY, EACH_KEY: whether the bias has a
-    number for each query, each key; table_*: a BlockMask, a byte a block. Others: see dkdv_kernel."""
+    """Kernel: one program computes a tile of the bias's gradient. dbias_strides: by batch row,
+    head, query, key; batches: B; bias_batches, bias_heads: the bias's first two sizes; EACH_QUERY,
+    EACH_KEY: whether the bias has a number for each query, each key; table_*: a BlockMask, a byte a
+    block. Others: see dkdv_kernel."""
     call = Arguments(
-        bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch,
-        positions, position_batch, heads, seqlen_q, seqlen_k, left, right, scale_log2, cap_in, cap_log2, threshold,
+        bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane,
+        interval_batch,
+        positions, position_batch, heads, seqlen_q, seqlen_k, left, right, scale_log2, cap_in,
+        cap_log2, threshold,
         keep_scale,
     )  # fmt: skip
     table = Table(table_rows, table_batch, table_head, table_row, blocks)
@@ -102,30 +109,52 @@ def dbias_kernel(
                 left_q = call.seqlen_q - first_query
                 offset_q = tl.cast(first_query, tl.int64)
                 intervals = call.intervals + batch * call.interval_batch
-                rows = with_slope(query_rows(query[:, None], batch, bounds, intervals, call.plane, F), options, F)
+                rows = with_slope(
+                    query_rows(query[:, None], batch, bounds, intervals, call.plane, F), options, F
+                )
                 q_base = q.pointer + batch * q.batch + head * q.head + offset_q * q.row
-                dout_base = dout.pointer + batch * dout.batch + head * dout.head + offset_q * dout.row
+                dout_base = (
+                    dout.pointer + batch * dout.batch + head * dout.head + offset_q * dout.row
+                )
                 q_tile = load_tile(q_base, q.row, left_q, True, BLOCK_Q, C.head_dim, BLOCK_D)
-                dout_tile = load_tile(dout_base, dout.row, left_q, True, BLOCK_Q, C.head_dim, BLOCK_D)
-                lse2 = tl.load(lse2_ptr + row_base + query, mask=query < call.seqlen_q, other=float("inf"))
+                dout_tile = load_tile(
+                    dout_base, dout.row, left_q, True, BLOCK_Q, C.head_dim, BLOCK_D
+                )
+                lse2 = tl.load(
+                    lse2_ptr + row_base + query, mask=query < call.seqlen_q, other=float("inf")
+                )
                 delta = tl.load(delta_ptr + row_base + query, mask=query < call.seqlen_q, other=0.0)
                 for key_tile in tl.range(first_key_tile, past_key_tile, num_stages=1):
                     first_key = key_tile * BLOCK_K
                     left_k = call.seqlen_k - first_key
                     offset_k = tl.cast(first_key, tl.int64)
                     key = first_key + tl.arange(0, BLOCK_K)[None, :]
-                    position = key_position(call.positions + batch * call.position_batch, key, call.seqlen_k, F)
-                    k_base = k.pointer + batch * k.batch + (head // C.group) * k.head + offset_k * k.row
-                    v_base = v.pointer + batch * v.batch + (head // C.group) * v.head + offset_k * v.row
+                    position = key_position(
+                        call.positions + batch * call.position_batch, key, call.seqlen_k, F
+                    )
+                    k_base = (
+                        k.pointer + batch * k.batch + (head // C.group) * k.head + offset_k * k.row
+                    )
+                    v_base = (
+                        v.pointer + batch * v.batch + (head // C.group) * v.head + offset_k * v.row
+                    )
                     k_tile = load_tile(k_base, k.row, left_k, True, BLOCK_K, C.head_dim, BLOCK_D)
                     v_tile = load_tile(v_base, v.row, left_k, True, BLOCK_K, C.head_dim, BLOCK_D)
                     products = tl.dot(q_tile, tl.trans(k_tile), input_precision=C.precision)
-                    products, _ = logits(products, options, rows, key, first_key, position, bounds, F)
-                    mask = sees(rows, key, position, bounds, True, F) & (query[:, None] < call.seqlen_q)
+                    products, _ = logits(
+                        products, options, rows, key, first_key, position, bounds, F
+                    )
+                    mask = sees(rows, key, position, bounds, True, F) & (
+                        query[:, None] < call.seqlen_q
+                    )
                     mask = mask & (load_bias(options, rows, key, bounds) != float("-inf"))
                     if F.block_q:
                         blocks_of_head = table.rows + batch * table.batch + head * table.head
-                        place = blocks_of_head + (first_query // F.block_q) * table.row + first_key // F.block_k
+                        place = (
+                            blocks_of_head
+                            + (first_query // F.block_q) * table.row
+                            + first_key // F.block_k
+                        )
                         mask = mask & (tl.load(place) != 0)
                     dp = tl.dot(dout_tile, tl.trans(v_tile), input_precision=C.precision)
                     if F.dropout:
@@ -139,7 +168,9 @@ def dbias_kernel(
     query = first_query_tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
     key = first_key_tile * BLOCK_K + tl.arange(0, BLOCK_K)
     if EACH_QUERY and EACH_KEY:
-        pointers = base + query[:, None].to(tl.int64) * stride_dq + key[None, :].to(tl.int64) * stride_dk
+        pointers = (
+            base + query[:, None].to(tl.int64) * stride_dq + key[None, :].to(tl.int64) * stride_dk
+        )
         inside = (query[:, None] < call.seqlen_q) & (key[None, :] < call.seqlen_k)
         tl.store(pointers, total.to(dbias_ptr.dtype.element_ty), mask=inside)
     elif EACH_QUERY:
@@ -155,7 +186,8 @@ def dbias_kernel(
 def dbias_launch(
     call: Call, dout: torch.Tensor, rows: Sequence[torch.Tensor], dbias: torch.Tensor, tile: Tile
 ) -> Launch:
-    """Return the launch that fills dbias, contiguous. rows: log-sum-exps and delta, filled by `backward_launches`."""
+    """Return the launch that fills dbias, contiguous. rows: log-sum-exps and delta, filled
+    by `backward_launches`."""
     q, k, v, options = call
     bias_batches, bias_heads, bias_q, bias_k = dbias.shape
     batch, seqlen_q = q.shape[:2]
@@ -173,7 +205,8 @@ def dbias_launch(
         kernel=dbias_kernel,
         grid=(tiles * bias_batches * bias_heads,),
         args=(
-            q, k, v, dout, *rows, dbias, *map(strides_of, (q, k, v, dout)), dbias.stride(), batch, bias_batches,
+            q, k, v, dout, *rows, dbias, *map(strides_of, (q, k, v, dout)), dbias.stride(), batch,
+            bias_batches,
             bias_heads, *arguments_of(call, rows[0]).with_tables(table),
         ),
         constants={

@@ -1,7 +1,9 @@
-"""The kernels that attend to the cache of flash_attn_with_kvcache, over parts of the keys, and merge the parts.
+"""The kernels that attend to the cache of flash_attn_with_kvcache, over parts of the
+keys, and merge the parts.
 
-B batch, Sq queries, Sn new keys, H query heads, K key/value heads, G = H / K, D head dimension (BLOCK_D: padded to a
-power of two). A cache is P pages of L rows (P, L, K, D); a table (B, M) names the pages of each sequence.
+B batch, Sq queries, Sn new keys, H query heads, K key/value heads, G = H / K, D head dimension
+(BLOCK_D: padded to a power of two). A cache is P pages of L rows (P, L, K, D); a table (B, M) names
+the pages of each sequence.
 """
 
 import math
@@ -16,18 +18,20 @@ from .append import NOT_SPECIALISED, Constants, load_turned, page_and_row, rotar
 from .launch import Launch, ceil_div, multiprocessors, padded, precision_of, slope_row
 from .tiles import RECOMPUTE_BLOCK, has_nan, is_finite
 
-# The row maximum of a row that has seen nothing yet. Finite, so that exp2(-inf - maximum) is 0 and never NaN.
+# The row maximum of a row that has seen nothing yet. Finite, so that exp2(-inf -
+# maximum) is 0 and never NaN.
 _NOTHING = tl.constexpr(-3.0e38)
 _LOG2E = math.log2(math.e)
 
 
 @triton.jit
 def _over_keys(
-    q, first, past, k_base, v_base, k_strides, v_strides, table, size, pages, pad, length, low, high, position, slope,
+    q, first, past, k_base, v_base, k_strides, v_strides, table, size, pages, pad, length, low,
+    high, position, slope,
     scale_log2, cap_in, cap_log2, RECOMPUTE: tl.constexpr, STEP: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """The sums, maxima and products of the keys [first, past). RECOMPUTE: with masked values that are not finite kept
-    out, and how many such each number of the output sees, which is else 0."""
+    """The sums, maxima and products of the keys [first, past). RECOMPUTE: with masked values that
+    are not finite kept out, and how many such each number of the output sees, which is else 0."""
     ROWS: tl.constexpr = C.rows
     BLOCK_D: tl.constexpr = C.block_d
     acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
@@ -40,7 +44,9 @@ def _over_keys(
         inside = key < length
         page, place = page_and_row(table, key + pad, inside, size, pages, C.paged)
         mask = inside[:, None] & (d < C.head_dim)
-        k = tl.load((k_base + page * k_strides[0] + place * k_strides[1])[:, None] + d, mask=mask, other=0.0)
+        k = tl.load(
+            (k_base + page * k_strides[0] + place * k_strides[1])[:, None] + d, mask=mask, other=0.0
+        )
         scores = tl.dot(q, tl.trans(k), input_precision=C.precision)
         if C.softcap:
             scores = (1.0 - 2.0 / (1.0 + tl.exp(2.0 * scores * cap_in))) * cap_log2
@@ -55,7 +61,9 @@ def _over_keys(
         rescale = tl.exp2(row_max - new_max)
         row_sum = row_sum * rescale + tl.sum(weights, 1)
         row_max = new_max
-        v = tl.load((v_base + page * v_strides[0] + place * v_strides[1])[:, None] + d, mask=mask, other=0.0)
+        v = tl.load(
+            (v_base + page * v_strides[0] + place * v_strides[1])[:, None] + d, mask=mask, other=0.0
+        )
         if RECOMPUTE:
             wrong = tl.where(is_finite(v), 0.0, 1.0).to(v.dtype)
             reached = tl.dot(seen.to(v.dtype), wrong, reached, input_precision=C.precision)
@@ -66,15 +74,19 @@ def _over_keys(
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
 def attend_kernel(
-    q, k_cache, v_cache, out, lse, lengths, leftpad, table, cos, sin, slopes, q_strides, k_strides, v_strides,
-    cos_row, sin_row, angles, slope_row, table_row, sequences, seqlen_q, added, size, pages, columns, left, right,
+    q, k_cache, v_cache, out, lse, lengths, leftpad, table, cos, sin, slopes, q_strides, k_strides,
+    v_strides,
+    cos_row, sin_row, angles, slope_row, table_row, sequences, seqlen_q, added, size, pages,
+    columns, left, right,
     splits, scale_log2, cap_in, cap_log2, C: tl.constexpr,
 ):  # fmt: skip
-    """Kernel: one program computes attention of C.rows of the Sq * G query rows over one part of a key head's keys.
-    Grid (B * K, splits, tiles of rows). Fills out (splits, B, Sq, H, D), lse (splits, B, H, Sq). sequences: B; splits:
-    parts; left, right: the window; scale_log2, cap_in, cap_log2: see launch.Arguments; others: see append_kernel."""
-    # The Sq * G rows share a key head, query-major, and so read its keys once (grouped-query decoding). With few
-    # programs the keys are divided into parts, which join_kernel merges by their log-sum-exp (Flash-Decoding).
+    """Kernel: one program computes attention of C.rows of the Sq * G query rows over one part of a
+    key head's keys. Grid (B * K, splits, tiles of rows). Fills out (splits, B, Sq, H, D), lse
+    (splits, B, H, Sq). sequences: B; splits: parts; left, right: the window; scale_log2, cap_in,
+    cap_log2: see launch.Arguments; others: see append_kernel."""
+    # The Sq * G rows share a key head, query-major, and so read its keys once (grouped-query
+    # decoding). With few programs the keys are divided into parts, which join_kernel merges by
+    # their log-sum-exp (Flash-Decoding).
     ROWS: tl.constexpr = C.rows
     split = tl.program_id(1)
     kv_heads = tl.num_programs(0) // sequences
@@ -117,18 +129,22 @@ def attend_kernel(
     q_tile = load_turned(q_pointers, real, at, cos, sin, cos_row, sin_row, C)
     slope = tl.zeros([ROWS], tl.float32)
     if C.alibi:
-        slope = tl.load(slopes + batch * slope_row + head, mask=real, other=0.0) * 1.4426950408889634
+        slope = (
+            tl.load(slopes + batch * slope_row + head, mask=real, other=0.0) * 1.4426950408889634
+        )
     k_base = k_cache + kv_head * k_strides[2]
     v_base = v_cache + kv_head * v_strides[2]
     table += batch * table_row
     acc, row_sum, row_max, _ = _over_keys(
-        q_tile, first, past, k_base, v_base, k_strides, v_strides, table, size, pages, pad, length, low, high, position,
+        q_tile, first, past, k_base, v_base, k_strides, v_strides, table, size, pages, pad, length,
+        low, high, position,
         slope, scale_log2, cap_in, cap_log2, False, C.keys, C,
     )  # fmt: skip
     if C.left or C.right:  # else every key is seen  # noqa: SIM102 - the first is decided while compiling
         if has_nan(acc):
             acc, row_sum, row_max, reached = _over_keys(
-                q_tile, first, past, k_base, v_base, k_strides, v_strides, table, size, pages, pad, length, low, high,
+                q_tile, first, past, k_base, v_base, k_strides, v_strides, table, size, pages, pad,
+                length, low, high,
                 position, slope, scale_log2, cap_in, cap_log2, True, RECOMPUTE_BLOCK, C,
             )  # fmt: skip
             acc = tl.where(reached > 0, float("nan"), acc)
@@ -143,16 +159,20 @@ def attend_kernel(
         mask=real[:, None] & (d < C.head_dim),
     )  # fmt: skip
     natural = tl.where(empty, float("-inf"), (row_max + tl.log2(total)) * 0.6931471805599453)
-    tl.store(lse + ((split * sequences + batch) * heads + head) * seqlen_q + query, natural, mask=real)
+    tl.store(
+        lse + ((split * sequences + batch) * heads + head) * seqlen_q + query, natural, mask=real
+    )
 
 
 @triton.jit(do_not_specialize=["rows", "seqlen_q", "heads", "splits"])
 def join_kernel(
-    parts, part_lse, out, lse, rows, seqlen_q, heads, splits, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    parts, part_lse, out, lse, rows, seqlen_q, heads, splits, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
     SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Kernel: one program merges the `splits` parts of one row (a query of one head; rows: B * Sq * H) to out and lse:
-    lse = log(sum of exp(lse_i)), out = sum of exp(lse_i - lse) out_i. SPLITS: splits padded to a power of two."""
+    """Kernel: one program merges the `splits` parts of one row (a query of one head; rows: B * Sq *
+    H) to out and lse: lse = log(sum of exp(lse_i)), out = sum of exp(lse_i - lse) out_i. SPLITS:
+    splits padded to a power of two."""
     row = tl.program_id(0).to(tl.int64)
     head = row % heads
     query = row // heads % seqlen_q
@@ -177,12 +197,16 @@ def join_kernel(
 
 
 def attend_launches(
-    out: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
-    lengths: torch.Tensor, leftpad: torch.Tensor | None, table: torch.Tensor, paged: bool, added: int,
-    cos: torch.Tensor | None, sin: torch.Tensor | None, interleaved: bool, scale: float, left: int, right: int,
+    out: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    lengths: torch.Tensor, leftpad: torch.Tensor | None, table: torch.Tensor, paged: bool,
+    added: int,
+    cos: torch.Tensor | None, sin: torch.Tensor | None, interleaved: bool, scale: float, left: int,
+    right: int,
     softcap: float, slopes: torch.Tensor | None, splits: int,
 ) -> list[Launch]:  # fmt: skip
-    """Return the launches that fill out (B, Sq, H, D) and lse (B, H, Sq). Arguments as in cache_operators.attend."""
+    """Return the launches that fill out (B, Sq, H, D) and lse (B, H, Sq). Arguments as in
+    cache_operators.attend."""
     batch, seqlen_q, heads, head_dim = q.shape
     kv_heads = k_cache.shape[2]
     group, block_d, exact = heads // kv_heads, padded(head_dim), q.dtype == torch.float32
@@ -190,7 +214,8 @@ def attend_launches(
     tile = 16 if rows <= 16 or block_d > 128 or exact else 64
     keys = 32 if block_d > 128 or exact else 64
     constants = Constants(
-        group, head_dim, block_d, tile, keys, paged, leftpad is not None, 0 if cos is None else 2 * cos.shape[1],
+        group, head_dim, block_d, tile, keys, paged, leftpad is not None,
+        0 if cos is None else 2 * cos.shape[1],
         interleaved, left >= 0, right >= 0, softcap > 0, slopes is not None,
         precision_of(q.dtype),
     )  # fmt: skip
@@ -202,18 +227,25 @@ def attend_launches(
     if splits > 1:
         parts = torch.empty((splits, *out.shape), dtype=torch.float32, device=q.device)
         part_lse = torch.empty((splits, *lse.shape), dtype=torch.float32, device=q.device)
-    compiling = {"num_warps": 4 if tile * block_d <= 2048 else 8, "num_stages": 3 if tile == 16 else 2}
+    compiling = {
+        "num_warps": 4 if tile * block_d <= 2048 else 8,
+        "num_stages": 3 if tile == 16 else 2,
+    }
     if release() >= (3, 9) and block_d > 128:
-        compiling["maxnreg"] = 168  # it takes 108; without a limit 3.9 leaves ptxas 128 and two spill
+        # It takes 108; without a limit 3.9 leaves ptxas 128 and two spill.
+        compiling["maxnreg"] = 168
     first = Launch(
         kernel=attend_kernel,
         grid=(batch * kv_heads, splits, ceil_div(rows, tile)),
         args=(
-            q, k_cache, v_cache, parts, part_lse, lengths, lengths if leftpad is None else leftpad, table,
-            *rotary_of(cos, sin, q), lse if slopes is None else slopes, q.stride()[:3], k_cache.stride()[:3],
+            q, k_cache, v_cache, parts, part_lse, lengths, lengths if leftpad is None else leftpad,
+            table,
+            *rotary_of(cos, sin, q), lse if slopes is None else slopes, q.stride()[:3],
+            k_cache.stride()[:3],
             v_cache.stride()[:3], *rotary_rows(cos, sin),
             slope_row(slopes), table.stride(0),
-            batch, seqlen_q, added, k_cache.shape[1], k_cache.shape[0], table.shape[1], max(left, 0), max(right, 0),
+            batch, seqlen_q, added, k_cache.shape[1], k_cache.shape[0], table.shape[1],
+            max(left, 0), max(right, 0),
             splits, scale * _LOG2E, scale / softcap if softcap else 0.0, softcap * _LOG2E,
         ),
         constants={"C": constants},
@@ -226,21 +258,24 @@ def attend_launches(
         kernel=join_kernel,
         grid=(count,),
         args=(parts, part_lse, out, lse, count, seqlen_q, heads, splits),
-        constants={"HEAD_DIM": head_dim, "BLOCK_D": block_d, "SPLITS": 1 << (splits - 1).bit_length()},
+        constants={"HEAD_DIM": head_dim, "BLOCK_D": block_d,
+            "SPLITS": 1 << (splits - 1).bit_length()},
         options={"num_warps": 4 if splits * block_d > 4096 else 1},
     )]  # fmt: skip
 
 
 def splits_for(programs: int, tiles: int, paged: bool, device: torch.device) -> int:
-    """Return into how many parts to divide the keys: enough for two programs on each multiprocessor, or four with
-    pages, which wait longer for memory; at least four tiles of keys a part. More parts would start an incomplete second
-    round of programs (kernels/dev/OPTIMISATION.md). programs: how many one part has; tiles: of keys, in all."""
+    """Return into how many parts to divide the keys: enough for two programs on each
+    multiprocessor, or four with pages, which wait longer for memory; at least four tiles of keys a
+    part. More parts would start an incomplete second round of programs
+    (kernels/dev/OPTIMISATION.md). programs: how many one part has; tiles: of keys, in all."""
     most = (4 if paged else 2) * multiprocessors(device)
     return max(1, min(most // max(programs, 1), tiles // 4, 128))
 
 
 def attend(q: torch.Tensor, *call: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Allocate and compute (out (B, Sq, H, D), lse (B, H, Sq)). Arguments as in `attend_launches`."""
+    """Allocate and compute (out (B, Sq, H, D), lse (B, H, Sq)). Arguments as
+    in `attend_launches`."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
     for launch in attend_launches(out, lse, q, *call):

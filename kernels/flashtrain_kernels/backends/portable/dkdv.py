@@ -1,7 +1,9 @@
-"""The kernel of dK and dV: one program computes C.block_k keys of a key/value head, in a loop over all their queries.
+"""The kernel of dK and dV: one program computes C.block_k keys of a key/value head, in a loop
+over all their queries.
 
-Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. F: launch.Features. C: launch.Tiling. Scores
-are transposed, S^T = K Q^T, so that P^T and dS^T are left operands, in registers, of the products for dV and dK.
+Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. F: launch.Features. C:
+launch.Tiling. Scores are transposed, S^T = K Q^T, so that P^T and dS^T are left operands, in
+registers, of the products for dV and dK.
 """
 
 from typing import Any, NamedTuple
@@ -32,7 +34,8 @@ from .traversal import listed_block, position_of_step, query_pieces, steps
 
 
 class Own(NamedTuple):
-    """The keys whose dK and dV one program computes: their tiles of k and v, indices and positions."""
+    """The keys whose dK and dV one program computes: their tiles of k and v,
+    indices and positions."""
 
     k: Any  # their tiles
     v: Any
@@ -58,32 +61,48 @@ def _keys_loop(
     dk, dv, own, queries, bounds, pieces, intervals, head, call, table, MASKED: tl.constexpr,
     RECOMPUTE: tl.constexpr, F: tl.constexpr, C: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Add what the masked (or the unmasked) query tiles of one head give to dK (unscaled) and dV."""
+    """Add what the masked (or the unmasked) query tiles of one head give to
+    dK (unscaled) and dV."""
     block = listed_block(0, pieces, table.blocks, MASKED, RECOMPUTE, F, C.tiles)
-    # A band's masked loop is short: filling its pipeline costs more time, and registers, than it saves.
+    # A band's masked loop is short: filling its pipeline costs more time, and
+    # registers, than it saves.
     for i in tl.range(
         0,
         steps(pieces, MASKED, RECOMPUTE, C.block_q // STEP),
         num_stages=1 if MASKED and (RECOMPUTE or not F.intervals) else None,
     ):
-        first_query = position_of_step(i, block, pieces, table.blocks, MASKED, RECOMPUTE, F, C.tiles, C.block_q, STEP)
+        first_query = position_of_step(
+            i, block, pieces, table.blocks, MASKED, RECOMPUTE, F, C.tiles, C.block_q, STEP
+        )
         block = listed_block(i + 1, pieces, table.blocks, MASKED, RECOMPUTE, F, C.tiles)
         left = bounds.seqlen_q - first_query
         offset = tl.cast(first_query, tl.int64)
         row = tl.arange(0, STEP)
-        q = load_tile(queries.q + offset * queries.q_row, queries.q_row, left, MASKED, STEP, C.head_dim, C.block_d)
+        q = load_tile(
+            queries.q + offset * queries.q_row,
+            queries.q_row,
+            left,
+            MASKED,
+            STEP,
+            C.head_dim,
+            C.block_d,
+        )
         if MASKED:
             lse2 = tl.load(queries.lse2 + first_query + row, mask=row < left, other=float("inf"))
         else:
             lse2 = tl.load(queries.lse2 + first_query + row)
         products = tl.dot(own.k, tl.trans(q), input_precision=C.precision)
         if MASKED or F.alibi or F.bias or F.dropout:
-            rows = query_rows(first_query + row[None, :], own.batch, bounds, intervals, call.plane, F)
+            rows = query_rows(
+                first_query + row[None, :], own.batch, bounds, intervals, call.plane, F
+            )
             rows = with_slope(rows, head, F)
         else:
             rows = head  # nothing of it is read
         if F.softcap or F.alibi or F.bias:
-            products, capped = logits(products, head, rows, own.key, own.first, own.position, bounds, F)
+            products, capped = logits(
+                products, head, rows, own.key, own.first, own.position, bounds, F
+            )
             p = tl.exp2(products - lse2[None, :])
         else:
             p = tl.exp2(products * head.scale_log2 - lse2[None, :])
@@ -110,7 +129,8 @@ def _keys_loop(
         if F.dropout:
             p = tl.where(keep, p, 0.0)
         if RECOMPUTE:
-            # Masked pairs give nothing; a visible NaN or inf of dO shows in delta, and reaches the keys it belongs to.
+            # Masked pairs give nothing; a visible NaN or inf of dO shows in delta, and reaches the
+            # keys it belongs to.
             ds = tl.where(mask, ds, 0.0)
             p = tl.where(mask & (is_finite(delta)[None, :] == 0), float("nan"), p)
             q = tl.where(is_finite(q), q, 0.0).to(q.dtype)
@@ -122,24 +142,43 @@ def _keys_loop(
 
 @triton.jit
 def _add_heads(
-    dk, dv, own, queries, q_head, dout_head, first_head, row, intervals, bias, table_base, bounds, call, table,
-    MASKED: tl.constexpr, RECOMPUTE: tl.constexpr, F: tl.constexpr, C: tl.constexpr, STEP: tl.constexpr,
+    dk, dv, own, queries, q_head, dout_head, first_head, row, intervals, bias, table_base, bounds,
+    call, table,
+    MASKED: tl.constexpr, RECOMPUTE: tl.constexpr, F: tl.constexpr, C: tl.constexpr,
+    STEP: tl.constexpr,
 ):  # fmt: skip
-    """Add what the queries of the group's heads give. queries: of the first head, but for lse2 and delta, which `row`
-    is added to. q_head, dout_head: strides. intervals, bias, table_base: of the batch row."""
+    """Add what the queries of the group's heads give. queries: of the first head, but for
+    lse2 and delta, which `row` is added to. q_head, dout_head: strides. intervals, bias,
+    table_base: of the batch row."""
     q_base = queries.q
     dout_base = queries.dout
-    # Pointers are moved on from head to head: computed anew, their parts would stay in registers all along.
+    # Pointers are moved on from head to head: computed anew, their parts would stay in
+    # registers all along.
     for member in tl.range(0, C.group, num_stages=1):
         head = first_head + member
         table_row = table_base + head * table.head
         pieces = query_pieces(own.first, bounds, table_row, table.row, F, C.block_q, C.block_k)
         here = Queries(
-            q_base, queries.q_row, dout_base, queries.dout_row, queries.lse2 + row, queries.delta + row
+            q_base, queries.q_row, dout_base, queries.dout_row, queries.lse2 + row,
+            queries.delta + row
         )  # fmt: skip
         options = head_options(head, bias + head * call.bias_head, call, F)
         dk, dv = _keys_loop(
-            dk, dv, own, here, bounds, pieces, intervals, options, call, table, MASKED, RECOMPUTE, F, C, STEP
+            dk,
+            dv,
+            own,
+            here,
+            bounds,
+            pieces,
+            intervals,
+            options,
+            call,
+            table,
+            MASKED,
+            RECOMPUTE,
+            F,
+            C,
+            STEP,
         )
         q_base += q_head
         dout_base += dout_head
@@ -151,11 +190,13 @@ def _add_heads(
 def compute_dkdv(
     q, k, v, dout, lse2_ptr, delta_ptr, dk, dv, scale, call, table, F: tl.constexpr, C: tl.constexpr
 ):  # fmt: skip
-    """Compute and store one program's tiles of dK and dV. q, k, v, dout, dk, dv: Strided; others: see dkdv_kernel."""
+    """Compute and store one program's tiles of dK and dV. q, k, v, dout, dk, dv: Strided;
+    others: see dkdv_kernel."""
     BLOCK_Q: tl.constexpr = C.block_q
     BLOCK_K: tl.constexpr = C.block_k
     BLOCK_D: tl.constexpr = C.block_d
-    # Under a causal mask the first keys are seen by the most queries, so the natural order is already longest first.
+    # Under a causal mask the first keys are seen by the most queries, so the natural order is
+    # already longest first.
     tiles = tl.cdiv(call.seqlen_k, BLOCK_K)
     first_key = (tl.program_id(0) % tiles) * BLOCK_K
     head_index = tl.program_id(0) // tiles
@@ -184,10 +225,12 @@ def compute_dkdv(
     intervals = call.intervals + batch * call.interval_batch
     table_base = table.rows + batch * table.batch
     bias = call.bias + batch * call.bias_batch
-    # All heads' full tiles, then all heads' masked ones: the registers of the two loops are then never alive at once.
+    # All heads' full tiles, then all heads' masked ones: the registers of the two loops are then
+    # never alive at once.
     for MASKED in tl.static_range(2):
         dk_tile, dv_tile = _add_heads(
-            dk_tile, dv_tile, own, queries, q.head, dout.head, first_head, row, intervals, bias, table_base, bounds,
+            dk_tile, dv_tile, own, queries, q.head, dout.head, first_head, row, intervals, bias,
+            table_base, bounds,
             call, table, MASKED == 1, False, F, C, BLOCK_Q,
         )  # fmt: skip
     if F.left or F.right or F.intervals or F.block_q or F.bias:  # noqa: SIM102 - decided while compiling; while running
@@ -195,7 +238,8 @@ def compute_dkdv(
             dk_tile = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
             dv_tile = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
             dk_tile, dv_tile = _add_heads(
-                dk_tile, dv_tile, own, queries, q.head, dout.head, first_head, row, intervals, bias, table_base, bounds,
+                dk_tile, dv_tile, own, queries, q.head, dout.head, first_head, row, intervals, bias,
+                table_base, bounds,
                 call, table, True, True, F, C, RECOMPUTE_BLOCK,
             )  # fmt: skip
 
@@ -209,23 +253,29 @@ def compute_dkdv(
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
 def dkdv_kernel(
-    q_ptr, k_ptr, v_ptr, dout_ptr, lse2_ptr, delta_ptr, dk_ptr, dv_ptr, q_strides, k_strides, v_strides, dout_strides,
+    q_ptr, k_ptr, v_ptr, dout_ptr, lse2_ptr, delta_ptr, dk_ptr, dv_ptr, q_strides, k_strides,
+    v_strides, dout_strides,
     dk_strides, dv_strides, scale,
-    bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch, positions,
-    position_batch, table_rows, table_batch, table_head, table_row, blocks, heads, seqlen_q, seqlen_k, left, right,
+    bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane,
+    interval_batch, positions,
+    position_batch, table_rows, table_batch, table_head, table_row, blocks, heads, seqlen_q,
+    seqlen_k, left, right,
     scale_log2, cap_in, cap_log2, threshold, keep_scale,
     F: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """Kernel: one program computes dK and dV of C.block_k keys of one key/value head.
 
-    *_ptr, *_strides: tensors, and their strides by batch, row, head; lse2_ptr, delta_ptr: from dq.row_terms; scale: the
-    softmax's. bias to position_batch and heads to keep_scale are launch.Arguments: bias, ALiBi slopes, dropout's seed,
-    Mask.queries (intervals) and Mask.keys (positions), with strides; sizes; the band; factors for scores and dropout.
-    table_* and blocks are a launch.Table: the tiles to visit.
+    *_ptr, *_strides: tensors, and their strides by batch, row, head; lse2_ptr, delta_ptr: from
+    dq.row_terms; scale: the softmax's. bias to position_batch and heads to keep_scale are
+    launch.Arguments: bias, ALiBi slopes, dropout's seed, Mask.queries (intervals) and Mask.keys
+    (positions), with strides; sizes; the band; factors for scores and dropout. table_* and blocks
+    are a launch.Table: the tiles to visit.
     """
     call = Arguments(
-        bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch,
-        positions, position_batch, heads, seqlen_q, seqlen_k, left, right, scale_log2, cap_in, cap_log2, threshold,
+        bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane,
+        interval_batch,
+        positions, position_batch, heads, seqlen_q, seqlen_k, left, right, scale_log2, cap_in,
+        cap_log2, threshold,
         keep_scale,
     )  # fmt: skip
     table = Table(table_rows, table_batch, table_head, table_row, blocks)

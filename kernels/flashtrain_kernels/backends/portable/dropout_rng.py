@@ -1,4 +1,5 @@
-"""Dropout's random numbers in Triton, the same as philox.py's, for the portable kernels and the Hopper kernels."""
+"""Dropout's random numbers in Triton, the same as philox.py's, for the portable kernels
+and the Hopper kernels."""
 
 from typing import Any, NamedTuple
 
@@ -14,7 +15,8 @@ _KEY_STEP = tl.constexpr(philox.KEY_STEP)
 
 
 class Stream(NamedTuple):
-    """The random number stream of a head: Philox2x32's key, and the start of its counter's two words. All uint32."""
+    """The random number stream of a head: Philox2x32's key, and the start of its counter's
+    two words. All uint32."""
 
     key: Any
     first: Any
@@ -30,21 +32,24 @@ def stream_of(seed, sequence, head):
 
 @triton.jit
 def load_stream(seed_ptr, sequence, head):
-    """Return the Stream of a sequence and a head. seed_ptr: (3,) int64: seed, offsets added to sequence and head."""
+    """Return the Stream of a sequence and a head. seed_ptr: (3,) int64: seed, offsets
+    added to sequence and head."""
     sequence = (sequence + tl.load(seed_ptr + 1)).to(tl.int32)
     return stream_of(tl.load(seed_ptr), sequence, (head + tl.load(seed_ptr + 2)).to(tl.int32))
 
 
 @triton.jit
 def group_of(position):
-    """Return the number, uint32, of the pair of positions (i, i + 8) that a position is in; bit 3 of i is clear."""
+    """Return the number, uint32, of the pair of positions (i, i + 8) that a position is
+    in; bit 3 of i is clear."""
     return ((position >> 4) * 8 + (position & 7)).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
 def words(stream, query_group, key_group):
-    """Return two random uint32 words for each pair of query_group and key_group (see `group_of`): the first for queries
-    with bit 3 clear, else the second. A word's low half is for keys with bit 3 clear, its high half for the others."""
+    """Return two random uint32 words for each pair of query_group and key_group (see `group_of`):
+    the first for queries with bit 3 clear, else the second. A word's low half is for keys with bit
+    3 clear, its high half for the others."""
     a = query_group + stream.first
     b = key_group + stream.second
     key = stream.key
@@ -59,7 +64,8 @@ def words(stream, query_group, key_group):
 
 @triton.jit
 def kept_pairs(stream, query, key, threshold):
-    """Return whether dropout keeps each pair of `query` and `key` (int32 positions): its 16-bit draw >= threshold."""
+    """Return whether dropout keeps each pair of `query` and `key` (int32 positions): its
+    16-bit draw >= threshold."""
     first, second = words(stream, group_of(query), group_of(key))
     word = tl.where((query & 8) == 0, first, second)
     draw = tl.where((key & 8) == 0, word & 0xFFFF, word >> 16)

@@ -1,6 +1,8 @@
-"""The forward kernel: online softmax over key tiles (FlashAttention-2, arXiv 2307.08691, algorithm 1).
+"""The forward kernel: online softmax over key tiles (FlashAttention-2, arXiv
+2307.08691, algorithm 1).
 
-B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. F: launch.Features. C: launch.Tiling.
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. F:
+launch.Features. C: launch.Tiling.
 """
 
 import torch
@@ -37,23 +39,30 @@ from .tiles import (
 )
 from .traversal import listed_block, position_of_step, steps
 
-# The row maximum of a row that has seen nothing yet. Finite, so that exp2(-inf - maximum) is 0 and never NaN.
+# The row maximum of a row that has seen nothing yet. Finite, so that exp2(-inf -
+# maximum) is 0 and never NaN.
 _NOTHING = tl.constexpr(-3.0e38)
 
 
 @triton.jit
 def _attend(
-    acc, row_sum, row_max, q, rows, keys, bounds, pieces, head, MASKED: tl.constexpr, RECOMPUTE: tl.constexpr,
+    acc, row_sum, row_max, q, rows, keys, bounds, pieces, head, MASKED: tl.constexpr,
+    RECOMPUTE: tl.constexpr,
     F: tl.constexpr, C: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Take the masked (or the unmasked) key tiles into the running output, sum and maximum of each row."""
+    """Take the masked (or the unmasked) key tiles into the running output, sum
+    and maximum of each row."""
     block = listed_block(0, pieces, keys.blocks, MASKED, RECOMPUTE, F, C.tiles)
     for i in tl.range(0, steps(pieces, MASKED, RECOMPUTE, C.block_k // STEP)):
-        first_key = position_of_step(i, block, pieces, keys.blocks, MASKED, RECOMPUTE, F, C.tiles, C.block_k, STEP)
+        first_key = position_of_step(
+            i, block, pieces, keys.blocks, MASKED, RECOMPUTE, F, C.tiles, C.block_k, STEP
+        )
         block = listed_block(i + 1, pieces, keys.blocks, MASKED, RECOMPUTE, F, C.tiles)
         offset = tl.cast(first_key, tl.int64)
         left = bounds.seqlen_k - first_key
-        k = load_tile(keys.k + offset * keys.k_row, keys.k_row, left, MASKED, STEP, C.head_dim, C.block_d)
+        k = load_tile(
+            keys.k + offset * keys.k_row, keys.k_row, left, MASKED, STEP, C.head_dim, C.block_d
+        )
         scores = tl.dot(q, tl.trans(k), input_precision=C.precision)
         key = first_key + tl.arange(0, STEP)[None, :]
         position = key_position(keys.positions, key, bounds.seqlen_k, F)
@@ -67,7 +76,9 @@ def _attend(
         if F.softcap or F.alibi or F.bias:
             new_max = tl.maximum(row_max, tl.max(scores, 1))
             weights = tl.exp2(scores - new_max[:, None])
-        else:  # scores stay unscaled: the scale enters with the one multiply-add that also subtracts the maximum
+        else:
+            # Scores stay unscaled: the scale enters with the one multiply-add that also
+            # subtracts the maximum.
             new_max = tl.maximum(row_max, tl.max(scores, 1) * head.scale_log2)
             weights = tl.exp2(scores * head.scale_log2 - new_max[:, None])
         rescale = tl.exp2(row_max - new_max)
@@ -75,10 +86,15 @@ def _attend(
         row_max = new_max
         acc = acc * rescale[:, None]
         if F.dropout:
-            weights = tl.where(kept(head, rows, first_key, position, False, F, C.block_q, STEP), weights, 0.0)
-        v = load_tile(keys.v + offset * keys.v_row, keys.v_row, left, MASKED, STEP, C.head_dim, C.block_d)
+            weights = tl.where(
+                kept(head, rows, first_key, position, False, F, C.block_q, STEP), weights, 0.0
+            )
+        v = load_tile(
+            keys.v + offset * keys.v_row, keys.v_row, left, MASKED, STEP, C.head_dim, C.block_d
+        )
         if RECOMPUTE:
-            # 0 * NaN is NaN: keep inf and NaN out of the product; `_reached` gives them to the rows that do see them.
+            # 0 * NaN is NaN: keep inf and NaN out of the product; `_reached` gives them to the
+            # rows that do see them.
             v = tl.where(is_finite(v), v, 0.0).to(v.dtype)
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=C.precision)
     return acc, row_sum, row_max
@@ -88,16 +104,23 @@ def _attend(
 def _reached(
     reached, rows, keys, bounds, pieces, head, F: tl.constexpr, C: tl.constexpr, STEP: tl.constexpr
 ):  # fmt: skip
-    """Add up, for each number of the output, how many inf and NaN values of its column its row sees."""
+    """Add up, for each number of the output, how many inf and NaN values of
+    its column its row sees."""
     for i in tl.range(0, steps(pieces, True, True, C.block_k // STEP), num_stages=1):
-        first_key = position_of_step(i, 0, pieces, keys.blocks, True, True, F, C.tiles, C.block_k, STEP)
+        first_key = position_of_step(
+            i, 0, pieces, keys.blocks, True, True, F, C.tiles, C.block_k, STEP
+        )
         key = first_key + tl.arange(0, STEP)[None, :]
-        mask = sees(rows, key, key_position(keys.positions, key, bounds.seqlen_k, F), bounds, True, F)
+        mask = sees(
+            rows, key, key_position(keys.positions, key, bounds.seqlen_k, F), bounds, True, F
+        )
         if F.bias:
             mask = mask & (load_bias(head, rows, key, bounds) != float("-inf"))
         offset = tl.cast(first_key, tl.int64)
         base = keys.v + offset * keys.v_row
-        v = load_tile(base, keys.v_row, bounds.seqlen_k - first_key, True, STEP, C.head_dim, C.block_d)
+        v = load_tile(
+            base, keys.v_row, bounds.seqlen_k - first_key, True, STEP, C.head_dim, C.block_d
+        )
         wrong = tl.where(is_finite(v), 0.0, 1.0).to(v.dtype)
         reached = tl.dot(mask.to(v.dtype), wrong, reached, input_precision=C.precision)
     return reached
@@ -106,15 +129,20 @@ def _reached(
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
 def forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, q_strides, k_strides, v_strides, out_strides,
-    bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch, positions,
-    position_batch, table_rows, table_batch, table_head, table_row, blocks, heads, seqlen_q, seqlen_k, left, right,
+    bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane,
+    interval_batch, positions,
+    position_batch, table_rows, table_batch, table_head, table_row, blocks, heads, seqlen_q,
+    seqlen_k, left, right,
     scale_log2, cap_in, cap_log2, threshold, keep_scale,
     F: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Kernel: one program computes out and lse of C.block_q queries of one head. Arguments as in dkdv_kernel."""
+    """Kernel: one program computes out and lse of C.block_q queries of one head.
+    Arguments as in dkdv_kernel."""
     call = Arguments(
-        bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch,
-        positions, position_batch, heads, seqlen_q, seqlen_k, left, right, scale_log2, cap_in, cap_log2, threshold,
+        bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane,
+        interval_batch,
+        positions, position_batch, heads, seqlen_q, seqlen_k, left, right, scale_log2, cap_in,
+        cap_log2, threshold,
         keep_scale,
     )  # fmt: skip
     table = Table(table_rows, table_batch, table_head, table_row, blocks)
@@ -126,26 +154,45 @@ def forward_kernel(
     k = Strided(k_ptr, *k_strides)
     v = Strided(v_ptr, *v_strides)
     head_index, batch, head, first_query, offset, query = query_tile(call, F, C)
-    bounds, keys, options, rows, pieces = seen_keys(batch, head, first_query, query, k, v, call, table, F, C)
+    bounds, keys, options, rows, pieces = seen_keys(
+        batch, head, first_query, query, k, v, call, table, F, C
+    )
     q_base = q.pointer + batch * q.batch + head * q.head + offset * q.row
-    q_tile = load_tile(q_base, q.row, call.seqlen_q - first_query, True, BLOCK_Q, C.head_dim, BLOCK_D)
+    q_tile = load_tile(
+        q_base, q.row, call.seqlen_q - first_query, True, BLOCK_Q, C.head_dim, BLOCK_D
+    )
 
     acc = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
     row_sum = tl.zeros([BLOCK_Q], tl.float32)
     row_max = tl.full([BLOCK_Q], _NOTHING, tl.float32)
     for MASKED in tl.static_range(2):
         acc, row_sum, row_max = _attend(
-            acc, row_sum, row_max, q_tile, rows, keys, bounds, pieces, options, MASKED == 1, False, F, C, BLOCK_K
+            acc,
+            row_sum,
+            row_max,
+            q_tile,
+            rows,
+            keys,
+            bounds,
+            pieces,
+            options,
+            MASKED == 1,
+            False,
+            F,
+            C,
+            BLOCK_K,
         )
     HIDES: tl.constexpr = F.left or F.right or F.intervals or F.block_q or F.bias
     wrong = False
     if HIDES:
         wrong = has_nan(acc)
         if wrong:
-            # Rare: a NaN, or an inf in a masked value (0 * inf). Compute again in small tiles, without masked pairs.
+            # Rare: a NaN, or an inf in a masked value (0 * inf). Compute again in small tiles,
+            # without masked pairs.
             acc, row_sum, row_max = _attend(
                 tl.zeros([BLOCK_Q, BLOCK_D], tl.float32), tl.zeros([BLOCK_Q], tl.float32),
-                tl.full([BLOCK_Q], _NOTHING, tl.float32), q_tile, rows, keys, bounds, pieces, options, True, True, F,
+                tl.full([BLOCK_Q], _NOTHING, tl.float32), q_tile, rows, keys, bounds, pieces,
+                options, True, True, F,
                 C, RECOMPUTE_BLOCK,
             )  # fmt: skip
 
@@ -166,7 +213,9 @@ def forward_kernel(
             column = tl.arange(0, BLOCK_D)
             pointers = out_base + tl.arange(0, BLOCK_Q)[:, None] * out.row + column[None, :]
             seen = (reached > 0) & (query[:, None] < call.seqlen_q) & (column[None, :] < C.head_dim)
-            nothing = tl.full([BLOCK_Q, BLOCK_D], float("nan"), tl.float32).to(out.pointer.dtype.element_ty)
+            nothing = tl.full([BLOCK_Q, BLOCK_D], float("nan"), tl.float32).to(
+                out.pointer.dtype.element_ty
+            )
             tl.debug_barrier()  # after the stores above, which other threads may have made
             tl.store(pointers, nothing, mask=seen)
 

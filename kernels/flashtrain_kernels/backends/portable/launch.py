@@ -19,16 +19,20 @@ from .. import Call
 from ..compiled import repeated
 from .tile_table import Tile
 
-# Arguments that change from batch to batch. Triton otherwise compiles anew when one is 1 or (no) multiple of 16.
-# Strides of q, k, v are left out on purpose: that they are multiples of 16 is what lets loads be 16 bytes wide.
+# Arguments that change from batch to batch. Triton otherwise compiles anew when one is 1 or (no)
+# multiple of 16. Strides of q, k, v are left out on purpose: that they are multiples of 16 is what
+# lets loads be 16 bytes wide.
 NOT_SPECIALISED = [
-    "bias_batch", "bias_head", "slope_row", "plane", "interval_batch", "position_batch", "table_batch", "table_head",
-    "table_row", "dq_table_batch", "dq_table_head", "dq_table_row", "heads", "seqlen_q", "seqlen_k", "left", "right",
+    "bias_batch", "bias_head", "slope_row", "plane", "interval_batch", "position_batch",
+    "table_batch", "table_head",
+    "table_row", "dq_table_batch", "dq_table_head", "dq_table_row", "heads", "seqlen_q", "seqlen_k",
+    "left", "right",
     "threshold", "bias_batches", "bias_heads", "programs_dkdv", "programs_dq",
 ]  # fmt: skip
 
 
-# Compiled kernels. Triton finds them itself, but looks at its sixty arguments for longer than a short kernel runs.
+# Compiled kernels. Triton finds them itself, but looks at its sixty arguments for longer than
+# a short kernel runs.
 _COMPILED: dict[tuple[Any, ...], Any] = {}
 
 
@@ -43,7 +47,8 @@ class Launch:
     options: dict[str, int]  # how it is compiled, such as num_warps
 
     def run(self) -> None:
-        """Launch the kernel, or let the active Recorder record it. An empty grid, which CUDA refuses, does nothing."""
+        """Launch the kernel, or let the active Recorder record it. An empty grid, which CUDA
+        refuses, does nothing."""
         recorder = launch_cache.recorder()
         if 0 in self.grid:
             return
@@ -72,8 +77,8 @@ class Launch:
     repeated = staticmethod(repeated)
 
     def _key(self) -> tuple[Any, ...]:
-        # All that Triton compiles a kernel anew for: what is constant, and of each argument what it could be
-        # specialised on (more than it is, in part: that only costs another entry).
+        # All that Triton compiles a kernel anew for: what is constant, and of each argument what it
+        # could be specialised on (more than it is, in part: that only costs another entry).
         flat: list[Any] = []
         for arg in self.args:
             if isinstance(arg, tuple):
@@ -89,7 +94,13 @@ class Launch:
             ]
         )  # fmt: skip
         device = torch.cuda.current_device()
-        return (self.kernel, device, kinds, tuple(self.constants.values()), tuple(self.options.items()))
+        return (
+            self.kernel,
+            device,
+            kinds,
+            tuple(self.constants.values()),
+            tuple(self.options.items()),
+        )
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -138,7 +149,8 @@ def features_of(options: Options) -> Features:
 
 
 class Tiling(NamedTuple):
-    """Compile-time sizes of an attention kernel, a constexpr: tiles, D padded, H / K, and tl.dot's precision."""
+    """Compile-time sizes of an attention kernel, a constexpr: tiles, D padded, H / K,
+    and tl.dot's precision."""
 
     group: int  # H / K
     tiles: int  # looped tiles in a block of a block-sparse mask
@@ -150,9 +162,12 @@ class Tiling(NamedTuple):
 
 
 def tiling_of(call: Call, features: Features, tile: Tile, looped_keys: bool) -> Tiling:
-    """Return the Tiling of a call. looped_keys: a program holds queries and loops over keys, else the reverse."""
+    """Return the Tiling of a call. looped_keys: a program holds queries and loops over
+    keys, else the reverse."""
     q, k = call.q, call.k
-    block = (features.block_k // tile.block_k) if looped_keys else (features.block_q // tile.block_q)
+    block = (
+        (features.block_k // tile.block_k) if looped_keys else (features.block_q // tile.block_q)
+    )
     return Tiling(
         group=q.shape[2] // k.shape[2],
         tiles=max(1, block),
@@ -170,17 +185,20 @@ def padded(head_dim: int) -> int:
 
 
 def precision_of(dtype: torch.dtype) -> str:
-    """Return tl.dot's input_precision; for float32 three TF32 products, near float32 accuracy (interpreter: exact)."""
+    """Return tl.dot's input_precision; for float32 three TF32 products, near float32
+    accuracy (interpreter: exact)."""
     return ("ieee" if INTERPRETED else "tf32x3") if dtype == torch.float32 else "tf32"
 
 
 def strides_of(x: torch.Tensor) -> tuple[int, ...]:
-    """Return the (batch, row, head) strides of a (B, S, heads, D) tensor, whose last stride is 1."""
+    """Return the (batch, row, head) strides of a (B, S, heads, D) tensor,
+    whose last stride is 1."""
     return x.stride()[:3]
 
 
-# Triton specialises on numbers in a tuple, whatever do_not_specialize says. On strides it may; the members of Arguments
-# and Table are therefore passed one by one, and a kernel's first lines put them together again.
+# Triton specialises on numbers in a tuple, whatever do_not_specialize says. On strides it may; the
+# members of Arguments and Table are therefore passed one by one, and a kernel's first lines put
+# them together again.
 class Arguments(NamedTuple):
     """The arguments that all attention kernels share, besides their own tensors and their Table."""
 
@@ -209,7 +227,8 @@ class Arguments(NamedTuple):
     keep_scale: Any  # what the kept weights are multiplied by
 
     def with_tables(self, tables: tuple[Any, ...]) -> list[Any]:
-        """Return the arguments in the kernels' order, with `tables`, the fields of 1 or 2 Tables, before `heads`."""
+        """Return the arguments in the kernels' order, with `tables`, the fields of 1 or 2
+        Tables, before `heads`."""
         return [*self[:_TABLES_AT], *tables, *self[_TABLES_AT:]]
 
 
@@ -217,7 +236,8 @@ _TABLES_AT = Arguments._fields.index("heads")
 
 
 class Table(NamedTuple):
-    """Pointers to the list of tiles that each program of a kernel visits, and the list's strides."""
+    """Pointers to the list of tiles that each program of a kernel visits, and
+    the list's strides."""
 
     rows: Any  # of a plan or of a list of blocks
     batch: Any  # their strides: by batch row, head and tile
@@ -232,8 +252,10 @@ def arguments_of(call: Call, unused: torch.Tensor) -> Arguments:
     bias, slopes, mask = options.bias, options.alibi_slopes, options.mask
     log2e = math.log2(math.e)
     return Arguments(
-        unused if bias is None else bias, *((0, 0, 0, 0) if bias is None else broadcast_strides(bias)),
-        unused if slopes is None else slopes, slope_row(slopes), unused if options.seed is None else options.seed,
+        unused if bias is None else bias,
+        *((0, 0, 0, 0) if bias is None else broadcast_strides(bias)),
+        unused if slopes is None else slopes, slope_row(slopes),
+        unused if options.seed is None else options.seed,
         *mask_arguments(mask, unused), q.shape[2], q.shape[1], k.shape[1],
         options.left or 0, options.right or 0, options.scale * log2e,
         options.scale / options.softcap if options.softcap else 0.0, options.softcap * log2e,
@@ -242,24 +264,33 @@ def arguments_of(call: Call, unused: torch.Tensor) -> Arguments:
 
 
 def slope_row(slopes: torch.Tensor | None) -> int:
-    """Return the stride between two sequences' ALiBi slopes; 0 if all sequences share the same slopes."""
+    """Return the stride between two sequences' ALiBi slopes; 0 if all sequences
+    share the same slopes."""
     return 0 if slopes is None or slopes.dim() == 1 or slopes.shape[0] == 1 else slopes.stride(0)
 
 
 @cache
 def multiprocessors(device: torch.device) -> int:
     """Return the number of multiprocessors of the GPU; without a GPU 132, as on a Hopper GPU."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+    return (
+        torch.cuda.get_device_properties(device).multi_processor_count
+        if device.type == "cuda"
+        else 132
+    )
 
 
 def broadcast_strides(x: torch.Tensor) -> tuple[int, int, int, int]:
-    """Return the strides of a 4-dimensional tensor, with 0 for dimensions of size 1, so that they broadcast."""
-    a, b, c, d = [0 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True)]
+    """Return the strides of a 4-dimensional tensor, with 0 for dimensions of size 1,
+    so that they broadcast."""
+    a, b, c, d = [
+        0 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True)
+    ]
     return a, b, c, d
 
 
 def mask_arguments(mask: AnyMask | None, unused: torch.Tensor) -> tuple[Any, int, int, Any, int]:
-    """Return Mask.queries, its strides, Mask.keys and its stride, as in Arguments. For Sequences `plane` is N."""
+    """Return Mask.queries, its strides, Mask.keys and its stride, as in Arguments. For
+    Sequences `plane` is N."""
     if isinstance(mask, Sequences):
         return (unused, mask.number, 0, unused, 0)
     if not isinstance(mask, Mask):
@@ -273,16 +304,21 @@ def mask_arguments(mask: AnyMask | None, unused: torch.Tensor) -> tuple[Any, int
 
 
 def table_of(mask: AnyMask | None, unused: torch.Tensor, kernel: str) -> Table:
-    """Return the tiles that kernel "forward", "dq" or "dkdv" visits; of packed Sequences, cu_seqlens in their place."""
+    """Return the tiles that kernel "forward", "dq" or "dkdv" visits; of packed Sequences,
+    cu_seqlens in their place."""
     if isinstance(mask, Sequences):
         return Table(mask.cu_seqlens_k, 0, 0, 0, mask.cu_seqlens_q)
     if isinstance(mask, Mask):
         if mask.plan is None:
             raise ValueError("the mask has no plan: call mask.planned(head_dim, dtype) first")
         table = getattr(mask.plan, kernel)
-        return Table(table, 0 if mask.queries.shape[1] == 1 else table.stride(0), 0, table.stride(1), unused)
+        return Table(
+            table, 0 if mask.queries.shape[1] == 1 else table.stride(0), 0, table.stride(1), unused
+        )
     if isinstance(mask, BlockMask):
         of_keys = kernel == "dkdv"
         rows = mask.key_rows if of_keys else mask.query_rows
-        return Table(rows, *broadcast_strides(rows)[:3], mask.key_blocks if of_keys else mask.query_blocks)
+        return Table(
+            rows, *broadcast_strides(rows)[:3], mask.key_blocks if of_keys else mask.query_blocks
+        )
     return Table(unused, 0, 0, 0, unused)

@@ -1,6 +1,8 @@
-"""Kernels that fill Mask.queries, and where each token's document begins and ends: masks/rows.py on a GPU.
+"""Kernels that fill Mask.queries, and where each token's document begins and ends:
+masks/rows.py on a GPU.
 
-B batch, S sequence, T packed tokens, N sequences. A row is divided into chunks of TOKENS tokens, one for each program.
+B batch, S sequence, T packed tokens, N sequences. A row is divided into chunks of TOKENS
+tokens, one for each program.
 """
 
 import torch
@@ -14,7 +16,8 @@ INT_MAX = tl.constexpr(2**31 - 1)
 TOKENS = 1024  # tokens a program
 NOTES = 1024  # chunks whose notes a program reads at once
 NOT_SPECIALISED = [
-    "batch", "seqlen", "chunks", "left", "right", "count", "sequences", "total", "total_q", "total_k", "steps"
+    "batch", "seqlen", "chunks", "left", "right", "count", "sequences", "total", "total_q",
+    "total_k", "steps"
 ]  # fmt: skip
 
 
@@ -30,8 +33,9 @@ def _smaller(a, b):
 
 @triton.jit
 def place(chunks, seqlen, TOKENS: tl.constexpr):
-    """Return (number of the program's chunk in its row, elements of all earlier rows, index in the row of each of the
-    chunk's TOKENS tokens, whether that index is below seqlen). chunks: how many chunks a row has."""
+    """Return (number of the program's chunk in its row, elements of all earlier rows, index in
+    the row of each of the chunk's TOKENS tokens, whether that index is below seqlen). chunks: how
+    many chunks a row has."""
     program = tl.program_id(0)
     chunk = program % chunks
     index = chunk * TOKENS + tl.arange(0, TOKENS)
@@ -48,7 +52,8 @@ def _begins(ids, row, index, valid):
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
 def notes_kernel(ids, first, last, chunks, seqlen, TOKENS: tl.constexpr):
-    """Kernel: one program stores the first and last token of its chunk that begin a document (none: INT_MAX, -1)."""
+    """Kernel: one program stores the first and last token of its chunk that begin a
+    document (none: INT_MAX, -1)."""
     _, row, index, valid = place(chunks, seqlen, TOKENS)
     begins = _begins(ids, row, index, valid)
     tl.store(first + tl.program_id(0), tl.min(tl.where(begins, index, INT_MAX), 0))
@@ -56,18 +61,25 @@ def notes_kernel(ids, first, last, chunks, seqlen, TOKENS: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
-def bounds_of_ids_kernel(ids, first, last, start, end, chunks, seqlen, TOKENS: tl.constexpr, NOTES: tl.constexpr):
-    """Kernel: one program fills start and end (B, S), where each token's document begins and ends, for a chunk of
-    tokens. first, last: the results of notes_kernel for all chunks, read NOTES at a time."""
+def bounds_of_ids_kernel(
+    ids, first, last, start, end, chunks, seqlen, TOKENS: tl.constexpr, NOTES: tl.constexpr
+):
+    """Kernel: one program fills start and end (B, S), where each token's document begins
+    and ends, for a chunk of tokens. first, last: the results of notes_kernel for all
+    chunks, read NOTES at a time."""
     chunk, row, index, valid = place(chunks, seqlen, TOKENS)
     notes = tl.program_id(0) - chunk  # of the row
     begun = chunk * 0 - 1
     ended = chunk * 0 + seqlen
     for at in range(0, chunks, NOTES):
         other = at + tl.arange(0, NOTES)
-        begun = tl.maximum(begun, tl.max(tl.load(last + notes + other, mask=other < chunk, other=-1), 0))
+        begun = tl.maximum(
+            begun, tl.max(tl.load(last + notes + other, mask=other < chunk, other=-1), 0)
+        )
         later = (other > chunk) & (other < chunks)
-        ended = tl.minimum(ended, tl.min(tl.load(first + notes + other, mask=later, other=INT_MAX), 0))
+        ended = tl.minimum(
+            ended, tl.min(tl.load(first + notes + other, mask=later, other=INT_MAX), 0)
+        )
     here = tl.where(_begins(ids, row, index, valid), index, -1)
     begin = tl.maximum(tl.associative_scan(here, 0, _larger), begun)
     following = tl.where(_begins(ids, row, index + 1, index + 1 < seqlen), index + 1, INT_MAX)
@@ -78,8 +90,9 @@ def bounds_of_ids_kernel(ids, first, last, start, end, chunks, seqlen, TOKENS: t
 
 @triton.jit
 def sequence_of(bounds, index, sequences, total, steps):
-    """Return the number of the last sequence that begins at or before each token `index`, by a binary search of `steps`
-    halvings in the N + 1 boundaries, clamped to [0, total]. (Earlier sequences that begin there are empty.)"""
+    """Return the number of the last sequence that begins at or before each token `index`, by a
+    binary search of `steps` halvings in the N + 1 boundaries, clamped to [0, total]. (Earlier
+    sequences that begin there are empty.)"""
     low = index * 0
     high = low + sequences + 1
     for _ in range(steps):
@@ -93,15 +106,17 @@ def sequence_of(bounds, index, sequences, total, steps):
 
 @triton.jit
 def bounds_of(bounds, number, total):
-    """Return (begin, end) of the sequences `number`, clamped to [0, total]. bounds: pointer to (N + 1,) boundaries."""
+    """Return (begin, end) of the sequences `number`, clamped to [0, total]. bounds: pointer
+    to (N + 1,) boundaries."""
     begin = tl.minimum(tl.maximum(tl.load(bounds + number), 0), total).to(tl.int32)
     return begin, tl.minimum(tl.maximum(tl.load(bounds + number + 1), 0), total).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
 def bounds_of_cu_seqlens_kernel(bounds, start, end, sequences, total, steps, TOKENS: tl.constexpr):
-    """Kernel: one program fills start and end (T,), where each token's sequence begins and ends, for TOKENS tokens; 0
-    for tokens in no sequence. bounds: cu_seqlens (N + 1,); sequences: N; total: T; steps: from search_steps."""
+    """Kernel: one program fills start and end (T,), where each token's sequence begins and ends,
+    for TOKENS tokens; 0 for tokens in no sequence. bounds: cu_seqlens (N + 1,); sequences: N;
+    total: T; steps: from search_steps."""
     index = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     begin, past = bounds_of(bounds, sequence_of(bounds, index, sequences, total, steps), total)
     inside = (index >= begin) & (index < past)
@@ -111,7 +126,8 @@ def bounds_of_cu_seqlens_kernel(bounds, start, end, sequences, total, steps, TOK
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
 def count_kernel(start, counts, chunks, seqlen, TOKENS: tl.constexpr):
-    """Kernel: one program counts the documents that begin in its chunk. start: (B, S), see bounds_of_ids_kernel."""
+    """Kernel: one program counts the documents that begin in its chunk. start: (B, S),
+    see bounds_of_ids_kernel."""
     _, row, index, valid = place(chunks, seqlen, TOKENS)
     begins = valid & (tl.load(start + row + index, mask=valid, other=-1) == index)
     tl.store(counts + tl.program_id(0), tl.sum(begins.to(tl.int32), 0))
@@ -135,8 +151,21 @@ def _reach(position, left, right, start, end):
 
 
 @triton.jit
-def _segment_rows(position, start, end, first_ptr, past_ptr, end_ptr, row, index, valid, seqlen, SHARED: tl.constexpr):
-    """Segments that see themselves causally. SHARED: and the first one; else the last one sees the whole document."""
+def _segment_rows(
+    position,
+    start,
+    end,
+    first_ptr,
+    past_ptr,
+    end_ptr,
+    row,
+    index,
+    valid,
+    seqlen,
+    SHARED: tl.constexpr,
+):
+    """Segments that see themselves causally. SHARED: and the first one; else the last one
+    sees the whole document."""
     first = tl.maximum(tl.load(first_ptr + row + index, mask=valid, other=0), start)
     past = tl.minimum(tl.load(past_ptr + row + index, mask=valid, other=0), end)
     high = tl.minimum(position + 1, past)
@@ -145,28 +174,39 @@ def _segment_rows(position, start, end, first_ptr, past_ptr, end_ptr, row, index
         question_end = tl.load(past_ptr + row + at, mask=valid, other=0)
         question_end = tl.minimum(question_end, tl.load(end_ptr + row + at, mask=valid, other=0))
         joined = first <= question_end
-        return tl.where(joined, start, first), high, tl.where(joined, start, tl.minimum(question_end, end))
+        return (
+            tl.where(joined, start, first),
+            high,
+            tl.where(joined, start, tl.minimum(question_end, end)),
+        )
     return tl.where(past == end, start, first), high, high
 
 
 @triton.jit
 def _global_rows(position, start, end, left, right, count, CAUSAL: tl.constexpr):
-    """A window, and the document's first `count` tokens, which see everything in it and are seen by all of it."""
+    """A window, and the document's first `count` tokens, which see everything in it and
+    are seen by all of it."""
     last = tl.minimum(end, position + 1) if CAUSAL else end
     low, high = _reach(position, left, right, start, end)
     global_end = tl.minimum(last, start + count)
     everything = position < global_end
     joined = everything | (low <= global_end)
-    return tl.where(joined, start, low), tl.where(everything, last, high), tl.where(joined, start, global_end)
+    return (
+        tl.where(joined, start, low),
+        tl.where(everything, last, high),
+        tl.where(joined, start, global_end),
+    )
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
 def document_rows_kernel(
-    start_ptr, end_ptr, first_ptr, past_ptr, prefix_ptr, counts, out, batch, chunks, seqlen, left, right, count,
+    start_ptr, end_ptr, first_ptr, past_ptr, prefix_ptr, counts, out, batch, chunks, seqlen, left,
+    right, count,
     KIND: tl.constexpr, TOKENS: tl.constexpr, NOTES: tl.constexpr,
 ):  # fmt: skip
-    """Kernel: one program fills a chunk of `out`, Mask.queries (5 or 7, B, S). counts: from count_kernel, read NOTES at
-    a time; KIND and other arguments: as in masks.operators.document_rows."""
+    """Kernel: one program fills a chunk of `out`, Mask.queries (5 or 7, B, S). counts: from
+    count_kernel, read NOTES at a time; KIND and other arguments: as in
+    masks.operators.document_rows."""
     _, row, index, valid = place(chunks, seqlen, TOKENS)
     start = tl.load(start_ptr + row + index, mask=valid, other=0)
     end = tl.load(end_ptr + row + index, mask=valid, other=0)
@@ -191,7 +231,9 @@ def document_rows_kernel(
             index, start, end, first_ptr, past_ptr, end_ptr, row, index, valid, seqlen, False
         )
     else:
-        low, high, high2 = _global_rows(index, start, end, left, right, count, KIND == "causal global")
+        low, high, high2 = _global_rows(
+            index, start, end, left, right, count, KIND == "causal global"
+        )
     sequence = _ordinal(start, counts, index, valid, NOTES)
     step = tl.cast(batch, tl.int64) * seqlen
     out += row + index
@@ -206,8 +248,11 @@ def document_rows_kernel(
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
-def packed_rows_kernel(bounds_q, bounds_k, out, sequences, total_q, total_k, steps, left, right, TOKENS: tl.constexpr):
-    """Kernel: one program fills `out` (5, 1, T) for TOKENS tokens. Others: see packed_rows_launch, search_steps."""
+def packed_rows_kernel(
+    bounds_q, bounds_k, out, sequences, total_q, total_k, steps, left, right, TOKENS: tl.constexpr
+):
+    """Kernel: one program fills `out` (5, 1, T) for TOKENS tokens. Others: see
+    packed_rows_launch, search_steps."""
     index = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     valid = index < total_q
     number = sequence_of(bounds_q, index, sequences, total_q, steps)
@@ -230,30 +275,47 @@ def search_steps(sequences: int) -> int:
     return (sequences + 1).bit_length()
 
 
-def bounds_of_ids_launches(ids: torch.Tensor, start: torch.Tensor, end: torch.Tensor) -> tuple[Launch, Launch]:
-    """Return the two launches, in order, that fill start and end (B, S) int32 from ids (B, S), contiguous."""
+def bounds_of_ids_launches(
+    ids: torch.Tensor, start: torch.Tensor, end: torch.Tensor
+) -> tuple[Launch, Launch]:
+    """Return the two launches, in order, that fill start and end (B, S) int32 from
+    ids (B, S), contiguous."""
     chunks = ceil_div(ids.shape[1], TOKENS)
-    # Two allocations: the second half of one may not be aligned to 16 bytes, for which Triton would compile anew.
+    # Two allocations: the second half of one may not be aligned to 16 bytes, for which
+    # Triton would compile anew.
     first, last = (start.new_empty(ids.shape[0] * chunks) for _ in range(2))
     grid, options = (ids.shape[0] * chunks,), {"num_warps": 4}
-    notes = Launch(notes_kernel, grid, (ids, first, last, chunks, ids.shape[1]), {"TOKENS": TOKENS}, options)
+    notes = Launch(
+        notes_kernel, grid, (ids, first, last, chunks, ids.shape[1]), {"TOKENS": TOKENS}, options
+    )
     constants = {"TOKENS": TOKENS, "NOTES": NOTES}
     args = (ids, first, last, start, end, chunks, ids.shape[1])
     return notes, Launch(bounds_of_ids_kernel, grid, args, constants, options)
 
 
-def bounds_of_cu_seqlens_launch(cu_seqlens: torch.Tensor, start: torch.Tensor, end: torch.Tensor) -> Launch:
-    """Return the launch that fills start and end (1, T) int32 from cu_seqlens (N + 1,), contiguous."""
+def bounds_of_cu_seqlens_launch(
+    cu_seqlens: torch.Tensor, start: torch.Tensor, end: torch.Tensor
+) -> Launch:
+    """Return the launch that fills start and end (1, T) int32 from cu_seqlens
+    (N + 1,), contiguous."""
     total, sequences = start.shape[1], cu_seqlens.shape[0] - 1
     args = (cu_seqlens, start, end, sequences, total, search_steps(sequences))
-    return Launch(bounds_of_cu_seqlens_kernel, (ceil_div(total, TOKENS),), args, {"TOKENS": TOKENS}, {"num_warps": 4})
+    return Launch(
+        bounds_of_cu_seqlens_kernel,
+        (ceil_div(total, TOKENS),),
+        args,
+        {"TOKENS": TOKENS},
+        {"num_warps": 4},
+    )
 
 
 def document_rows_launches(
-    out: torch.Tensor, kind: str, start: torch.Tensor, end: torch.Tensor, first: torch.Tensor | None,
+    out: torch.Tensor, kind: str, start: torch.Tensor, end: torch.Tensor,
+    first: torch.Tensor | None,
     past: torch.Tensor | None, prefix: torch.Tensor | None, left: int, right: int, count: int,
 ) -> tuple[Launch, Launch]:  # fmt: skip
-    """Return the two launches that fill `out` with Mask.queries. Others: see operators.document_rows; contiguous."""
+    """Return the two launches that fill `out` with Mask.queries. Others: see
+    operators.document_rows; contiguous."""
     batch, seqlen = start.shape
     chunks = ceil_div(seqlen, TOKENS)
     grid, options = (batch * chunks,), {"num_warps": 4}
@@ -269,7 +331,19 @@ def document_rows_launches(
         Launch(
             document_rows_kernel,
             grid,
-            (start, end, *given, counts, out, batch, chunks, seqlen, _bound(left), _bound(right), min(count, WIDEST)),
+            (
+                start,
+                end,
+                *given,
+                counts,
+                out,
+                batch,
+                chunks,
+                seqlen,
+                _bound(left),
+                _bound(right),
+                min(count, WIDEST),
+            ),
             {"KIND": kind, **constants, "NOTES": NOTES},
             options,
         ),
@@ -277,16 +351,25 @@ def document_rows_launches(
 
 
 def packed_rows_launch(
-    out: torch.Tensor, bounds_q: torch.Tensor, bounds_k: torch.Tensor, total_k: int, left: int, right: int
+    out: torch.Tensor,
+    bounds_q: torch.Tensor,
+    bounds_k: torch.Tensor,
+    total_k: int,
+    left: int,
+    right: int,
 ) -> Launch:
-    """Return the launch that fills `out` (5, 1, T), the rows LOW, HIGH, POSITION, START, SEQUENCE of Mask.queries.
-    bounds_*: cu_seqlens (N + 1,), contiguous; total_k: keys in the row; left, right: window in tokens, -1: no bound."""
+    """Return the launch that fills `out` (5, 1, T), the rows LOW, HIGH, POSITION, START, SEQUENCE
+    of Mask.queries. bounds_*: cu_seqlens (N + 1,), contiguous; total_k: keys in the row; left,
+    right: window in tokens, -1: no bound."""
     total_q, sequences = out.shape[2], bounds_q.shape[0] - 1
     args = (
-        bounds_q, bounds_k, out, sequences, total_q, total_k, search_steps(sequences), _bound(left), _bound(right)
+        bounds_q, bounds_k, out, sequences, total_q, total_k, search_steps(sequences), _bound(left),
+        _bound(right)
     )  # fmt: skip
     tokens = TOKENS
-    return Launch(packed_rows_kernel, (ceil_div(total_q, tokens),), args, {"TOKENS": tokens}, {"num_warps": 4})
+    return Launch(
+        packed_rows_kernel, (ceil_div(total_q, tokens),), args, {"TOKENS": tokens}, {"num_warps": 4}
+    )
 
 
 def _bound(side: int) -> int:
@@ -304,21 +387,29 @@ def bounds_of_ids(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def bounds_of_cu_seqlens(cu_seqlens: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor]:
-    start, end = (torch.empty((1, total), dtype=torch.int32, device=cu_seqlens.device) for _ in range(2))
+    start, end = (
+        torch.empty((1, total), dtype=torch.int32, device=cu_seqlens.device) for _ in range(2)
+    )
     bounds_of_cu_seqlens_launch(cu_seqlens.contiguous(), start, end).run()
     return start, end
 
 
 def document_rows(kind, start, end, first, past, prefix, left, right, count) -> torch.Tensor:
-    out = start.new_empty((7 if kind in ("shared question", "global", "causal global") else 5, *start.shape))
+    out = start.new_empty(
+        (7 if kind in ("shared question", "global", "causal global") else 5, *start.shape)
+    )
     first, past, prefix = (x if x is None else x.contiguous() for x in (first, past, prefix))
     start, end = start.contiguous(), end.contiguous()
-    for launch in document_rows_launches(out, kind, start, end, first, past, prefix, left, right, count):
+    for launch in document_rows_launches(
+        out, kind, start, end, first, past, prefix, left, right, count
+    ):
         launch.run()
     return out
 
 
 def packed_rows(cu_seqlens_q, cu_seqlens_k, total_q, total_k, left, right) -> torch.Tensor:
     out = torch.empty((5, 1, total_q), dtype=torch.int32, device=cu_seqlens_q.device)
-    packed_rows_launch(out, cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous(), total_k, left, right).run()
+    packed_rows_launch(
+        out, cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous(), total_k, left, right
+    ).run()
     return out

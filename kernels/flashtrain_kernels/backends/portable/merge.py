@@ -14,11 +14,12 @@ _ROWS = 32
 
 @triton.jit(do_not_specialize=["tiles", "heads", "seqlen"])
 def merge_kernel(
-    out_ptr, lse_ptr, part_ptr, part_lse_ptr, out_strides, lse_strides, part_strides, part_lse_strides, tiles, heads,
+    out_ptr, lse_ptr, part_ptr, part_lse_ptr, out_strides, lse_strides, part_strides,
+    part_lse_strides, tiles, heads,
     seqlen, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Kernel: one program merges a tile of the part's out (B, S, H, D) and lse (B, H, S) into out and lse, in place.
-    Of rows that see no key of the part (lse -inf) neither is read or written."""
+    """Kernel: one program merges a tile of the part's out (B, S, H, D) and lse (B, H, S) into out
+    and lse, in place. Of rows that see no key of the part (lse -inf) neither is read or written."""
     head_index = tl.program_id(0) // tiles
     query = (tl.program_id(0) % tiles) * ROWS + tl.arange(0, ROWS)
     batch = (head_index // heads).to(tl.int64)
@@ -32,21 +33,26 @@ def merge_kernel(
     before = tl.exp(lse - highest)
     added = tl.exp(part_lse - highest)
     total = before + added
-    tl.debug_barrier()  # every thread has read the row's lse before one of them writes over it: several hold a row
+    # Every thread has read the row's lse before one of them writes over it: several hold a row.
+    tl.debug_barrier()
     tl.store(lse_at, highest + tl.log(total), mask=seen)
     column = tl.arange(0, BLOCK_D)[None, :]
     inside = seen[:, None] & (column < HEAD_DIM)
     row = query.to(tl.int64)[:, None]
-    out_at = out_ptr + batch * out_strides[0] + row * out_strides[1] + head * out_strides[2] + column
-    part_at = part_ptr + batch * part_strides[0] + row * part_strides[1] + head * part_strides[2] + column
+    out_at = (
+        out_ptr + batch * out_strides[0] + row * out_strides[1] + head * out_strides[2] + column
+    )
+    part_at = (
+        part_ptr + batch * part_strides[0] + row * part_strides[1] + head * part_strides[2] + column
+    )
     out = tl.load(out_at, mask=inside, other=0.0)
     part = tl.load(part_at, mask=inside, other=0.0).to(out.dtype)
     tl.store(out_at, out * (before / total)[:, None] + part * (added / total)[:, None], mask=inside)
 
 
 def merge_launch(out: Tensor, lse: Tensor, part_out: Tensor, part_lse: Tensor) -> Launch:
-    """Return the launch that merges part_out (B, S, H, D) and part_lse (B, H, S) into out and lse, in place; the last
-    stride of each is 1."""
+    """Return the launch that merges part_out (B, S, H, D) and part_lse (B, H, S) into out and lse,
+    in place; the last stride of each is 1."""
     batch, seqlen, heads, head_dim = out.shape
     tiles = ceil_div(seqlen, _ROWS)
     return Launch(

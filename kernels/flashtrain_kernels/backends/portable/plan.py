@@ -1,4 +1,5 @@
-"""The kernels that build a mask's plan, the lists of tiles to visit (masks/plan.py), in two launches and O(S) memory.
+"""The kernels that build a mask's plan, the lists of tiles to visit (masks/plan.py), in two
+launches and O(S) memory.
 
 Bm batch rows of the mask, Sq queries, Sk keys.
 """
@@ -24,7 +25,17 @@ def _judge(first, past, first_full, past_full, least, greatest):
 
 @triton.jit
 def _kinds_of_keys(
-    tile, own, own2, summary, number, batch, tiles, seqlen_k, BLOCK, TWO: tl.constexpr, HAS_KEYS: tl.constexpr
+    tile,
+    own,
+    own2,
+    summary,
+    number,
+    batch,
+    tiles,
+    seqlen_k,
+    BLOCK,
+    TWO: tl.constexpr,
+    HAS_KEYS: tl.constexpr,
 ):
     """0 skip, 1 masked, 2 full: tiles of keys, for the queries summarised by own and own2."""
     valid = (tile >= 0) & (tile < tiles)
@@ -45,16 +56,25 @@ def _kinds_of_keys(
 
 @triton.jit
 def _summarised(base, step, valid):
-    """Load (first, past, first_full, past_full) of tiles of queries, as plan_summary.interval stored them: a query of
-    the tile sees keys of [first, past) at most, and all of [first_full, past_full). valid: which tiles exist."""
+    """Load (first, past, first_full, past_full) of tiles of queries, as plan_summary.interval
+    stored them: a query of the tile sees keys of [first, past) at most, and all of [first_full,
+    past_full). valid: which tiles exist."""
     first = tl.load(base, mask=valid, other=0)
     past = tl.load(base + step, mask=valid, other=0)
-    return first, past, tl.load(base + 2 * step, mask=valid, other=0), tl.load(base + 3 * step, mask=valid, other=0)
+    return (
+        first,
+        past,
+        tl.load(base + 2 * step, mask=valid, other=0),
+        tl.load(base + 3 * step, mask=valid, other=0),
+    )
 
 
 @triton.jit
-def _kinds_of_queries(tile, least, greatest, summary, number, batch, tiles, seqlen_q, BLOCK, TWO: tl.constexpr):
-    """0 skip, 1 masked, 2 full: tiles of queries, for the keys at positions from least to greatest."""
+def _kinds_of_queries(
+    tile, least, greatest, summary, number, batch, tiles, seqlen_q, BLOCK, TWO: tl.constexpr
+):
+    """0 skip, 1 masked, 2 full: tiles of queries, for the keys at positions
+    from least to greatest."""
     valid = (tile >= 0) & (tile < tiles)
     step = tl.cast(batch, tl.int64) * tiles
     base = summary + number * tiles + tile
@@ -71,7 +91,8 @@ def _kinds_of_queries(tile, least, greatest, summary, number, batch, tiles, seql
 
 @triton.jit
 def _count_runs(chosen, before, tile, count, first, length):
-    """Add a chunk of tiles to the runs counted so far; before: was the tile before each one chosen?"""
+    """Add a chunk of tiles to the runs counted so far; before: was the tile
+    before each one chosen?"""
     starts = chosen & (before == 0)
     number = count + tl.cumsum(starts.to(tl.int32), 0) - 1
     slot = tl.arange(0, 4)[None, :]
@@ -84,10 +105,14 @@ def _count_runs(chosen, before, tile, count, first, length):
 
 @triton.jit
 def _store_row(table, masked_count, masked, masked_length, full_count, full, full_length, last):
-    """Write the 16 numbers. More runs than places: one masked run takes everything from the first without a place."""
+    """Write the 16 numbers. More runs than places: one masked run takes everything from the
+    first without a place."""
     slot = tl.arange(0, 4)
     overflow = (masked_count > 4) | (full_count > 2)
-    cut = tl.minimum(tl.min(tl.where(slot == 3, masked, INT_MAX), 0), tl.min(tl.where(slot == 2, full, INT_MAX), 0))
+    cut = tl.minimum(
+        tl.min(tl.where(slot == 3, masked, INT_MAX), 0),
+        tl.min(tl.where(slot == 2, full, INT_MAX), 0),
+    )
     cut = tl.where(overflow, cut, INT_MAX)
     kept = masked < cut
     rest = (slot == tl.sum(kept.to(tl.int32), 0)) & overflow
@@ -108,7 +133,8 @@ def _store_row(table, masked_count, masked, masked_length, full_count, full, ful
 @triton.jit
 def _query_row(
     table, queries, summary, number, tile, batch, seqlen_q, seqlen_k, tiles,
-    TWO: tl.constexpr, HAS_KEYS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, CHUNK: tl.constexpr,
+    TWO: tl.constexpr, HAS_KEYS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):  # fmt: skip
     """One row of the forward or the dQ table: which tiles of keys the queries of `tile` visit."""
     row = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
@@ -122,25 +148,33 @@ def _query_row(
         own2 = interval(queries, row, 5, batch, number, seqlen_q, 0)
         low = tl.minimum(low, own2[0])
         high = tl.maximum(high, own2[1])
-    if not HAS_KEYS:  # the tiles lie in the order of their positions: nothing to find outside the hull
+    # The tiles lie in the order of their positions: nothing to find outside the hull.
+    if not HAS_KEYS:
         begin = tl.maximum(low, 0) // BLOCK_K
         past = tl.minimum(tiles, (tl.minimum(high, seqlen_k) + BLOCK_K - 1) // BLOCK_K)
     masked_count, masked, masked_length, full_count, full, full_length, last = _no_runs(tile)
     for start in range(begin, past, CHUNK):
         other = start + tl.arange(0, CHUNK)
-        kind = _kinds_of_keys(other, own, own2, summary, number, batch, tiles, seqlen_k, BLOCK_K, TWO, HAS_KEYS)
-        before = _kinds_of_keys(other - 1, own, own2, summary, number, batch, tiles, seqlen_k, BLOCK_K, TWO, HAS_KEYS)
+        kind = _kinds_of_keys(
+            other, own, own2, summary, number, batch, tiles, seqlen_k, BLOCK_K, TWO, HAS_KEYS
+        )
+        before = _kinds_of_keys(
+            other - 1, own, own2, summary, number, batch, tiles, seqlen_k, BLOCK_K, TWO, HAS_KEYS
+        )
         masked_count, masked, masked_length = _count_runs(
             kind == 1, before == 1, other, masked_count, masked, masked_length
         )
-        full_count, full, full_length = _count_runs(kind == 2, before == 2, other, full_count, full, full_length)
+        full_count, full, full_length = _count_runs(
+            kind == 2, before == 2, other, full_count, full, full_length
+        )
         last = tl.maximum(last, tl.max(tl.where(kind > 0, other, -1), 0))
     _store_row(table, masked_count, masked, masked_length, full_count, full, full_length, last)
 
 
 @triton.jit
 def _groups_between(least, greatest, summary, number, batch, groups, CHUNK: tl.constexpr):
-    """The first and one past the last group of query tiles that may see keys at positions from least to greatest."""
+    """The first and one past the last group of query tiles that may see keys at positions
+    from least to greatest."""
     begin = groups
     past = groups * 0
     for start in range(0, groups, CHUNK):
@@ -157,7 +191,8 @@ def _groups_between(least, greatest, summary, number, batch, groups, CHUNK: tl.c
 @triton.jit
 def _key_row(
     table, keys, summary, group_summary, number, tile, batch, seqlen_q, seqlen_k, tiles, groups,
-    TWO: tl.constexpr, HAS_KEYS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, CHUNK: tl.constexpr,
+    TWO: tl.constexpr, HAS_KEYS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    CHUNK: tl.constexpr,
     GROUP: tl.constexpr,
 ):  # fmt: skip
     """One row of the dK/dV table: which tiles of queries visit the keys of `tile`."""
@@ -172,12 +207,18 @@ def _key_row(
     masked_count, masked, masked_length, full_count, full, full_length, last = _no_runs(tile)
     for start in range(begin * GROUP, tl.minimum(past * GROUP, tiles), CHUNK):
         other = start + tl.arange(0, CHUNK)
-        kind = _kinds_of_queries(other, least, greatest, summary, number, batch, tiles, seqlen_q, BLOCK_Q, TWO)
-        before = _kinds_of_queries(other - 1, least, greatest, summary, number, batch, tiles, seqlen_q, BLOCK_Q, TWO)
+        kind = _kinds_of_queries(
+            other, least, greatest, summary, number, batch, tiles, seqlen_q, BLOCK_Q, TWO
+        )
+        before = _kinds_of_queries(
+            other - 1, least, greatest, summary, number, batch, tiles, seqlen_q, BLOCK_Q, TWO
+        )
         masked_count, masked, masked_length = _count_runs(
             kind == 1, before == 1, other, masked_count, masked, masked_length
         )
-        full_count, full, full_length = _count_runs(kind == 2, before == 2, other, full_count, full, full_length)
+        full_count, full, full_length = _count_runs(
+            kind == 2, before == 2, other, full_count, full, full_length
+        )
         last = tl.maximum(last, tl.max(tl.where(kind > 0, other, -1), 0))
     _store_row(table, masked_count, masked, masked_length, full_count, full, full_length, last)
 
@@ -193,22 +234,26 @@ def _no_runs(tile):
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
 def plan_kernel(
-    queries, keys, query_summary, group_summary, fwd_summary, dq_summary, forward, dq, dkdv, batch, seqlen_q, seqlen_k,
+    queries, keys, query_summary, group_summary, fwd_summary, dq_summary, forward, dq, dkdv, batch,
+    seqlen_q, seqlen_k,
     tiles_fwd_q, tiles_fwd_k, tiles_dq_q, tiles_dq_k, tiles_q, tiles_k, programs_q,
     TWO: tl.constexpr, HAS_KEYS: tl.constexpr, FWD_BLOCK_Q: tl.constexpr, FWD_BLOCK_K: tl.constexpr,
-    DQ_BLOCK_Q: tl.constexpr, DQ_BLOCK_K: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    DQ_BLOCK_Q: tl.constexpr, DQ_BLOCK_K: tl.constexpr, BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
     CHUNK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Kernel: one program fills one row of a Plan's tables, first dK/dV's, which read most. *_summary: from
-    summary_kernel; tiles_*: how many tiles of queries (q), keys (k) the forward (fwd), dQ (dq) or dK/dV has; *_BLOCK_*:
-    tile sizes; TWO: a query has two ranges of keys; CHUNK: tiles tested at once; GROUP: query tiles a group."""
+    """Kernel: one program fills one row of a Plan's tables, first dK/dV's, which read most.
+    *_summary: from summary_kernel; tiles_*: how many tiles of queries (q), keys (k) the forward
+    (fwd), dQ (dq) or dK/dV has; *_BLOCK_*: tile sizes; TWO: a query has two ranges of keys; CHUNK:
+    tiles tested at once; GROUP: query tiles a group."""
     programs = tiles_k + tiles_fwd_q + tiles_dq_q
     number = (tl.program_id(0) // programs).to(tl.int64)
     tile = tl.program_id(0) % programs
     if tile < tiles_k:
         table = dkdv + (number * tiles_k + tile) * 16
         _key_row(
-            table, keys, query_summary, group_summary, number, tile, batch, seqlen_q, seqlen_k, tiles_q, programs_q,
+            table, keys, query_summary, group_summary, number, tile, batch, seqlen_q, seqlen_k,
+            tiles_q, programs_q,
             TWO, HAS_KEYS, BLOCK_Q, BLOCK_K, CHUNK, GROUP,
         )  # fmt: skip
     elif tile < tiles_k + tiles_fwd_q:
@@ -228,7 +273,8 @@ def plan_kernel(
 
 
 def plan_launches(queries, keys, seqlen_k, blocks, tables) -> tuple[Launch, Launch]:
-    """Return the two launches that fill a Plan's tables (forward, dq, dkdv). blocks: Plan.blocks; inputs contiguous."""
+    """Return the two launches that fill a Plan's tables (forward, dq, dkdv). blocks:
+    Plan.blocks; inputs contiguous."""
     fwd_q, fwd_k, dq_q, dq_k, block_q, block_k = blocks
     rows, batch, seqlen_q = queries.shape
     two, has_keys = rows == 7, keys is not None
@@ -246,16 +292,25 @@ def plan_launches(queries, keys, seqlen_k, blocks, tables) -> tuple[Launch, Laun
     programs_fwd_k = ceil_div(seqlen_k, tokens) if has_keys else 0
     programs_dq_k = programs_fwd_k if dq_k != fwd_k else 0
     group_summary = queries.new_empty((2, batch, programs_q))
-    tensors = (queries, keys if has_keys else queries, query_summary, group_summary, fwd_summary, dq_summary)
+    tensors = (
+        queries,
+        keys if has_keys else queries,
+        query_summary,
+        group_summary,
+        fwd_summary,
+        dq_summary,
+    )
     flags = {"TWO": two, "HAS_KEYS": has_keys}
     summary = Launch(
         kernel=summary_kernel,
         grid=((programs_q + programs_fwd_k + programs_dq_k) * batch,),
         args=(
-            *tensors, batch, seqlen_q, seqlen_k, tiles_q, tiles_fwd_k, tiles_dq_k, programs_q, programs_fwd_k,
+            *tensors, batch, seqlen_q, seqlen_k, tiles_q, tiles_fwd_k, tiles_dq_k, programs_q,
+            programs_fwd_k,
             programs_dq_k,
         ),
-        constants={**flags, "BLOCK_Q": block_q, "FWD_BLOCK_K": fwd_k, "DQ_BLOCK_K": dq_k, "TOKENS": tokens},
+        constants={**flags, "BLOCK_Q": block_q, "FWD_BLOCK_K": fwd_k, "DQ_BLOCK_K": dq_k,
+            "TOKENS": tokens},
         options={"num_warps": 4, "num_stages": 1},
     )  # fmt: skip
     tiles_fwd_q, tiles_dq_q = ceil_div(seqlen_q, fwd_q), ceil_div(seqlen_q, dq_q)
@@ -263,11 +318,13 @@ def plan_launches(queries, keys, seqlen_k, blocks, tables) -> tuple[Launch, Laun
         kernel=plan_kernel,
         grid=((tiles_k + tiles_fwd_q + tiles_dq_q) * batch,),
         args=(
-            *tensors, *tables, batch, seqlen_q, seqlen_k, tiles_fwd_q, tiles_fwd_k, tiles_dq_q, tiles_dq_k, tiles_q,
+            *tensors, *tables, batch, seqlen_q, seqlen_k, tiles_fwd_q, tiles_fwd_k, tiles_dq_q,
+            tiles_dq_k, tiles_q,
             tiles_k, programs_q,
         ),
         constants={
-            **flags, "FWD_BLOCK_Q": fwd_q, "FWD_BLOCK_K": fwd_k, "DQ_BLOCK_Q": dq_q, "DQ_BLOCK_K": dq_k,
+            **flags, "FWD_BLOCK_Q": fwd_q, "FWD_BLOCK_K": fwd_k, "DQ_BLOCK_Q": dq_q,
+            "DQ_BLOCK_K": dq_k,
             "BLOCK_Q": block_q, "BLOCK_K": block_k, "CHUNK": _CHUNK, "GROUP": tokens // block_q,
         },
         # Unasked, the compiler aims at 64 registers for sm_100, and spills one.

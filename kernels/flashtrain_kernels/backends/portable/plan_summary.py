@@ -1,4 +1,5 @@
-"""The first of a plan's two kernels: it finds which keys each tile of queries sees, and each key tile's positions.
+"""The first of a plan's two kernels: it finds which keys each tile of queries sees, and
+each key tile's positions.
 
 plan.py has the second, which reads them. Bm batch rows of the mask, Sq queries, Sk keys.
 """
@@ -8,15 +9,17 @@ import triton.language as tl
 
 INT_MAX = tl.constexpr(2**31 - 1)
 NOT_SPECIALISED = [
-    "batch", "seqlen_q", "seqlen_k", "tiles_fwd_q", "tiles_fwd_k", "tiles_dq_q", "tiles_dq_k", "tiles_q", "tiles_k",
+    "batch", "seqlen_q", "seqlen_k", "tiles_fwd_q", "tiles_fwd_k", "tiles_dq_q", "tiles_dq_k",
+    "tiles_q", "tiles_k",
     "programs_q", "programs_fwd_k", "programs_dq_k",
 ]  # fmt: skip
 
 
 @triton.jit
 def interval(queries, row, low_row, batch, number, seqlen_q, AXIS: tl.constexpr):
-    """Return (first, past, first_full, past_full) along AXIS: queries `row` see no key outside [first, past), and all
-    see the keys [first_full, past_full). low_row: 0 (LOW) or 5 (LOW2); batch: Bm; number: the batch row."""
+    """Return (first, past, first_full, past_full) along AXIS: queries `row` see no key outside
+    [first, past), and all see the keys [first_full, past_full). low_row: 0 (LOW) or 5 (LOW2);
+    batch: Bm; number: the batch row."""
     # An empty interval has no hull, and leaves no intersection.
     valid = row < seqlen_q
     base = queries + (tl.cast(low_row, tl.int64) * batch + number) * seqlen_q
@@ -33,7 +36,9 @@ def interval(queries, row, low_row, batch, number, seqlen_q, AXIS: tl.constexpr)
 
 
 @triton.jit
-def _key_summary(keys, out, number, batch, program, seqlen_k, tiles, BLOCK: tl.constexpr, TOKENS: tl.constexpr):
+def _key_summary(
+    keys, out, number, batch, program, seqlen_k, tiles, BLOCK: tl.constexpr, TOKENS: tl.constexpr
+):
     """Least and greatest position of TOKENS // BLOCK tiles of keys, into out (2, Bm, tiles)."""
     tile = program * (TOKENS // BLOCK) + tl.arange(0, TOKENS // BLOCK)
     key = tile[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -46,14 +51,16 @@ def _key_summary(keys, out, number, batch, program, seqlen_k, tiles, BLOCK: tl.c
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
 def summary_kernel(
-    queries, keys, query_summary, group_summary, fwd_summary, dq_summary, batch, seqlen_q, seqlen_k, tiles_q,
+    queries, keys, query_summary, group_summary, fwd_summary, dq_summary, batch, seqlen_q, seqlen_k,
+    tiles_q,
     tiles_fwd_k, tiles_dq_k, programs_q, programs_fwd_k, programs_dq_k,
     TWO: tl.constexpr, HAS_KEYS: tl.constexpr, BLOCK_Q: tl.constexpr, FWD_BLOCK_K: tl.constexpr,
     DQ_BLOCK_K: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Kernel: one program stores the results of `interval` for each tile of BLOCK_Q queries in query_summary (4 or 8,
-    Bm, tiles), and of all its tiles the least first and greatest past in group_summary (2, Bm, programs_q); or each key
-    tile's least and greatest position in fwd_summary or dq_summary (2, Bm, tiles). Others: see plan_kernel."""
+    """Kernel: one program stores the results of `interval` for each tile of BLOCK_Q queries in
+    query_summary (4 or 8, Bm, tiles), and of all its tiles the least first and greatest past in
+    group_summary (2, Bm, programs_q); or each key tile's least and greatest position in fwd_summary
+    or dq_summary (2, Bm, tiles). Others: see plan_kernel."""
     programs = programs_q + programs_fwd_k + programs_dq_k
     number = (tl.program_id(0) // programs).to(tl.int64)
     program = tl.program_id(0) % programs
@@ -77,7 +84,27 @@ def summary_kernel(
         if HAS_KEYS:
             program -= programs_q
             if program < programs_fwd_k:
-                _key_summary(keys, fwd_summary, number, batch, program, seqlen_k, tiles_fwd_k, FWD_BLOCK_K, TOKENS)
+                _key_summary(
+                    keys,
+                    fwd_summary,
+                    number,
+                    batch,
+                    program,
+                    seqlen_k,
+                    tiles_fwd_k,
+                    FWD_BLOCK_K,
+                    TOKENS,
+                )
             else:
                 program -= programs_fwd_k
-                _key_summary(keys, dq_summary, number, batch, program, seqlen_k, tiles_dq_k, DQ_BLOCK_K, TOKENS)
+                _key_summary(
+                    keys,
+                    dq_summary,
+                    number,
+                    batch,
+                    program,
+                    seqlen_k,
+                    tiles_dq_k,
+                    DQ_BLOCK_K,
+                    TOKENS,
+                )

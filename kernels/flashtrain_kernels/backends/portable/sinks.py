@@ -16,7 +16,8 @@ _ROWS = 64
 
 @triton.jit
 def _place(tiles, heads, seqlen, ROWS: tl.constexpr):
-    """Of this program's tile: (batch row, head, indices of its queries, their places in the log-sum-exps)."""
+    """Of this program's tile: (batch row, head, indices of its queries, their
+    places in the log-sum-exps)."""
     head_index = tl.program_id(0) // tiles
     query = (tl.program_id(0) % tiles) * ROWS + tl.arange(0, ROWS)
     batch = (head_index // heads).to(tl.int64)
@@ -25,9 +26,11 @@ def _place(tiles, heads, seqlen, ROWS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["tiles", "heads", "seqlen"])
 def join_kernel(
-    out_ptr, lse_ptr, sink_ptr, tiles, heads, seqlen, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr
+    out_ptr, lse_ptr, sink_ptr, tiles, heads, seqlen, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    ROWS: tl.constexpr
 ):  # fmt: skip
-    """Kernel: one program rescales a tile of out (B, Sq, H, D) and lse (B, H, Sq), in place, to include the sink."""
+    """Kernel: one program rescales a tile of out (B, Sq, H, D) and lse (B, H, Sq), in
+    place, to include the sink."""
     batch, head, query, place = _place(tiles, heads, seqlen, ROWS)
     real = query < seqlen
     sink = tl.load(sink_ptr + head).to(tl.float32)
@@ -37,7 +40,8 @@ def join_kernel(
     share = tl.where(hidden, 0.0, 1.0 / (1.0 + tl.exp(-above)))
     more = tl.log(1.0 + tl.exp(-tl.abs(above)))
     total = tl.where(hidden, sink, tl.where(above >= 0, lse, sink) + more)
-    tl.debug_barrier()  # every thread has read the row's lse before one of them writes over it: several hold a row
+    # Every thread has read the row's lse before one of them writes over it: several hold a row.
+    tl.debug_barrier()
     tl.store(lse_ptr + place, tl.where(above == above, total, above), mask=real)
     column = tl.arange(0, BLOCK_D)
     rows = (batch * seqlen + query) * heads + head
@@ -52,8 +56,8 @@ def tile_gradient_kernel(
     out_ptr, dout_ptr, lse_ptr, dlse_ptr, sink_ptr, sums_ptr, dout_strides, tiles, heads, seqlen,
     HAS_DLSE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Kernel: one program stores, for one tile of queries, the sum of exp(sink - lse) * (dLSE - rowsum(dO * O)), the
-    tile's part of the sink's gradient. lse and out include the sink."""
+    """Kernel: one program stores, for one tile of queries, the sum of exp(sink - lse) * (dLSE -
+    rowsum(dO * O)), the tile's part of the sink's gradient. lse and out include the sink."""
     batch, head, query, place = _place(tiles, heads, seqlen, ROWS)
     real = query < seqlen
     sink = tl.load(sink_ptr + head).to(tl.float32)
@@ -75,7 +79,8 @@ def tile_gradient_kernel(
 
 @triton.jit(do_not_specialize=["tiles", "heads", "batches"])
 def gradient_kernel(sums_ptr, gradient_ptr, tiles, heads, batches, COUNT: tl.constexpr):
-    """Kernel: one program adds the parts of all tiles of one head, in a fixed order, to get its sink's gradient."""
+    """Kernel: one program adds the parts of all tiles of one head, in a fixed order, to
+    get its sink's gradient."""
     head = tl.program_id(0)
     total = tl.zeros([COUNT], tl.float32)
     for batch in tl.range(0, batches):
@@ -87,7 +92,8 @@ def gradient_kernel(sums_ptr, gradient_ptr, tiles, heads, batches, COUNT: tl.con
 
 
 def join(out: Tensor, lse: Tensor, sink: Tensor) -> None:
-    """Change out (B, Sq, H, D) and lse (B, H, Sq), both contiguous, in place to those of attention with sink (H,)."""
+    """Change out (B, Sq, H, D) and lse (B, H, Sq), both contiguous, in place to those of
+    attention with sink (H,)."""
     batch, seqlen, heads, head_dim = out.shape
     tiles = ceil_div(seqlen, _ROWS)
     Launch(
@@ -100,7 +106,8 @@ def join(out: Tensor, lse: Tensor, sink: Tensor) -> None:
 
 
 def gradient(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, sink: Tensor) -> Tensor:
-    """Return the gradient (H,) of the sink, given out and lse from `join`, contiguous, and dout with last stride 1."""
+    """Return the gradient (H,) of the sink, given out and lse from `join`, contiguous, and
+    dout with last stride 1."""
     batch, seqlen, heads, head_dim = out.shape
     tiles = ceil_div(seqlen, _ROWS)
     sums = torch.empty(tiles * batch * heads, dtype=torch.float32, device=out.device)
@@ -109,10 +116,12 @@ def gradient(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, sink: 
         kernel=tile_gradient_kernel,
         grid=(tiles * batch * heads,),
         args=(
-            out, dout, lse, lse if dlse is None else dlse, sink.contiguous(), sums, strides_of(dout), tiles, heads,
+            out, dout, lse, lse if dlse is None else dlse, sink.contiguous(), sums,
+            strides_of(dout), tiles, heads,
             seqlen,
         ),
-        constants={"HAS_DLSE": dlse is not None, "HEAD_DIM": head_dim, "BLOCK_D": padded(head_dim), "ROWS": _ROWS},
+        constants={"HAS_DLSE": dlse is not None, "HEAD_DIM": head_dim, "BLOCK_D": padded(head_dim),
+            "ROWS": _ROWS},
         options={"num_warps": 4},
     ).run()  # fmt: skip
     Launch(

@@ -1,4 +1,5 @@
-"""The table of tile sizes for the portable kernels, and the rules to read it. Nothing is tuned at run time."""
+"""The table of tile sizes for the portable kernels, and the rules to read it.
+Nothing is tuned at run time."""
 
 from collections.abc import Callable
 from functools import cache
@@ -11,7 +12,8 @@ from ...environment import constant
 from ...masks import BlockMask, Mask
 from .. import Call
 
-Key = tuple[str, int, int]  # (architecture, bits of the dtype, head dimension up to), as in the table
+# (architecture, bits of the dtype, head dimension up to), as in the table.
+Key = tuple[str, int, int]
 SHORT = 1024
 # Where an architecture has no row of its own it borrows this one's.
 _BORROWS = {("sm_100", 16): "sm_90", ("sm_100", 32): "sm_90", ("sm_80", 32): "small"}
@@ -27,7 +29,8 @@ class Tile(NamedTuple):
     registers: int = 0  # a cap on those of a thread; 0: none
 
     def options(self) -> dict[str, int]:
-        """Return Triton's launch options. A cap on registers lets more programs run on a multiprocessor."""
+        """Return Triton's launch options. A cap on registers lets more programs
+        run on a multiprocessor."""
         options = {"num_warps": self.warps, "num_stages": self.stages}
         return {**options, "maxnreg": self.registers} if self.registers else options
 
@@ -47,16 +50,24 @@ class Tiles(NamedTuple):
 
     @classmethod
     def all(cls, tile: Tile, together: bool) -> "Tiles":
-        """Return Tiles with the same `tile` for every kernel. together: dK/dV and dQ are computed in one launch."""
+        """Return Tiles with the same `tile` for every kernel. together: dK/dV and dQ are
+        computed in one launch."""
         return cls(tile, tile, tile, tile, together)
 
     def mapped(self, change: Callable[[Tile], Tile]) -> "Tiles":
         """Return Tiles with `change` applied to every tile."""
-        return Tiles(change(self.forward), change(self.dkdv), change(self.dq), change(self.dbias), self.together)
+        return Tiles(
+            change(self.forward),
+            change(self.dkdv),
+            change(self.dq),
+            change(self.dbias),
+            self.together,
+        )
 
 
 class Kind(NamedTuple):
-    """Properties of a call that decide its tile sizes, besides device, head dimension and dtype. See VARIANTS."""
+    """Properties of a call that decide its tile sizes, besides device, head dimension
+    and dtype. See VARIANTS."""
 
     short: bool = False
     short_causal: bool = False
@@ -71,35 +82,74 @@ class Kind(NamedTuple):
     rich_blocks: bool = False
 
 
-# (architecture, bits of the dtype, head dimension up to) -> tiles. "small": GPUs with 99 KiB of shared memory a
-# block (sm_86, sm_89, sm_120), and all not named. `python kernels/dev/tuning.py` prints such rows.
+# (architecture, bits of the dtype, head dimension up to) -> tiles. "small": GPUs with 99 KiB of
+# shared memory a block (sm_86, sm_89, sm_120), and all not named. `python
+# kernels/dev/tuning.py` prints such rows.
 TILES: dict[Key, Tiles] = {
-    ("sm_90", 16, 64): Tiles(Tile(128, 64, 4, 4), Tile(32, 64, 4, 3, 168), Tile(64, 64, 4, 3, 168), Tile(64, 32, 8, 1)),
-    ("sm_90", 16, 128): Tiles(
-        Tile(128, 64, 8, 3), Tile(32, 128, 8, 3), Tile(128, 64, 8, 3), Tile(64, 32, 8, 1), together=True
+    ("sm_90", 16, 64): Tiles(
+        Tile(128, 64, 4, 4), Tile(32, 64, 4, 3, 168), Tile(64, 64, 4, 3, 168), Tile(64, 32, 8, 1)
     ),
-    ("sm_90", 16, 256): Tiles(Tile(128, 64, 8, 2), Tile(32, 64, 8, 2), Tile(128, 32, 8, 2), Tile(64, 32, 8, 1)),
-    ("sm_90", 32, 64): Tiles(Tile(64, 32, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 2)),
-    ("sm_90", 32, 128): Tiles(Tile(32, 32, 4, 2), Tile(16, 32, 8, 1), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
-    ("sm_90", 32, 256): Tiles(Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
-    ("sm_100", 16, 64): Tiles(Tile(128, 64, 8, 3), Tile(32, 64, 4, 3), Tile(64, 64, 4, 3), Tile(64, 32, 8, 1)),
-    ("sm_100", 16, 128): Tiles(Tile(128, 64, 8, 3), Tile(32, 128, 8, 3), Tile(128, 64, 8, 2), Tile(64, 32, 8, 1)),
-    ("sm_80", 16, 64): Tiles(Tile(128, 64, 8, 3), Tile(32, 128, 8, 3), Tile(64, 64, 4, 2), Tile(32, 64, 8, 1)),
-    ("sm_80", 16, 128): Tiles(Tile(128, 32, 8, 3), Tile(32, 64, 8, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 1)),
-    ("sm_80", 16, 256): Tiles(Tile(64, 32, 8, 2), Tile(16, 64, 8, 1), Tile(64, 16, 8, 1), Tile(64, 16, 8, 1)),
-    ("small", 16, 64): Tiles(Tile(128, 32, 4, 2), Tile(64, 128, 8, 2), Tile(64, 64, 4, 2), Tile(32, 64, 8, 1)),
-    ("small", 16, 128): Tiles(Tile(64, 64, 4, 2), Tile(32, 64, 8, 1), Tile(64, 32, 8, 1), Tile(32, 64, 8, 1)),
-    ("small", 16, 256): Tiles(Tile(32, 32, 4, 1), Tile(16, 32, 8, 1), Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)),
-    ("small", 32, 64): Tiles(Tile(64, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
-    ("small", 32, 128): Tiles(Tile(32, 32, 8, 1), Tile(16, 32, 8, 1), Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)),
-    ("small", 32, 256): Tiles(Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("sm_90", 16, 128): Tiles(
+        Tile(128, 64, 8, 3),
+        Tile(32, 128, 8, 3),
+        Tile(128, 64, 8, 3),
+        Tile(64, 32, 8, 1),
+        together=True,
+    ),
+    ("sm_90", 16, 256): Tiles(
+        Tile(128, 64, 8, 2), Tile(32, 64, 8, 2), Tile(128, 32, 8, 2), Tile(64, 32, 8, 1)
+    ),
+    ("sm_90", 32, 64): Tiles(
+        Tile(64, 32, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 2)
+    ),
+    ("sm_90", 32, 128): Tiles(
+        Tile(32, 32, 4, 2), Tile(16, 32, 8, 1), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)
+    ),
+    ("sm_90", 32, 256): Tiles(
+        Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)
+    ),
+    ("sm_100", 16, 64): Tiles(
+        Tile(128, 64, 8, 3), Tile(32, 64, 4, 3), Tile(64, 64, 4, 3), Tile(64, 32, 8, 1)
+    ),
+    ("sm_100", 16, 128): Tiles(
+        Tile(128, 64, 8, 3), Tile(32, 128, 8, 3), Tile(128, 64, 8, 2), Tile(64, 32, 8, 1)
+    ),
+    ("sm_80", 16, 64): Tiles(
+        Tile(128, 64, 8, 3), Tile(32, 128, 8, 3), Tile(64, 64, 4, 2), Tile(32, 64, 8, 1)
+    ),
+    ("sm_80", 16, 128): Tiles(
+        Tile(128, 32, 8, 3), Tile(32, 64, 8, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 1)
+    ),
+    ("sm_80", 16, 256): Tiles(
+        Tile(64, 32, 8, 2), Tile(16, 64, 8, 1), Tile(64, 16, 8, 1), Tile(64, 16, 8, 1)
+    ),
+    ("small", 16, 64): Tiles(
+        Tile(128, 32, 4, 2), Tile(64, 128, 8, 2), Tile(64, 64, 4, 2), Tile(32, 64, 8, 1)
+    ),
+    ("small", 16, 128): Tiles(
+        Tile(64, 64, 4, 2), Tile(32, 64, 8, 1), Tile(64, 32, 8, 1), Tile(32, 64, 8, 1)
+    ),
+    ("small", 16, 256): Tiles(
+        Tile(32, 32, 4, 1), Tile(16, 32, 8, 1), Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)
+    ),
+    ("small", 32, 64): Tiles(
+        Tile(64, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)
+    ),
+    ("small", 32, 128): Tiles(
+        Tile(32, 32, 8, 1), Tile(16, 32, 8, 1), Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)
+    ),
+    ("small", 32, 256): Tiles(
+        Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)
+    ),
 }
-# What replaces a tile of a row above when a call is more than plain, where that is faster or the row's tile would spill
-# registers: "short", "short_causal": at most SHORT keys, without and with a bound on the right; "window": a band with a
-# left bound; "blocks": a block-sparse mask; "intervals": a Mask; "scattered": one with two intervals a query or with
-# key positions; "permuted": one with key positions; "grouped": several query heads a key head; "grouped_blocks": that
-# with a block-sparse mask; "rich": softcap, ALiBi, bias or dropout. A call that is several of these takes the last
-# one's. A mask's plan is made for the sizes of "intervals", and of "rich" where the call is that too.
+# What replaces a tile of a row above when a call is more than plain, where that is faster or the
+# row's tile would spill registers: "short", "short_causal": at most SHORT keys, without and with a
+# bound on the right; "window": a band with a left bound; "blocks": a block-sparse mask;
+# "intervals": a Mask; "scattered": one with two intervals a query or with key positions;
+# "permuted": one with key positions; "grouped": several query heads a key head; "grouped_blocks":
+# that with a block-sparse mask; "rich": softcap, ALiBi, bias or dropout. A call that is several of
+# these takes the last one's. A mask's plan is made for the sizes of "intervals", and of "rich"
+# where the call is that too.
 VARIANTS: dict[Key, dict[str, dict[str, Any]]] = {
     ("sm_90", 16, 64): {
         "short": {"forward": Tile(128, 64, 4, 3)},
@@ -128,27 +178,43 @@ VARIANTS: dict[Key, dict[str, dict[str, Any]]] = {
         },
     },
     ("sm_100", 16, 64): {
-        "rich": {"forward": Tile(128, 32, 8, 2), "dkdv": Tile(32, 64, 8, 2), "dq": Tile(64, 64, 4, 2)},
+        "rich": {
+            "forward": Tile(128, 32, 8, 2),
+            "dkdv": Tile(32, 64, 8, 2),
+            "dq": Tile(64, 64, 4, 2),
+        },
         "rich_blocks": {"forward": Tile(128, 32, 8, 1)},  # with two stages 3.7 spills; not timed
     },
     ("sm_100", 16, 128): {
         "grouped": {"dkdv": Tile(32, 128, 8, 1)},
-        "rich": {"forward": Tile(64, 32, 8, 2), "dkdv": Tile(32, 128, 8, 2), "dq": Tile(64, 32, 4, 2)},
+        "rich": {
+            "forward": Tile(64, 32, 8, 2),
+            "dkdv": Tile(32, 128, 8, 2),
+            "dq": Tile(64, 32, 4, 2),
+        },
     },
     ("sm_80", 16, 64): {
-        "rich": {"forward": Tile(128, 32, 8, 3), "dkdv": Tile(32, 128, 8, 2), "dq": Tile(64, 32, 4, 3)}
+        "rich": {
+            "forward": Tile(128, 32, 8, 3),
+            "dkdv": Tile(32, 128, 8, 2),
+            "dq": Tile(64, 32, 4, 3),
+        }
     },
     ("sm_80", 16, 128): {"rich": {"forward": Tile(64, 32, 8, 3), "dkdv": Tile(16, 64, 8, 2)}},
 }
 _INTERPRETER_TILES = Tiles.all(Tile(64, 64, 4, 1), together=True)
-# Releases of Triton that would spill registers with the tiles above get the nearest tiles that do not, found by
-# compiling ahead of time (tests/kernels/compile_cases.py) and never timed: OLDEST for 3.6, NEWEST from 3.9 on.
-# key -> kind of call ("plain": any) -> what to replace: tiles, as Tile has them.
+# Releases of Triton that would spill registers with the tiles above get the nearest tiles that
+# do not, found by compiling ahead of time (tests/kernels/compile_cases.py) and never timed:
+# OLDEST for 3.6, NEWEST from 3.9 on. key -> kind of call ("plain": any) -> what to replace:
+# tiles, as Tile has them.
 OLDEST: dict[Key, dict[str, dict[str, Any]]] = {
     ("sm_90", 16, 64): {"scattered": {"dkdv": (32, 64, 4, 3)}},
     ("sm_90", 16, 128): {"permuted": {"forward": (64, 64, 8, 3)}},
     ("sm_100", 16, 64): {"rich": {"dq": (64, 64, 8, 2)}},
-    ("sm_100", 16, 128): {"plain": {"dq": (128, 64, 8, 2, 255)}, "rich": {"forward": (64, 32, 8, 2, 255)}},
+    ("sm_100", 16, 128): {
+        "plain": {"dq": (128, 64, 8, 2, 255)},
+        "rich": {"forward": (64, 32, 8, 2, 255)},
+    },
     ("sm_80", 16, 64): {"grouped": {"dkdv": (32, 128, 8, 1)}, "rich": {"dkdv": (32, 128, 8, 1)}},
     ("sm_80", 16, 128): {"rich": {"dkdv": (16, 32, 8, 2)}},
 }
@@ -200,7 +266,9 @@ def tiles_of(call: Call) -> Tiles:
         tiles = resized(tiles, mask.plan.blocks)
     if isinstance(mask, BlockMask):  # no tile may be larger than a block
         most_q, most_k = mask.block_size
-        tiles = tiles.mapped(lambda tile: _sized(tile, min(tile.block_q, most_q), min(tile.block_k, most_k)))
+        tiles = tiles.mapped(
+            lambda tile: _sized(tile, min(tile.block_q, most_q), min(tile.block_k, most_k))
+        )
     return tiles
 
 
@@ -214,7 +282,8 @@ def _tiles_for(device: torch.device, head_dim: int, dtype: torch.dtype, kind: Ki
 
 
 def resized(tiles: Tiles, blocks: tuple[int, ...]) -> Tiles:
-    """Return tiles with the sizes that a mask's plan was made for (Plan.blocks); warps and stages stay the same."""
+    """Return tiles with the sizes that a mask's plan was made for (Plan.blocks); warps
+    and stages stay the same."""
     return tiles._replace(
         forward=_sized(tiles.forward, *blocks[0:2]),
         dq=_sized(tiles.dq, *blocks[2:4]),
@@ -226,25 +295,32 @@ def _sized(tile: Tile, block_q: int, block_k: int) -> Tile:
     return tile._replace(block_q=block_q, block_k=block_k)
 
 
-def plan_blocks(device: torch.device, head_dim: int, dtype: torch.dtype, rich: bool = False) -> tuple[int, ...]:
-    """Return tile sizes for a mask's plan (Plan.blocks). rich: the calls have softcap, ALiBi, a bias or dropout."""
+def plan_blocks(
+    device: torch.device, head_dim: int, dtype: torch.dtype, rich: bool = False
+) -> tuple[int, ...]:
+    """Return tile sizes for a mask's plan (Plan.blocks). rich: the calls have softcap,
+    ALiBi, a bias or dropout."""
     return _plan_blocks(device, width_of(head_dim), dtype, rich)
 
 
 @constant  # torch.compile may neither look for a GPU nor trace through the table
-def _plan_blocks(device: torch.device, head_dim: int, dtype: torch.dtype, rich: bool) -> tuple[int, ...]:
+def _plan_blocks(
+    device: torch.device, head_dim: int, dtype: torch.dtype, rich: bool
+) -> tuple[int, ...]:
     tiles = _tiles_for(device, head_dim, dtype, Kind(intervals=True, rich=rich))
     return (*tiles.forward[:2], *tiles.dq[:2], *tiles.dkdv[:2])
 
 
 def width_of(head_dim: int) -> int:
-    """Return the head dimension rounded up to 64, 128 or 256, as in the table and the Hopper kernels."""
+    """Return the head dimension rounded up to 64, 128 or 256, as in the table
+    and the Hopper kernels."""
     return 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
 
 
 @cache
 def table_row(arch: str, head_dim: int, dtype: torch.dtype, kind: Kind = Kind()) -> Tiles:  # noqa: B008 - immutable
-    """Return the table's tiles for an architecture, a head dimension (1 to 256), a dtype and a kind of call."""
+    """Return the table's tiles for an architecture, a head dimension (1 to 256), a
+    dtype and a kind of call."""
     bits = dtype.itemsize * 8
     padded = width_of(head_dim)
     key = (arch, bits, padded)
@@ -255,7 +331,9 @@ def table_row(arch: str, head_dim: int, dtype: torch.dtype, kind: Kind = Kind())
         if applies:
             tiles = tiles._replace(**VARIANTS.get(key, {}).get(name, {}))
             other = _replacements(key, name)
-            fitted: dict[str, Any] = {k: Tile(*v) if isinstance(v, tuple) else v for k, v in other.items()}
+            fitted: dict[str, Any] = {
+                k: Tile(*v) if isinstance(v, tuple) else v for k, v in other.items()
+            }
             tiles = tiles._replace(**fitted)
     return tiles
 

@@ -1,7 +1,8 @@
-"""Triton helpers for one tile: load and store it, decide which of its pairs are visible, and change its scores.
+"""Triton helpers for one tile: load and store it, decide which of its pairs are visible,
+and change its scores.
 
-Sq queries, Sk keys, D head dimension (BLOCK_D: padded to a power of two). F: launch.Features. call: launch.Arguments.
-table: launch.Table.
+Sq queries, Sk keys, D head dimension (BLOCK_D: padded to a power of two). F: launch.Features. call:
+launch.Arguments. table: launch.Table.
 """
 
 from typing import Any, NamedTuple
@@ -11,7 +12,8 @@ import triton.language as tl
 
 from .dropout_rng import group_of, kept_pairs, stream_of, words
 
-# Keys (or queries) a step when a tile is computed again because of a NaN: small, to cost the fast path no register.
+# Keys (or queries) a step when a tile is computed again because of a NaN: small, to cost the
+# fast path no register.
 RECOMPUTE_BLOCK = tl.constexpr(16)
 _LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -26,7 +28,8 @@ class Strided(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Sq, Sk, and the window (left, right): query i may see the keys i + left to i + right (if Features has it)."""
+    """Sq, Sk, and the window (left, right): query i may see the keys i + left to i +
+    right (if Features has it)."""
 
     seqlen_q: Any
     seqlen_k: Any
@@ -35,7 +38,8 @@ class Bounds(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What each query of a tile sees by the mask, its position and its ALiBi slope; all tensors have one shape."""
+    """What each query of a tile sees by the mask, its position and its ALiBi slope; all
+    tensors have one shape."""
 
     query: Any  # its index
     low: Any  # the intervals of key positions that a Mask lets it see
@@ -78,11 +82,12 @@ class Keys(NamedTuple):
 
 @triton.jit
 def load_tile(
-    base, stride_row, rows_left, CHECK_ROWS: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    base, stride_row, rows_left, CHECK_ROWS: tl.constexpr, ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Load a (ROWS, BLOCK_D) tile whose first row is at `base`; columns past HEAD_DIM are 0, and with CHECK_ROWS the
-    rows from rows_left on (else all rows must exist)."""
+    """Load a (ROWS, BLOCK_D) tile whose first row is at `base`; columns past HEAD_DIM are 0, and
+    with CHECK_ROWS the rows from rows_left on (else all rows must exist)."""
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK_D)
     pointers = base + rows[:, None] * stride_row + columns[None, :]
@@ -90,7 +95,11 @@ def load_tile(
         if HEAD_DIM == BLOCK_D:
             tile = tl.load(pointers, mask=rows[:, None] < rows_left, other=0.0)
         else:
-            tile = tl.load(pointers, mask=(rows[:, None] < rows_left) & (columns[None, :] < HEAD_DIM), other=0.0)
+            tile = tl.load(
+                pointers,
+                mask=(rows[:, None] < rows_left) & (columns[None, :] < HEAD_DIM),
+                other=0.0,
+            )
     else:
         if HEAD_DIM == BLOCK_D:
             tile = tl.load(pointers)
@@ -100,19 +109,35 @@ def load_tile(
 
 
 @triton.jit
-def load_own_tile(base, stride_row, rows_left, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Load a (ROWS, BLOCK_D) tile as `load_tile` does, but rows from rows_left on repeat row rows_left - 1."""
-    # For the side that a program owns, whose rows past the end only reach rows of the result that are not stored. A
-    # mask here would be the stores' mask too, and stay in registers until then.
+def load_own_tile(
+    base, stride_row, rows_left, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """Load a (ROWS, BLOCK_D) tile as `load_tile` does, but rows from rows_left on
+    repeat row rows_left - 1."""
+    # For the side that a program owns, whose rows past the end only reach rows of the result that
+    # are not stored. A mask here would be the stores' mask too, and stay in registers until then.
     rows = tl.minimum(tl.arange(0, ROWS), rows_left - 1)
     columns = tl.arange(0, BLOCK_D)
     pointers = base + rows[:, None] * stride_row + columns[None, :]
-    return tl.load(pointers) if HEAD_DIM == BLOCK_D else tl.load(pointers, mask=columns[None, :] < HEAD_DIM, other=0.0)
+    return (
+        tl.load(pointers)
+        if HEAD_DIM == BLOCK_D
+        else tl.load(pointers, mask=columns[None, :] < HEAD_DIM, other=0.0)
+    )
 
 
 @triton.jit
-def store_tile(base, stride_row, rows_left, tile, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Store a ROWS x BLOCK_D tile in the pointer's dtype, except rows from rows_left on and columns past HEAD_DIM."""
+def store_tile(
+    base,
+    stride_row,
+    rows_left,
+    tile,
+    ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Store a ROWS x BLOCK_D tile in the pointer's dtype, except rows from rows_left on and
+    columns past HEAD_DIM."""
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK_D)
     pointers = base + rows[:, None] * stride_row + columns[None, :]
@@ -135,9 +160,11 @@ def has_nan(x):
 
 @triton.jit
 def query_rows(query, batch, bounds, mask_ptr, plane, F: tl.constexpr):
-    """Load the Rows (mask, position) of the queries with indices `query`, of any shape; their ALiBi slope is 0.
-    mask_ptr: Mask.queries of a batch row; plane: its stride between two of its 5 or 7 rows."""
-    # Without a mask: position, 0 and the batch row follow from the index. Queries past Sq see nothing.
+    """Load the Rows (mask, position) of the queries with indices `query`, of any shape;
+    their ALiBi slope is 0. mask_ptr: Mask.queries of a batch row; plane: its stride between
+    two of its 5 or 7 rows."""
+    # Without a mask: position, 0 and the batch row follow from the index. Queries
+    # past Sq see nothing.
     low = 0
     high = 0
     low2 = 0
@@ -161,17 +188,33 @@ def query_rows(query, batch, bounds, mask_ptr, plane, F: tl.constexpr):
 
 @triton.jit
 def with_slope(rows, head, F: tl.constexpr):
-    """Return `rows` with each query's ALiBi slope, times log2(e), filled in. rows: a Rows; head: a Head."""
+    """Return `rows` with each query's ALiBi slope, times log2(e), filled in.
+    rows: a Rows; head: a Head."""
     slope = 0.0
     if F.alibi:
-        slope = tl.load(head.slopes + rows.sequence * head.slope_row) if F.slope_rows else tl.load(head.slopes)
+        slope = (
+            tl.load(head.slopes + rows.sequence * head.slope_row)
+            if F.slope_rows
+            else tl.load(head.slopes)
+        )
         slope *= _LOG2E
-    return Rows(rows.query, rows.low, rows.high, rows.low2, rows.high2, rows.position, rows.start, rows.sequence, slope)
+    return Rows(
+        rows.query,
+        rows.low,
+        rows.high,
+        rows.low2,
+        rows.high2,
+        rows.position,
+        rows.start,
+        rows.sequence,
+        slope,
+    )
 
 
 @triton.jit
 def key_position(keys_ptr, key, seqlen_k, F: tl.constexpr):
-    """Return each key's position: from Mask.keys at keys_ptr (past Sk the least int32), without these its index."""
+    """Return each key's position: from Mask.keys at keys_ptr (past Sk the least int32),
+    without these its index."""
     if F.key_positions:
         position = tl.load(keys_ptr + key, mask=key < seqlen_k, other=-2147483648)
     else:
@@ -181,8 +224,9 @@ def key_position(keys_ptr, key, seqlen_k, F: tl.constexpr):
 
 @triton.jit
 def sees(rows, key, position, bounds, CHECK_KEYS: tl.constexpr, F: tl.constexpr):
-    """Return a tile's mask, True where a query sees a key. rows (a Rows), key and position (the keys' indices and
-    positions) broadcast to the tile. CHECK_KEYS: hide keys past Sk too; needless if their results are not stored."""
+    """Return a tile's mask, True where a query sees a key. rows (a Rows), key and position (the
+    keys' indices and positions) broadcast to the tile. CHECK_KEYS: hide keys past Sk too; needless
+    if their results are not stored."""
     if CHECK_KEYS or not F.intervals:
         mask = key < bounds.seqlen_k
     if F.intervals:
@@ -206,17 +250,20 @@ def bounds_of(call):
 
 @triton.jit
 def keys_of(k, v, call, table, batch, head, GROUP: tl.constexpr):
-    """Return the Keys that query head number `head` of a batch row sees. k, v: Strided; GROUP: H / K."""
+    """Return the Keys that query head number `head` of a batch row sees. k, v:
+    Strided; GROUP: H / K."""
     return Keys(
         k.pointer + batch * k.batch + (head // GROUP) * k.head, k.row,
-        v.pointer + batch * v.batch + (head // GROUP) * v.head, v.row, call.positions + batch * call.position_batch,
+        v.pointer + batch * v.batch + (head // GROUP) * v.head, v.row,
+        call.positions + batch * call.position_batch,
         table.blocks,
     )  # fmt: skip
 
 
 @triton.jit
 def head_options(head, bias, call, F: tl.constexpr):
-    """Return the Head (ALiBi slope, bias, dropout) of query head `head`. bias: pointer to that head's bias."""
+    """Return the Head (ALiBi slope, bias, dropout) of query head `head`. bias:
+    pointer to that head's bias."""
     seed = 0
     sequence = 0
     number = head
@@ -225,20 +272,23 @@ def head_options(head, bias, call, F: tl.constexpr):
         sequence = tl.load(call.seed + 1)
         number = (head + tl.load(call.seed + 2)).to(tl.int32)
     return Head(
-        call.scale_log2, call.cap_in, call.cap_log2, call.slopes + head, call.slope_row, bias, call.bias_q,
+        call.scale_log2, call.cap_in, call.cap_log2, call.slopes + head, call.slope_row, bias,
+        call.bias_q,
         call.bias_k, seed, number, sequence, call.threshold,
     )  # fmt: skip
 
 
 @triton.jit
 def tanh(x):
-    # Exact at both ends: exp(2x) overflows to inf, or vanishes. Near 0 the error stays below 1e-7 of the softcap.
+    # Exact at both ends: exp(2x) overflows to inf, or vanishes. Near 0 the error stays below
+    # 1e-7 of the softcap.
     return 1.0 - 2.0 / (1.0 + tl.exp(2.0 * x))
 
 
 @triton.jit
 def load_bias(head, rows, key, bounds):
-    """Load the bias of the queries `rows` (a Rows) and key indices `key`, as float32; 0 past Sq and Sk."""
+    """Load the bias of the queries `rows` (a Rows) and key indices `key`, as
+    float32; 0 past Sq and Sk."""
     pointers = head.bias + rows.query.to(tl.int64) * head.bias_q + key.to(tl.int64) * head.bias_k
     inside = (rows.query < bounds.seqlen_q) & (key < bounds.seqlen_k)
     return tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
@@ -246,8 +296,9 @@ def load_bias(head, rows, key, bounds):
 
 @triton.jit
 def logits(scores, head, rows, key, first_key, position, bounds, F: tl.constexpr):
-    """Return (base-2 logits, tanh) from `scores` = q k^T: after scale or softcap, ALiBi and bias; the softcap's tanh is
-    for its derivative (0 without softcap). first_key: index of the tile's first key; others: see Head, Rows, Bounds."""
+    """Return (base-2 logits, tanh) from `scores` = q k^T: after scale or softcap, ALiBi and bias;
+    the softcap's tanh is for its derivative (0 without softcap). first_key: index of the tile's
+    first key; others: see Head, Rows, Bounds."""
     capped = 0.0
     if F.softcap:
         capped = tanh(scores * head.cap_in)
@@ -255,8 +306,11 @@ def logits(scores, head, rows, key, first_key, position, bounds, F: tl.constexpr
     else:
         x = scores * head.scale_log2
     if F.alibi:
-        # Converted before they meet: one conversion a row and a column, exact up to 2^24 from the tile's first key.
-        x -= rows.slope * tl.abs((rows.position - first_key).to(tl.float32) - (position - first_key).to(tl.float32))
+        # Converted before they meet: one conversion a row and a column, exact up to 2^24 from
+        # the tile's first key.
+        x -= rows.slope * tl.abs(
+            (rows.position - first_key).to(tl.float32) - (position - first_key).to(tl.float32)
+        )
     if F.bias:
         bias = load_bias(head, rows, key, bounds)
         # -inf hides the pair, even where the score is NaN.
@@ -266,19 +320,24 @@ def logits(scores, head, rows, key, first_key, position, bounds, F: tl.constexpr
 
 @triton.jit
 def kept(
-    head, rows, first_key, position, TRANSPOSED: tl.constexpr, F: tl.constexpr, BLOCK_Q: tl.constexpr,
+    head, rows, first_key, position, TRANSPOSED: tl.constexpr, F: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Return True for each weight of a tile that dropout keeps, as philox.keep_mask decides. rows: a Rows; first_key:
-    the first key's index; position: the keys' positions; TRANSPOSED: keys are the tile's rows, not its columns."""
+    """Return True for each weight of a tile that dropout keeps, as philox.keep_mask decides. rows:
+    a Rows; first_key: the first key's index; position: the keys' positions; TRANSPOSED: keys are
+    the tile's rows, not its columns."""
     query = (rows.position - rows.start).to(tl.int32)
     stream = stream_of(head.seed, (rows.sequence + head.sequence).to(tl.int32), head.number)
     if F.intervals:
-        # Sequences begin anywhere, so keys that are 8 apart share no call here: each pair makes its own.
+        # Sequences begin anywhere, so keys that are 8 apart share no call here:
+        # each pair makes its own.
         keep = kept_pairs(stream, query, (position - rows.start).to(tl.int32), head.threshold)
     else:
         # Of each 16 keys the first 8, whose calls are the others' too.
-        group = (tl.cast(first_key // 2, tl.int32) + tl.arange(0, BLOCK_K // 2)).to(tl.uint32, bitcast=True)
+        group = (tl.cast(first_key // 2, tl.int32) + tl.arange(0, BLOCK_K // 2)).to(
+            tl.uint32, bitcast=True
+        )
         if TRANSPOSED:
             first, second = words(stream, group_of(query), group[:, None])
         else:

@@ -1,7 +1,8 @@
-"""Which tiles a program visits: the tiles of keys that its queries see or, for dK and dV, of queries that see its keys.
+"""Which tiles a program visits: the tiles of keys that its queries see or, for dK and dV, of
+queries that see its keys.
 
-`Pieces` hold them. They follow from a window by arithmetic (masked, full, masked), from a Mask by a row of its plan
-(masks.Plan), from a BlockMask by its lists of blocks.
+`Pieces` hold them. They follow from a window by arithmetic (masked, full, masked), from a Mask by a
+row of its plan (masks.Plan), from a BlockMask by its lists of blocks.
 """
 
 from typing import Any, NamedTuple
@@ -11,10 +12,12 @@ import triton.language as tl
 
 
 class Pieces(NamedTuple):
-    """The tiles that a program visits: up to four runs of consecutive masked tiles (some pairs may be hidden), and up
-    to two runs of full tiles (every query sees every key, so no test is needed). See masks.Plan."""
+    """The tiles that a program visits: up to four runs of consecutive masked tiles (some pairs
+    may be hidden), and up to two runs of full tiles (every query sees every key, so no test is
+    needed). See masks.Plan."""
 
-    masked: Any  # how many: masked step i is tile p0 + i below step c1, p1 + i - c1 below c2, and so on
+    # How many: masked step i is tile p0 + i below step c1, p1 + i - c1 below c2, and so on.
+    masked: Any
     p0: Any
     c1: Any
     p1: Any
@@ -30,7 +33,8 @@ class Pieces(NamedTuple):
 
 @triton.jit
 def _band(low, full_low, full_high, high, BLOCK: tl.constexpr):
-    """Positions -> tiles, so that first <= first_full <= past_full <= past whatever the intervals are."""
+    """Positions -> tiles, so that first <= first_full <= past_full <= past
+    whatever the intervals are."""
     low = tl.maximum(low, 0)
     high = tl.maximum(high, low)
     first = low // BLOCK
@@ -40,15 +44,30 @@ def _band(low, full_low, full_high, high, BLOCK: tl.constexpr):
     past_full = tl.minimum(tl.maximum(tl.maximum(full_high, 0) // BLOCK, first_full), past)
     left = first_full - first
     masked = left + past - past_full
-    return Pieces(masked, first, left, past_full, masked, 0, masked, 0, past_full - first_full, first_full, 0, 0)
+    return Pieces(
+        masked,
+        first,
+        left,
+        past_full,
+        masked,
+        0,
+        masked,
+        0,
+        past_full - first_full,
+        first_full,
+        0,
+        0,
+    )
 
 
 @triton.jit
 def _planned(row):
     """One row of a plan's table."""
     return Pieces(
-        tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3), tl.load(row + 4), tl.load(row + 5),
-        tl.load(row + 6), tl.load(row + 7), tl.load(row + 8), tl.load(row + 9), tl.load(row + 10), tl.load(row + 11),
+        tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3), tl.load(row + 4),
+        tl.load(row + 5),
+        tl.load(row + 6), tl.load(row + 7), tl.load(row + 8), tl.load(row + 9), tl.load(row + 10),
+        tl.load(row + 11),
     )  # fmt: skip
 
 
@@ -59,15 +78,18 @@ def _listed(row, TILES: tl.constexpr):
     split = tl.load(row + 1)
     end = tl.load(row + 2)
     masked = ((split - begin) * TILES).to(tl.int32)
-    return Pieces(masked, begin, 0, 0, 0, 0, 0, 0, ((end - split) * TILES).to(tl.int32), split, 0, 0)
+    return Pieces(
+        masked, begin, 0, 0, 0, 0, 0, 0, ((end - split) * TILES).to(tl.int32), split, 0, 0
+    )
 
 
 @triton.jit
 def in_band(
-    own, past, limit, before, after, HAS_BEFORE: tl.constexpr, HAS_AFTER: tl.constexpr, BLOCK: tl.constexpr
+    own, past, limit, before, after, HAS_BEFORE: tl.constexpr, HAS_AFTER: tl.constexpr,
+    BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Return the tiles of the other side, up to `limit`, that [own, past) meet, `before` to `after` of each position
-    (where HAS_BEFORE, HAS_AFTER), as Pieces."""
+    """Return the tiles of the other side, up to `limit`, that [own, past) meet, `before` to `after`
+    of each position (where HAS_BEFORE, HAS_AFTER), as Pieces."""
     low = 0
     full_low = 0
     high = limit
@@ -83,17 +105,21 @@ def in_band(
 
 @triton.jit
 def key_pieces(
-    query, bounds, table, table_stride, F: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr
+    query, bounds, table, table_stride, F: tl.constexpr, BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr
 ):  # fmt: skip
-    """Return which tiles of keys the queries [query, query + BLOCK_Q) see, as Pieces. table: pointer to a
-    launch.Table's rows for this batch row and head, of stride table_stride (read with a Mask or a BlockMask only)."""
+    """Return which tiles of keys the queries [query, query + BLOCK_Q) see, as Pieces. table:
+    pointer to a launch.Table's rows for this batch row and head, of stride table_stride (read with
+    a Mask or a BlockMask only)."""
     if F.intervals:
         pieces = _planned(table + (query // BLOCK_Q) * table_stride)
     elif F.block_q:
         pieces = _listed(table + (query // F.block_q) * table_stride, F.block_k // BLOCK_K)
     else:
         past = tl.minimum(query + BLOCK_Q, bounds.seqlen_q)
-        pieces = in_band(query, past, bounds.seqlen_k, bounds.left, bounds.right, F.left, F.right, BLOCK_K)
+        pieces = in_band(
+            query, past, bounds.seqlen_k, bounds.left, bounds.right, F.left, F.right, BLOCK_K
+        )
     return pieces
 
 
@@ -101,22 +127,26 @@ def key_pieces(
 def query_pieces(
     key, bounds, table, table_stride, F: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
-    """Return which tiles of queries see one of the keys [key, key + BLOCK_K), as Pieces. bounds: tiles.Bounds; table:
-    pointer to a launch.Table's rows for this batch row and head, of stride table_stride."""
+    """Return which tiles of queries see one of the keys [key, key + BLOCK_K), as Pieces.
+    bounds: tiles.Bounds; table: pointer to a launch.Table's rows for this batch row and head,
+    of stride table_stride."""
     if F.intervals:
         pieces = _planned(table + (key // BLOCK_K) * table_stride)
     elif F.block_q:
         pieces = _listed(table + (key // F.block_k) * table_stride, F.block_q // BLOCK_Q)
     else:
         past = tl.minimum(key + BLOCK_K, bounds.seqlen_k)
-        pieces = in_band(key, past, bounds.seqlen_q, -bounds.right, -bounds.left, F.right, F.left, BLOCK_Q)
+        pieces = in_band(
+            key, past, bounds.seqlen_q, -bounds.right, -bounds.left, F.right, F.left, BLOCK_Q
+        )
     return pieces
 
 
 @triton.jit
 def steps(pieces, MASKED: tl.constexpr, RECOMPUTE: tl.constexpr, SUB: tl.constexpr):
-    """Return how many steps a loop over the masked (MASKED) or over the full tiles of `pieces` takes, one tile a step.
-    RECOMPUTE: the loop visits masked and full tiles, in SUB steps a tile."""
+    """Return how many steps a loop over the masked (MASKED) or over the full tiles of
+    `pieces` takes, one tile a step. RECOMPUTE: the loop visits masked and full tiles,
+    in SUB steps a tile."""
     if RECOMPUTE:
         count = (pieces.masked + pieces.full) * SUB
     elif MASKED:
@@ -128,11 +158,13 @@ def steps(pieces, MASKED: tl.constexpr, RECOMPUTE: tl.constexpr, SUB: tl.constex
 
 @triton.jit
 def listed_block(
-    i, pieces, list_ptr, MASKED: tl.constexpr, RECOMPUTE: tl.constexpr, F: tl.constexpr, TILES: tl.constexpr
+    i, pieces, list_ptr, MASKED: tl.constexpr, RECOMPUTE: tl.constexpr, F: tl.constexpr,
+    TILES: tl.constexpr
 ):  # fmt: skip
-    """Return the number of the block that step i of a loop over `pieces` visits, read from a BlockMask's list at
-    list_ptr (Table.blocks): of partly visible blocks if MASKED, else of full ones. It is 0 without a BlockMask, past the
-    last step, and in the loop that recomputes all tiles (RECOMPUTE). A block has TILES tiles."""
+    """Return the number of the block that step i of a loop over `pieces` visits, read from a
+    BlockMask's list at list_ptr (Table.blocks): of partly visible blocks if MASKED, else of full
+    ones. It is 0 without a BlockMask, past the last step, and in the loop that recomputes all tiles
+    (RECOMPUTE). A block has TILES tiles."""
     # Loops look up one step ahead: K and V cannot be fetched before their place is known.
     block = 0
     if F.block_q and not RECOMPUTE:
@@ -163,26 +195,32 @@ def _full_step(i, pieces, F: tl.constexpr):
 
 @triton.jit
 def position_of_step(
-    i, block, pieces, list_ptr, MASKED: tl.constexpr, RECOMPUTE: tl.constexpr, F: tl.constexpr, TILES: tl.constexpr,
+    i, block, pieces, list_ptr, MASKED: tl.constexpr, RECOMPUTE: tl.constexpr, F: tl.constexpr,
+    TILES: tl.constexpr,
     BLOCK: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Return the first query or key of the tile that step i of a loop over `pieces` visits. MASKED: the loop visits
-    masked tiles, else full ones; RECOMPUTE: both, STEP rows a step; BLOCK: rows a tile; block: `listed_block` of step
-    i; list_ptr, TILES: its arguments."""
+    """Return the first query or key of the tile that step i of a loop over `pieces` visits. MASKED:
+    the loop visits masked tiles, else full ones; RECOMPUTE: both, STEP rows a step; BLOCK: rows a
+    tile; block: `listed_block` of step i; list_ptr, TILES: its arguments."""
     if RECOMPUTE:
         SUB: tl.constexpr = BLOCK // STEP
         whole = i // SUB
         if F.block_q:
             place = tl.where(
-                whole < pieces.masked, pieces.p0 + whole // TILES, pieces.f0 + (whole - pieces.masked) // TILES
+                whole < pieces.masked,
+                pieces.p0 + whole // TILES,
+                pieces.f0 + (whole - pieces.masked) // TILES,
             )
             inside = tl.where(whole < pieces.masked, whole, whole - pieces.masked)
             tile = tl.load(list_ptr + place) * TILES + (inside - inside // TILES * TILES)
         else:
             tile = tl.where(
-                whole < pieces.masked, _masked_step(whole, pieces, F), _full_step(whole - pieces.masked, pieces, F)
+                whole < pieces.masked,
+                _masked_step(whole, pieces, F),
+                _full_step(whole - pieces.masked, pieces, F),
             )
-        position = tile * BLOCK + (i - whole * SUB) * STEP  # not %: the interpreter lacks it for this operand
+        # Not %: the interpreter lacks it for this operand.
+        position = tile * BLOCK + (i - whole * SUB) * STEP
     elif F.block_q:
         position = (block * TILES + i % TILES) * BLOCK
     elif MASKED:

@@ -1,7 +1,8 @@
-"""Generation of Pathfinder images: each image is the same every time, in any order, by any number of threads.
+"""Generation of Pathfinder images: each image is the same every time, in any order, by
+any number of threads.
 
-The compiled walks release Python's lock, so that threads of one process use all cores. A file grows in order and may be
-interrupted at any time.
+The compiled walks release Python's lock, so that threads of one process use all cores. A file grows
+in order and may be interrupted at any time.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from flashtrain_recipes.arena.pathfinder.walk_tables import WalkTables, walk_tab
 
 log = logging.getLogger(__name__)
 
-# Raised when the same seed would give other images, or the file's form changes. 1 was another program's drawing.
+# Raised when the same seed would give other images, or the file's form changes. 1 was
+# another program's drawing.
 VERSION = 2
 HEADER_BYTES = 1024
 CHUNK = 256  # images; at side 64, the slowest, some seconds
@@ -34,7 +36,8 @@ CHUNK = 256  # images; at side 64, the slowest, some seconds
 
 @dataclass(frozen=True)
 class ImageStream:
-    """An endless sequence of Pathfinder images: its parameters, seed and split determine image number 0, 1, 2, ..."""
+    """An endless sequence of Pathfinder images: its parameters, seed and split determine
+    image number 0, 1, 2, ..."""
 
     parameters: PathfinderParameters
     seed: int
@@ -42,12 +45,14 @@ class ImageStream:
 
     @property
     def key(self) -> int:
-        """A number of 64 bits that differs between streams with different seeds, splits or sides."""
+        """A number of 64 bits that differs between streams with different
+        seeds, splits or sides."""
         name = f"{VERSION}/{self.seed}/{self.split}/{self.parameters.side}"
         return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
     def header(self) -> bytes:
-        """Return the HEADER_BYTES bytes before a file's records: a line of JSON that describes the file to a reader."""
+        """Return the HEADER_BYTES bytes before a file's records: a line of JSON that
+        describes the file to a reader."""
         header = {"format": "flashtrain pathfinder", "version": VERSION, **asdict(self)}
         return json.dumps(header).encode().ljust(HEADER_BYTES - 1) + b"\n"
 
@@ -62,8 +67,8 @@ def generate_records(stream: ImageStream, first: int, count: int) -> np.ndarray:
         from flashtrain_recipes.arena.pathfinder import walk
     except ImportError as error:
         raise UserError(
-            f"generating Pathfinder images needs numba, which cannot be imported here ({error}): pip install numba, "
-            "or carry over a file of images made elsewhere."
+            f"generating Pathfinder images needs numba, which cannot be imported here ({error}): "
+            "pip install numba, or carry over a file of images made elsewhere."
         ) from error
     parameters = stream.parameters
     records = np.zeros(count, dtype=record_type(parameters))
@@ -78,11 +83,14 @@ def generate_records(stream: ImageStream, first: int, count: int) -> np.ndarray:
         parameters.distractor_dashes,
         parameters.padding,
     )
-    walk.grow_images(np.uint64(stream.key), first, sizes, _tables(parameters), tips, directions, facts)
+    walk.grow_images(
+        np.uint64(stream.key), first, sizes, _tables(parameters), tips, directions, facts
+    )
     if not facts[:, 4].all():
         raise UserError(
-            f"no two curves of {parameters.contour_dashes} dashes fit an image of side {parameters.side} after "
-            f"{walk.MAX_ATTEMPTS:,} attempts: choose an easier contour, or a larger side."
+            f"no two curves of {parameters.contour_dashes} dashes fit an image of side "
+            f"{parameters.side} after {walk.MAX_ATTEMPTS:,} attempts: choose an easier "
+            "contour, or a larger side."
         )
     records["heads"], records["angles"] = tips, directions
     records["count"], records["label"], records["start"] = facts[:, 0], facts[:, 1], facts[:, 2]
@@ -97,7 +105,8 @@ def _tables(parameters: PathfinderParameters) -> tuple[WalkTables, ...]:
 
 
 def grow_file(path: Path, stream: ImageStream, have: int, want: int) -> None:
-    """Append the images number `have` to `want` - 1 to a file, after cutting off all behind its first `have` images.
+    """Append the images number `have` to `want` - 1 to a file, after cutting off all behind
+    its first `have` images.
 
     The caller holds the file's lock. Each chunk is flushed to disk before the next is written.
 
@@ -122,7 +131,9 @@ def grow_file(path: Path, stream: ImageStream, have: int, want: int) -> None:
         try:
             chunks = pool.map(chunk, starts)
             hidden = not console.is_terminal
-            for data in track(chunks, what, len(starts), console=console, transient=True, disable=hidden):
+            for data in track(
+                chunks, what, len(starts), console=console, transient=True, disable=hidden
+            ):
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

@@ -1,9 +1,10 @@
 """Pathfinder images that another program drew: a folder of PNG files, or one .npz.
 
-A folder is laid out as the task's own program (github.com/drewlinsley/pathfinder) writes it, and as the Long Range
-Arena published it: imgs/<batch>/sample_<n>.png, and a line for each image in metadata/<batch>.npy: its folder, name,
-number and label, then more. metadata is an array of text, or plain lines (the Arena's). A .npz holds x, (N, side, side)
-uint8, and y, (N,) labels, of N images.
+A folder is laid out as the task's own program (github.com/drewlinsley/pathfinder) writes it,
+and as the Long Range Arena published it: imgs/<batch>/sample_<n>.png, and a line for each
+image in metadata/<batch>.npy: its folder, name, number and label, then more. metadata is an
+array of text, or plain lines (the Arena's). A .npz holds x, (N, side, side) uint8, and y,
+(N,) labels, of N images.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ from flashtrain_recipes.arena.pathfinder.parameters import CONTOURS
 METADATA = "metadata"
 SHARE_HELD_OUT = 10  # one image of so many validates, and as many test, as in the Arena
 # The Arena's folder names of a contour, and the second half of them where labels lie apart.
-_CONTOUR_FOLDERS = {"easy": "curv_baseline", "intermediate": "curv_contour_length_9", "hard": "curv_contour_length_14"}
+_CONTOUR_FOLDERS = {
+    "easy": "curv_baseline",
+    "intermediate": "curv_contour_length_9",
+    "hard": "curv_contour_length_14",
+}
 _NEGATIVE = "_neg"
 
 
@@ -30,8 +35,8 @@ class PathfinderFiles:
     """Images that another program drew, read from files when they are used.
 
     Args:
-        path: a folder or .npz as above, or a folder with pathfinder32, curv_contour_length_14 and the like, of which
-            side and contour choose one.
+        path: a folder or .npz as above, or a folder with pathfinder32, curv_contour_length_14 and
+            the like, of which side and contour choose one.
         validation, test: how many images are held out for each; None: a tenth each.
         seed: decides which images are held out.
 
@@ -70,13 +75,19 @@ class PathfinderFiles:
             count // SHARE_HELD_OUT if self.counts[part] is None else int(self.counts[part] or 0)
             for part in ("test", "validation")
         )
-        order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((self.seed, 11)))).permutation(count)
-        parts = {"test": order[:test], "validation": order[test:][:validation], "train": order[test + validation :]}
+        order = np.random.RandomState(
+            np.random.MT19937(np.random.SeedSequence((self.seed, 11)))
+        ).permutation(count)
+        parts = {
+            "test": order[:test],
+            "validation": order[test:][:validation],
+            "train": order[test + validation :],
+        }
         wanted = {"test": test, "validation": validation}.get(name, 1)
         if len(parts[name]) < wanted or not wanted:
             raise UserError(
-                f"{self.path} has {count:,} images: sequence.validation={validation:,} and sequence.test={test:,} must "
-                "leave some to train on, and hold some out."
+                f"{self.path} has {count:,} images: sequence.validation={validation:,} and "
+                f"sequence.test={test:,} must leave some to train on, and hold some out."
             )
         return self._all.chosen(np.sort(parts[name]))
 
@@ -85,13 +96,20 @@ class PathfinderFiles:
         if self.path.suffix == ".npz":
             with np.load(self.path, allow_pickle=False) as archive:
                 images, labels = archive["x"], archive["y"]
-            if images.shape != (len(labels), self.side, self.side) or not np.isin(labels, (0, 1)).all():
+            if (
+                images.shape != (len(labels), self.side, self.side)
+                or not np.isin(labels, (0, 1)).all()
+            ):
                 raise UserError(
-                    f"{self.path}: x must be (images, {self.side}, {self.side}) bytes and y as many labels, 0 or 1; "
-                    f"they are {images.shape} and {labels.shape}."
+                    f"{self.path}: x must be (images, {self.side}, {self.side}) bytes and y as "
+                    f"many labels, 0 or 1; they are {images.shape} and {labels.shape}."
                 )
             return ImageSamples(images.astype(np.uint8, casting="safe"), labels, self.side)
-        listed = [one for folder in _folders(self.path, self.side, self.contour) for one in list_images(folder)]
+        listed = [
+            one
+            for folder in _folders(self.path, self.side, self.contour)
+            for one in list_images(folder)
+        ]
         files, labels = zip(*listed, strict=True)
         return ImageSamples(np.array(files, dtype=object), np.array(labels), self.side)
 
@@ -125,24 +143,32 @@ class ImageSamples:
 
 
 def read_image(path: Path, side: int) -> np.ndarray:
-    """Return the grey levels of a PNG file, (side, side) uint8. Raises UserError for another size."""
+    """Return the grey levels of a PNG file, (side, side) uint8. Raises
+    UserError for another size."""
     with Image.open(path, formats=("PNG",)) as image:
         if image.size != (side, side):
-            raise UserError(f"{path} has {image.size[0]} x {image.size[1]} pixels, expected {side} x {side}.")
+            raise UserError(
+                f"{path} has {image.size[0]} x {image.size[1]} pixels, expected {side} x {side}."
+            )
         return np.array(image.convert("L"))
 
 
 def list_images(folder: Path) -> list[tuple[Path, int]]:
-    """Return (file, label) of each image that the files in folder/metadata list, leaving out files of 0 bytes.
+    """Return (file, label) of each image that the files in folder/metadata list,
+    leaving out files of 0 bytes.
 
     Raises:
         UserError: an image has no label, or there are no images.
     """
     found = []
-    for table in sorted((folder / METADATA).glob("*.npy"), key=lambda path: (len(path.name), path.name)):
+    for table in sorted(
+        (folder / METADATA).glob("*.npy"), key=lambda path: (len(path.name), path.name)
+    ):
         for number, words in enumerate(_metadata(table), start=1):
             if len(words) < 4 or words[3] not in ("0", "1"):
-                raise UserError(f"{table}, line {number}, must be: folder, file, image number, label (0 or 1).")
+                raise UserError(
+                    f"{table}, line {number}, must be: folder, file, image number, label (0 or 1)."
+                )
             file = folder / words[0] / words[1]
             if file.stat().st_size:
                 found.append((file, int(words[3])))
@@ -161,8 +187,8 @@ def _folders(path: Path, side: int, contour: str) -> list[Path]:
                 negative = inner.with_name(inner.name + _NEGATIVE)
                 return [inner, *([negative] if (negative / METADATA).is_dir() else [])]
     raise UserError(
-        f"sequence.path={path}: expected a .npz file or a folder with imgs/ and {METADATA}/, or one that has such a "
-        f"folder called pathfinder{side}{f' or {wanted}' * bool(wanted)}."
+        f"sequence.path={path}: expected a .npz file or a folder with imgs/ and {METADATA}/, or "
+        f"one that has such a folder called pathfinder{side}{f' or {wanted}' * bool(wanted)}."
     )
 
 
@@ -170,6 +196,10 @@ def _metadata(table: Path) -> list[list[str]]:
     with table.open("rb") as file:
         is_array = file.read(6) == np.lib.format.MAGIC_PREFIX
     if not is_array:
-        return [line.split() for line in table.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [
+            line.split() for line in table.read_text(encoding="utf-8").splitlines() if line.strip()
+        ]
     rows = np.load(table, allow_pickle=False).tolist()
-    return [[word if isinstance(word, str) else word.decode("latin-1") for word in row] for row in rows]
+    return [
+        [word if isinstance(word, str) else word.decode("latin-1") for word in row] for row in rows
+    ]

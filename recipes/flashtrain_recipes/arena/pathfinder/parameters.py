@@ -1,7 +1,7 @@
 """The sizes, distances and counts, in pixels, of Pathfinder images of each side.
 
-The task is of Linsley et al. 2018 (arXiv:1805.08315); the values for sides 32 to 256 are those that the Long Range
-Arena used (Tay et al. 2020, arXiv:2011.04006). Side 128 is its Path-X.
+The task is of Linsley et al. 2018 (arXiv:1805.08315); the values for sides 32 to 256 are those that
+the Long Range Arena used (Tay et al. 2020, arXiv:2011.04006). Side 128 is its Path-X.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class PathfinderParameters:
 
     side: int  # of the square image
     padding: int  # width of the frame that nothing may enter
-    seed_distance: int  # between the long curves' first tips; the first of them is twice as far from the edges
+    # Between the long curves' first tips; the first of them is twice as far from the edges.
+    seed_distance: int
     marker_radius: float  # of the disc on a tip
     dash_length: int
     thickness: float  # of a dash
@@ -42,9 +43,9 @@ class PathfinderParameters:
         return 2 * self.contour_dashes + self.distractors * self.distractor_dashes
 
 
-# The Arena's settings (google-research/long-range-arena, lra_benchmarks/data/pathfinder.py). Its snake_contrast_list is
-# the short curves' contrast, and times paddle_contrast_list the long ones'. At side 32 dashes are one fine pixel wide,
-# which leaves half of it.
+# The Arena's settings (google-research/long-range-arena, lra_benchmarks/data/pathfinder.py). Its
+# snake_contrast_list is the short curves' contrast, and times paddle_contrast_list the long ones'.
+# At side 32 dashes are one fine pixel wide, which leaves half of it.
 _ARENA = {
     32: PathfinderParameters(32, 1, 7, 1.5, 2, 0.5, (1,), 1.0, 5, 1.5, 2.0),
     64: PathfinderParameters(64, 1, 12, 2.5, 5, 1.0, (1,), 1.8, 5, 0.8, 0.8),
@@ -56,13 +57,15 @@ _ARENA = {
 def of_side(side: int, contour: str = "hard") -> PathfinderParameters:
     """Return the parameters for images of a side.
 
-    Sides 32, 64, 128 and 256 are the Long Range Arena's. Between two of them, every value is interpolated in log2(side)
-    and rounded to what can be drawn (whole pixels; half ones for thickness and radius); the margins are the smaller
-    side's up to the middle and the larger's from there. Below 32 and above 256, dashes are those of 32 and of 256,
-    while padding and seed_distance scale with the side.
+    Sides 32, 64, 128 and 256 are the Long Range Arena's. Between two of them, every value is
+    interpolated in log2(side) and rounded to what can be drawn (whole pixels; half ones for
+    thickness and radius); the margins are the smaller side's up to the middle and the larger's from
+    there. Below 32 and above 256, dashes are those of 32 and of 256, while padding and
+    seed_distance scale with the side.
 
     Args:
-        contour: a name of CONTOURS, or the number of dashes of a target contour. Distractors have a third as many.
+        contour: a name of CONTOURS, or the number of dashes of a target contour.
+            Distractors have a third as many.
 
     Raises:
         UserError: there is no such contour, or the side is too small.
@@ -73,18 +76,24 @@ def of_side(side: int, contour: str = "hard") -> PathfinderParameters:
 
 
 def contours_in(contour: str) -> list[str]:
-    """Return the contours of one length that a contour consists of: "3-6" gives those of 3, 4, 5 and 6 dashes."""
+    """Return the contours of one length that a contour consists of: "3-6" gives those
+    of 3, 4, 5 and 6 dashes."""
     names = {dashes: name for name, dashes in CONTOURS.items()}
     return [names.get(dashes, str(dashes)) for dashes in dashes_in(contour)]
 
 
 def contour_words(contour: str) -> str:
     """Return a contour in words, as "hard contours" or "contours of 3 to 6 dashes"."""
-    return f"{contour} contours" if contour in CONTOURS else f"contours of {contour.replace('-', ' to ')} dashes"
+    return (
+        f"{contour} contours"
+        if contour in CONTOURS
+        else f"contours of {contour.replace('-', ' to ')} dashes"
+    )
 
 
 def dashes_in(contour: str) -> range:
-    """Return the numbers of dashes that a contour's long curves may have. Raises UserError for an unknown contour."""
+    """Return the numbers of dashes that a contour's long curves may have. Raises UserError
+    for an unknown contour."""
     if contour in CONTOURS:
         return range(CONTOURS[contour], CONTOURS[contour] + 1)
     found = re.fullmatch(r"(\d+)(?:-(\d+))?", contour)

@@ -1,4 +1,5 @@
-"""mode=preview, recipe=pathfinder-preview: draw some Pathfinder images with labels as one picture, samples.png."""
+"""mode=preview, recipe=pathfinder-preview: draw some Pathfinder images with labels as
+one picture, samples.png."""
 
 from __future__ import annotations
 
@@ -29,7 +30,12 @@ ANSWERS = {0: "no: two curves", 1: "yes: one curve"}
 
 
 def preview(
-    settings: Settings, hardware: Hardware, folder: Path, *, overrides: Sequence[str], started: float
+    settings: Settings,
+    hardware: Hardware,
+    folder: Path,
+    *,
+    overrides: Sequence[str],
+    started: float,
 ) -> dict[str, Any]:
     """Draw the first training images of the settings into `folder`, and return the summary row.
 
@@ -60,12 +66,25 @@ def preview(
         folder / "samples.png",
         title=f"Pathfinder, side {given.side}, {contours}: do the two discs lie on one curve?",
     )
-    say(f"wrote {len(labels)} images of {images.path}, {sum(labels)} with both discs on one curve, to {path}")
+    say(
+        f"wrote {len(labels)} images of {images.path}, {sum(labels)} with both discs on one curve, "
+        f"to {path}"
+    )
     loggers = run_loggers(settings, folder)
     log_image(loggers, "samples", path)
     close_loggers(loggers)
-    columns = {"side": given.side, "contour": given.contour, "images": len(labels), "label_1": sum(labels)}
-    return {**planned, "status": FINISHED, **columns, "seconds": round(time.monotonic() - started, 1)}
+    columns = {
+        "side": given.side,
+        "contour": given.contour,
+        "images": len(labels),
+        "label_1": sum(labels),
+    }
+    return {
+        **planned,
+        "status": FINISHED,
+        **columns,
+        "seconds": round(time.monotonic() - started, 1),
+    }
 
 
 def preview_plan(settings: Settings, hardware: Hardware) -> str:
@@ -83,8 +102,11 @@ def _count(settings: Settings) -> int:
     return settings.pathfinder.preview or IMAGES
 
 
-def image_grid(images: np.ndarray, captions: Sequence[str], path: str | Path, *, title: str) -> Path:
-    """Draw images (N, side, side) uint8 in rows of six, each below its caption, as one PNG that is 1200 pixels wide."""
+def image_grid(
+    images: np.ndarray, captions: Sequence[str], path: str | Path, *, title: str
+) -> Path:
+    """Draw images (N, side, side) uint8 in rows of six, each below its caption, as one PNG
+    that is 1200 pixels wide."""
     rows = math.ceil(len(images) / COLUMNS)
     cell = WIDTH_INCHES / COLUMNS
     figure = new_figure(rows * (cell + 0.16) + 0.4, title, ())

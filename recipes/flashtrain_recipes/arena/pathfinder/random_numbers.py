@@ -1,4 +1,5 @@
-"""Random numbers in compiled code: SplitMix64 (Steele, Lea, Flood 2014), with a stream for each (key, number)."""
+"""Random numbers in compiled code: SplitMix64 (Steele, Lea, Flood 2014), with a stream
+for each (key, number)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def mixed(value):
 
 @njit(cache=True, inline="always")
 def begun(key, number):
-    """Return the initial state, (1,) uint64, of the random stream that belongs to `key` and `number`."""
+    """Return the initial state, (1,) uint64, of the random stream that belongs
+    to `key` and `number`."""
     state = np.zeros(1, dtype=np.uint64)
     state[0] = mixed(key ^ mixed(np.uint64(number) + GAMMA))
     return state

@@ -1,4 +1,5 @@
-"""Pathfinder as sequences of pixels: strokes are read from disk and drawn on the training device, in raster order."""
+"""Pathfinder as sequences of pixels: strokes are read from disk and drawn on the training
+device, in raster order."""
 
 from __future__ import annotations
 
@@ -24,12 +25,15 @@ class StrokeBatch(Strokes, total=False):
 
 
 class StrokeSamples:
-    """The images of one or several stored sets by number, as a dataset (flashtrain.data.loader.Samples).
+    """The images of one or several stored sets by number, as a dataset
+    (flashtrain.data.loader.Samples).
 
-    With several sets, consecutive numbers alternate between them, so that any range has as many images of each.
+    With several sets, consecutive numbers alternate between them, so that any range has
+    as many images of each.
 
     Args:
-        variation: how much the brightness of dashes varies (variation.varied_brightness); 0: not at all.
+        variation: how much the brightness of dashes varies
+            (variation.varied_brightness); 0: not at all.
     """
 
     def __init__(self, *sets: PathfinderImages, variation: float = 0.0) -> None:
@@ -46,7 +50,10 @@ class StrokeSamples:
         strokes = self._strokes(numbers)
         if not self.variation:
             return StrokeBatch(**strokes)
-        return StrokeBatch(**strokes, brightness=varied_brightness(self.variation, self.sets[0].stream.seed, numbers))
+        return StrokeBatch(
+            **strokes,
+            brightness=varied_brightness(self.variation, self.sets[0].stream.seed, numbers),
+        )
 
     def _strokes(self, numbers: np.ndarray) -> Strokes:
         if len(self.sets) == 1:
@@ -60,7 +67,8 @@ class StrokeSamples:
 class Pathfinder:
     """Generated images as sequences of pixels.
 
-    Images are generated once and saved as strokes of about 200 bytes; a batch is drawn after it has reached the device.
+    Images are generated once and saved as strokes of about 200 bytes; a batch is drawn after it
+    has reached the device.
 
     Args:
         side, seed, contour, cache_dir: as in PathfinderSettings.
@@ -89,7 +97,10 @@ class Pathfinder:
 
     def describe(self) -> str:
         counts = ", ".join(f"{count:,} {name}" for name, count in self.counts.items())
-        return f"Pathfinder-{self.side}, {contour_words(self.contour)}, seed {self.seed}: {counts} images"
+        return (
+            f"Pathfinder-{self.side}, {contour_words(self.contour)}, seed {self.seed}: "
+            f"{counts} images"
+        )
 
     def prepare(self) -> None:
         """Generate the images of all splits that are not stored yet."""
@@ -114,6 +125,9 @@ class Pathfinder:
         return StrokeSamples(*sets, variation=self.variation if name == "train" else 0.0)
 
     def finish(self, batch: StrokeBatch) -> SequenceBatch:
-        """Draw a batch's images; the tokens are their pixels in raster order, (B, side * side) uint8."""
-        pixels = rasterise(batch["windows"], batch["markers"], self.parameters, batch.get("brightness"))
+        """Draw a batch's images; the tokens are their pixels in raster order,
+        (B, side * side) uint8."""
+        pixels = rasterise(
+            batch["windows"], batch["markers"], self.parameters, batch.get("brightness")
+        )
         return SequenceBatch(tokens=pixels.flatten(1), labels=batch["labels"])

@@ -1,4 +1,5 @@
-"""Generated Pathfinder images on disk: each set is a file in the cache folder, named by all that decides its images.
+"""Generated Pathfinder images on disk: each set is a file in the cache folder, named by all
+that decides its images.
 
 The file can be copied to another machine: reading and drawing need no numba.
 """
@@ -15,8 +16,17 @@ from torch import Tensor
 
 from flashtrain.errors import UserError
 from flashtrain.files.caches import default_cache_dir, only_writer
-from flashtrain_recipes.arena.pathfinder.generate import HEADER_BYTES, VERSION, ImageStream, grow_file
-from flashtrain_recipes.arena.pathfinder.parameters import PathfinderParameters, contours_in, of_side
+from flashtrain_recipes.arena.pathfinder.generate import (
+    HEADER_BYTES,
+    VERSION,
+    ImageStream,
+    grow_file,
+)
+from flashtrain_recipes.arena.pathfinder.parameters import (
+    PathfinderParameters,
+    contours_in,
+    of_side,
+)
 from flashtrain_recipes.arena.pathfinder.records import Strokes, record_type, sound
 from flashtrain_recipes.arena.pathfinder.windows import directions
 
@@ -32,7 +42,10 @@ class PathfinderImages:
         self.path, self.stream, self.parameters = path, stream, stream.parameters
         records, whole = _read(path, self.parameters)
         if whole < count:
-            raise UserError(f"{path} holds {whole:,} whole images, not {count:,}: ask for fewer, or generate more.")
+            raise UserError(
+                f"{path} holds {whole:,} whole images, not {count:,}: "
+                "ask for fewer, or generate more."
+            )
         self._records = records[:count]
 
     def __len__(self) -> int:
@@ -60,20 +73,22 @@ def ensure(
 ) -> PathfinderImages:
     """Return the first `count` images of a set, generating those that its file does not hold yet.
 
-    Equal side, contour, seed and split give the same images everywhere; splits share no image. One process generates,
-    and others that call this at the same time wait for it.
+    Equal side, contour, seed and split give the same images everywhere; splits share no image. One
+    process generates, and others that call this at the same time wait for it.
 
     Args:
         cache_dir: where sets are saved; None: FLASHTRAIN_CACHE.
 
     Raises:
-        UserError: invalid settings, images are missing and so is numba, or the folder cannot be written.
+        UserError: invalid settings, images are missing and so is numba, or the
+            folder cannot be written.
     """
     stream = ImageStream(of_side(side, contour), seed, split)
     one, *more = contours_in(contour)
     if more:
         raise UserError(
-            f"pathfinder.contour={contour} is a range of dashes: expected one number, as a set of images has."
+            f"pathfinder.contour={contour} is a range of dashes: "
+            "expected one number, as a set of images has."
         )
     base = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
     path = base / f"pathfinder{side}-{one}-seed{seed}-{split}-v{VERSION}.bin"
@@ -88,18 +103,26 @@ def ensure(
 def strokes_of(records: np.ndarray, parameters: PathfinderParameters) -> Strokes:
     """Return the images of the records as strokes, in tensors."""
     tips, shapes = records["heads"].astype(np.int32), records["angles"].astype(np.int32)
-    # The table of windows: an empty one, each margin's directions, and all of them again at the short curves' contrast.
+    # The table of windows: an empty one, each margin's directions, and all of them again at the
+    # short curves' contrast.
     before = np.cumsum([1, *(len(directions(parameters, margin)) for margin in parameters.margins)])
     shapes += before[np.searchsorted(parameters.margins, records["margin"])][:, None]
     shapes[:, 2 * parameters.contour_dashes :] += before[-1] - 1
     windows = np.concatenate([tips, shapes[..., None]], axis=-1, dtype=np.int32)
     windows[np.arange(windows.shape[1]) >= records["count"].astype(np.int64)[:, None]] = 0
-    # A curve's first dash starts from its tail, every other from its head: the marked tips are where dashes start.
+    # A curve's first dash starts from its tail, every other from its head: the marked tips
+    # are where dashes start.
     image, dashes = np.arange(len(records)), parameters.contour_dashes
     start, label = records["start"].astype(np.int64), records["label"].astype(np.int64)
     end = np.where(label == 1, start, 1 - start)  # the curve whose last tip is marked
-    markers = np.stack([tips[image, start * dashes], tips[image, end * dashes + dashes - 1]], axis=1)
-    return Strokes(windows=torch.from_numpy(windows), markers=torch.from_numpy(markers), labels=torch.from_numpy(label))
+    markers = np.stack(
+        [tips[image, start * dashes], tips[image, end * dashes + dashes - 1]], axis=1
+    )
+    return Strokes(
+        windows=torch.from_numpy(windows),
+        markers=torch.from_numpy(markers),
+        labels=torch.from_numpy(label),
+    )
 
 
 def _read(path: Path, parameters: PathfinderParameters) -> tuple[np.ndarray, int]:

@@ -1,8 +1,9 @@
 """pathfinder.variation: random changes of training images' grey levels, which move no curve.
 
-A model is to learn curves, not how one program draws them. Half of the images are shifted, thickened or thinned, made
-brighter or darker, and their faint ring (halo) is strengthened or removed. Before that, in half of the images the
-dashes of long curves and those of short ones are drawn brighter or darker, each by a factor.
+A model is to learn curves, not how one program draws them. Half of the images are shifted,
+thickened or thinned, made brighter or darker, and their faint ring (halo) is strengthened or
+removed. Before that, in half of the images the dashes of long curves and those of short ones are
+drawn brighter or darker, each by a factor.
 
 B images, S = side * side pixels in raster order.
 """
@@ -27,7 +28,8 @@ MAX_CONTRAST = 1.35  # the factor of the brightness of all dashes of a kind, or 
 
 
 def varied_brightness(strength: float, seed: int, images: np.ndarray) -> Tensor:
-    """Return random factors for the brightness of each image's long and short curves, (B, 2) float32.
+    """Return random factors for the brightness of each image's long and short
+    curves, (B, 2) float32.
 
     Args:
         strength: from 0 (factors of 1) to 1 (factors up to MAX_CONTRAST, or its inverse).
@@ -39,7 +41,8 @@ def varied_brightness(strength: float, seed: int, images: np.ndarray) -> Tensor:
 
 
 def varied(strength: float) -> Callable[[Tensor, torch.Generator], Tensor]:
-    """Return a function that changes images (B, S) uint8 at random, given them and a generator on their device.
+    """Return a function that changes images (B, S) uint8 at random, given them and a
+    generator on their device.
 
     Args:
         strength: from above 0 to 1, for changes up to this module's MAX_ constants.
@@ -54,7 +57,8 @@ def varied(strength: float) -> Callable[[Tensor, torch.Generator], Tensor]:
         images = _shifted(images, MAX_SHIFT * down, 1)
         images = _shifted(images, MAX_SHIFT * right, 2)
         images = _thickened(images, MAX_THICKENING * thicker)
-        images = images / images.amax(dim=(1, 2), keepdim=True).clamp(min=1 / 255)  # discs are white in each drawing
+        # Discs are white in each drawing.
+        images = images / images.amax(dim=(1, 2), keepdim=True).clamp(min=1 / 255)
         images = images.pow(MAX_POWER**darker)
         images = images * (1 + halo * (1 - images / FAINT).clamp(min=0))
         return (images * 255).round().to(torch.uint8).flatten(1)
@@ -64,7 +68,9 @@ def varied(strength: float) -> Callable[[Tensor, torch.Generator], Tensor]:
 
 def _shifted(images: Tensor, share: Tensor, axis: int) -> Tensor:
     # moved along an axis by less than a pixel, share (B, 1, 1): each pixel is a mean of two
-    before = F.pad(images, (0, 0, 1, 0) if axis == 1 else (1, 0)).narrow(axis, 0, images.shape[axis])
+    before = F.pad(images, (0, 0, 1, 0) if axis == 1 else (1, 0)).narrow(
+        axis, 0, images.shape[axis]
+    )
     after = F.pad(images, (0, 0, 0, 1) if axis == 1 else (0, 1)).narrow(axis, 1, images.shape[axis])
     return images + share.abs() * (torch.where(share > 0, before, after) - images)
 

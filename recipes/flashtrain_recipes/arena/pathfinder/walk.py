@@ -1,7 +1,9 @@
-"""The random walks of the original Pathfinder program, compiled by numba: equal random numbers give the same dashes.
+"""The random walks of the original Pathfinder program, compiled by numba: equal random
+numbers give the same dashes.
 
-Two long curves of dashes grow in turn, then short ones fill the room that is left. Where one of the two long curves
-cannot grow, both begin anew. As in that program, curves and their last dashes may touch and cross.
+Two long curves of dashes grow in turn, then short ones fill the room that is left. Where one of
+the two long curves cannot grow, both begin anew. As in that program, curves and their last
+dashes may touch and cross.
 
 An image depends on its key and its number alone. Masks hold 0 (free) to 255 (occupied).
 """
@@ -21,7 +23,8 @@ DISTRACTOR_TRIES = 5
 MIN_FREE = 0.01  # of the image
 MIN_TOTAL = 1e-4  # of all next heads' weights together
 OCCUPIED = 77  # a mask from 0.3 on keeps a curve from beginning there
-# The hardest of the Arena's sides, 64, needs a few thousand; beyond this the curves cannot be made to fit.
+# The hardest of the Arena's sides, 64, needs a few thousand; beyond this the curves
+# cannot be made to fit.
 MAX_ATTEMPTS = 1_000_000
 
 
@@ -50,7 +53,8 @@ def _occupy(mask, tables, y, x, direction):
 
 @njit(cache=True)
 def _clear(mask, tables, y, x, direction):
-    # undoes _occupy, where all else on the mask is cleared too: the pixels are the empty frame's again
+    # undoes _occupy, where all else on the mask is cleared too: the pixels are
+    # the empty frame's again
     at = _at(tables, y, x)
     for place in range(tables.dash_start[direction], tables.dash_start[direction + 1]):
         pixel = at + tables.dash_pixels[place]
@@ -68,7 +72,8 @@ def _fits(mask, tables, y, x, direction):
 
 @njit(cache=True)
 def _next_dash(mask, tables, side, pivot, direction, state, cumulative):
-    # the dash after the one at `pivot` as (its pivot's y, x, its head's y, x, direction); direction -1: impossible
+    # the dash after the one at `pivot` as (its pivot's y, x, its head's y, x, direction);
+    # direction -1: impossible
     pivot_y, pivot_x = _moved(pivot[0], pivot[1], tables.ahead[direction])
     total = 0.0
     count = len(tables.ring)
@@ -117,8 +122,9 @@ def _begin(tables, y, x, degree, tips, directions, pivot):
 
 @njit(cache=True)
 def _first_tips(parameters, tables, state, tips, directions, pivots):
-    # Makes the long curves' first dashes, and returns whether that succeeded. What the first one occupies keeps twice
-    # the seed distance from every edge; the second's tip lies around the first's, wherever its dash may then lie.
+    # Makes the long curves' first dashes, and returns whether that succeeded. What the first one
+    # occupies keeps twice the seed distance from every edge; the second's tip lies around the
+    # first's, wherever its dash may then lie.
     side, seed_distance, padding = parameters[0], parameters[1], parameters[5]
     near = max(2 * seed_distance, padding)
     found = False
@@ -130,11 +136,18 @@ def _first_tips(parameters, tables, state, tips, directions, pivots):
         for place in range(tables.run_start[degree], tables.run_start[degree + 1]):
             y, x, length = tables.runs[place, 0], tables.runs[place, 1], tables.runs[place, 2]
             first = place == tables.run_start[degree]
-            lowest_y, highest_y = y if first else min(lowest_y, y), y if first else max(highest_y, y)
+            lowest_y, highest_y = (
+                y if first else min(lowest_y, y),
+                y if first else max(highest_y, y),
+            )
             lowest_x = x if first else min(lowest_x, x)
             highest_x = x + length - 1 if first else max(highest_x, x + length - 1)
-        # Places at the image's edge, from where all of it lies outside, do not occur: seed_distance is larger.
-        height, width = side - 2 * near - (highest_y - lowest_y), side - 2 * near - (highest_x - lowest_x)
+        # Places at the image's edge, from where all of it lies outside, do not occur:
+        # seed_distance is larger.
+        height, width = (
+            side - 2 * near - (highest_y - lowest_y),
+            side - 2 * near - (highest_x - lowest_x),
+        )
         if height <= 0 or width <= 0:
             return False
         chosen = below(state, height * width)
@@ -158,9 +171,10 @@ def _first_tips(parameters, tables, state, tips, directions, pivots):
 
 @njit(cache=True)
 def _grow_pair(parameters, tables, state, tips, directions, mask, cumulative):
-    # Two long curves, one attempt, on one mask that lacks the last dash of each: they may touch and cross there. Fills
-    # tips (2, dashes, 2), directions (2, dashes) and the mask, the empty frame at first, and returns how many dashes of
-    # each curve were placed, as (first, second): all, where it succeeded.
+    # Two long curves, one attempt, on one mask that lacks the last dash of each: they may touch
+    # and cross there. Fills tips (2, dashes, 2), directions (2, dashes) and the mask, the empty
+    # frame at first, and returns how many dashes of each curve were placed, as (first, second):
+    # all, where it succeeded.
     side, dashes = parameters[0], parameters[2]
     pivots = np.zeros((2, 2), dtype=np.int64)
     if not _first_tips(parameters, tables, state, tips, directions, pivots):
@@ -168,7 +182,9 @@ def _grow_pair(parameters, tables, state, tips, directions, mask, cumulative):
     for dash in range(1, dashes):
         for curve in range(2):
             last = directions[curve, dash - 1]
-            pivot_y, pivot_x, y, x, direction = _next_dash(mask, tables, side, pivots[curve], last, state, cumulative)
+            pivot_y, pivot_x, y, x, direction = _next_dash(
+                mask, tables, side, pivots[curve], last, state, cumulative
+            )
             if direction < 0:
                 return dash + curve, dash
             _occupy(mask, tables, tips[curve, dash - 1, 0], tips[curve, dash - 1, 1], last)
@@ -179,8 +195,8 @@ def _grow_pair(parameters, tables, state, tips, directions, mask, cumulative):
 
 @njit(cache=True)
 def _free_run(mask, side, tables, free):
-    # Fills free (as mask, int16) with how many free pixels follow to the right, itself included; outside of the image
-    # all are free. Returns how many of the image are.
+    # Fills free (as mask, int16) with how many free pixels follow to the right, itself included;
+    # outside of the image all are free. Returns how many of the image are.
     stride, border, count = tables.stride, tables.border, 0
     for row in range(len(mask) // stride):
         run = stride  # as free as a dash can need
@@ -195,7 +211,8 @@ def _free_run(mask, side, tables, free):
 
 @njit(cache=True)
 def _fitting(side, tables, free, degree, y, fits):
-    # fills fits (side,) with whether a first dash from (y, x) touches nothing occupied; returns of how many x
+    # fills fits (side,) with whether a first dash from (y, x) touches nothing occupied;
+    # returns of how many x
     fits[:] = True
     for place in range(tables.run_start[degree], tables.run_start[degree + 1]):
         start = _at(tables, y + tables.runs[place, 0], tables.runs[place, 1])
@@ -208,7 +225,8 @@ def _fitting(side, tables, free, degree, y, fits):
 
 @njit(cache=True)
 def _choose_free(side, tables, free, degree, state):
-    # a tail at random, (y, x), of all whose dash touches nothing occupied; (-1, -1) where there is none
+    # a tail at random, (y, x), of all whose dash touches nothing occupied; (-1,
+    # -1) where there is none
     fits = np.empty(side, dtype=np.bool_)
     counts = np.empty(side, dtype=np.int64)
     for y in range(side):
@@ -226,8 +244,8 @@ def _choose_free(side, tables, free, degree, state):
 
 @njit(cache=True)
 def _grow_short(mask, trial, free, parameters, tables, state, tips, directions, cumulative):
-    # A distractor, one attempt, its dashes into tips, directions (dashes, ...). trial: room for a copy of the mask;
-    # free: _free_run's of the mask.
+    # A distractor, one attempt, its dashes into tips, directions (dashes, ...). trial: room for a
+    # copy of the mask; free: _free_run's of the mask.
     side, dashes = parameters[0], parameters[4]
     pivot = np.zeros(2, dtype=np.int64)
     found = False
@@ -247,7 +265,9 @@ def _grow_short(mask, trial, free, parameters, tables, state, tips, directions, 
     trial[:] = mask
     for dash in range(1, dashes):
         last = directions[dash - 1]
-        pivot_y, pivot_x, y, x, direction = _next_dash(trial, tables, side, pivot, last, state, cumulative)
+        pivot_y, pivot_x, y, x, direction = _next_dash(
+            trial, tables, side, pivot, last, state, cumulative
+        )
         if direction < 0:
             return False
         _occupy(trial, tables, tips[dash - 1, 0], tips[dash - 1, 1], last)
@@ -258,15 +278,17 @@ def _grow_short(mask, trial, free, parameters, tables, state, tips, directions, 
 
 @njit(cache=True, nogil=True)
 def grow_images(key, first, parameters, margin_tables, out_tips, out_directions, out_facts):
-    """Generate the images number `first`, `first` + 1, ... of the stream `key`, as many as the outputs have rows.
+    """Generate the images number `first`, `first` + 1, ... of the stream `key`, as many as
+    the outputs have rows.
 
     Args:
-        parameters: (side, seed_distance, dashes of a long curve, distractors, dashes of a distractor, padding).
+        parameters: (side, seed_distance, dashes of a long curve, distractors, dashes of
+            a distractor, padding).
         margin_tables: WalkTables of every margin that an image may have.
         out_tips: (n, N, 2), where each of at most N dashes is drawn from, as (x, y).
         out_directions: (n, N) uint16, the number of each dash's direction.
-        out_facts: (n, 5) int64: dashes, label, the curve whose first tip is marked, which margin, and attempts (0: none
-            succeeded, and this and all later images are missing).
+        out_facts: (n, 5) int64: dashes, label, the curve whose first tip is marked, which margin,
+            and attempts (0: none succeeded, and this and all later images are missing).
     """
     side, _, dashes, distractors, short, _ = parameters
     for image in range(len(out_tips)):
@@ -286,7 +308,13 @@ def grow_images(key, first, parameters, margin_tables, out_tips, out_directions,
             if not succeeded:
                 for curve in range(2):
                     for dash in range(placed[curve]):
-                        _clear(mask, tables, tips[curve, dash, 0], tips[curve, dash, 1], directions[curve, dash])
+                        _clear(
+                            mask,
+                            tables,
+                            tips[curve, dash, 0],
+                            tips[curve, dash, 1],
+                            directions[curve, dash],
+                        )
         out_facts[image, 1], out_facts[image, 3] = label, chosen
         out_facts[image, 4] = attempts if succeeded else 0
         if not succeeded:
@@ -294,10 +322,18 @@ def grow_images(key, first, parameters, margin_tables, out_tips, out_directions,
         count = 0
         for curve in range(2):
             for dash in range(dashes):
-                _put(out_tips[image], out_directions[image], count, tips[curve, dash], directions[curve, dash])
+                _put(
+                    out_tips[image],
+                    out_directions[image],
+                    count,
+                    tips[curve, dash],
+                    directions[curve, dash],
+                )
                 count += 1
         # Of the last dashes, only the second curve's keeps the distractors away.
-        _occupy(mask, tables, tips[1, dashes - 1, 0], tips[1, dashes - 1, 1], directions[1, dashes - 1])
+        _occupy(
+            mask, tables, tips[1, dashes - 1, 0], tips[1, dashes - 1, 1], directions[1, dashes - 1]
+        )
         trial, free = mask.copy(), np.zeros(len(mask), dtype=np.int16)
         share = _free_run(mask, side, tables, free) / (side * side)
         for _ in range(distractors):
@@ -305,10 +341,20 @@ def grow_images(key, first, parameters, margin_tables, out_tips, out_directions,
                 if share < MIN_FREE:
                     below(state, DEGREES)  # the program chooses a direction before it looks
                     continue
-                if _grow_short(mask, trial, free, parameters, tables, state, tips[0], directions[0], cumulative):
+                if _grow_short(
+                    mask, trial, free, parameters, tables, state, tips[0], directions[0], cumulative
+                ):
                     for dash in range(short):
-                        _occupy(mask, tables, tips[0, dash, 0], tips[0, dash, 1], directions[0, dash])
-                        _put(out_tips[image], out_directions[image], count, tips[0, dash], directions[0, dash])
+                        _occupy(
+                            mask, tables, tips[0, dash, 0], tips[0, dash, 1], directions[0, dash]
+                        )
+                        _put(
+                            out_tips[image],
+                            out_directions[image],
+                            count,
+                            tips[0, dash],
+                            directions[0, dash],
+                        )
                         count += 1
                     share = _free_run(mask, side, tables, free) / (side * side)
                     break

@@ -1,4 +1,5 @@
-"""The tables of the random walk: for each direction the pixels of a dash, the places of the next, and their weights.
+"""The tables of the random walk: for each direction the pixels of a dash, the places of the
+next, and their weights.
 
 D directions (windows.directions), of which the last K are the ring's.
 """
@@ -23,14 +24,17 @@ from flashtrain_recipes.arena.pathfinder.windows import (
 
 FULL = 255  # an occupied pixel of a mask
 _COLLISION = 1.8  # of two masks' sum, where each is at most 1
-_FRACTIONS = (np.arange(FULL + 1) / FULL).astype(np.float32).astype(np.float64)  # of masks, which have 32 bits
+# Of masks, which have 32 bits.
+_FRACTIONS = (np.arange(FULL + 1) / FULL).astype(np.float32).astype(np.float64)
 
 
 class WalkTables(NamedTuple):
-    """Tables of the walk for one margin. Positions are flat indices into a mask; steps (y, x) end at whole pixels.
+    """Tables of the walk for one margin. Positions are flat indices into a mask; steps (y,
+    x) end at whole pixels.
 
-    The dash of direction d occupies dash_pixels[dash_start[d]:dash_start[d + 1]], relative to the tip that it starts
-    from. A first dash's fully occupied pixels are the rows (y, x, length) of runs[run_start[d]:run_start[d + 1]].
+    The dash of direction d occupies dash_pixels[dash_start[d]:dash_start[d + 1]], relative to the
+    tip that it starts from. A first dash's fully occupied pixels are the rows (y, x, length) of
+    runs[run_start[d]:run_start[d + 1]].
     """
 
     to_head: np.ndarray  # (360, 2): from a first dash's tail to its head
@@ -85,7 +89,9 @@ def walk_tables(parameters: PathfinderParameters, margin: int) -> WalkTables:
         runs=np.concatenate(runs),
         possible=np.array([_surrounded(rows) for rows in runs]),
         disc=disc[:, 1] * stride + disc[:, 0],
-        limits=(_FRACTIONS[:, None] + _FRACTIONS[None, :] < _COLLISION).sum(axis=1).astype(np.int64),
+        limits=(_FRACTIONS[:, None] + _FRACTIONS[None, :] < _COLLISION)
+        .sum(axis=1)
+        .astype(np.int64),
         open_share=1 - _FRACTIONS,
         frame=frame.ravel(),
         inside=inside.ravel(),
@@ -102,8 +108,9 @@ def _weights(angles: np.ndarray, continuity: float) -> np.ndarray:
 
 
 def _runs(window: np.ndarray, reach: int) -> np.ndarray:
-    # (R, 3) rows (y, x, length) of pixels that are wholly occupied, around the first dash's tail. The program looks at
-    # 2 reach + 1 pixels around it, and its window lies one pixel too far down and right there.
+    # (R, 3) rows (y, x, length) of pixels that are wholly occupied, around the first dash's tail.
+    # The program looks at 2 reach + 1 pixels around it, and its window lies one pixel too far
+    # down and right there.
     half = window.shape[0] // 2
     found = []
     for y in range(-reach - 1, reach):
@@ -114,10 +121,13 @@ def _runs(window: np.ndarray, reach: int) -> np.ndarray:
 
 
 def _surrounded(runs: np.ndarray) -> bool:
-    # Whether some of the pixels lie in each closed quadrant around (0, 0). Where none does, all lie outside of the
-    # image for one of its corners. What OpenCV finds there is below zero, and the program then takes the whole image
-    # for occupied: at side 32, only 30 of the 360 directions begin a curve.
+    # Whether some of the pixels lie in each closed quadrant around (0, 0). Where none does, all
+    # lie outside of the image for one of its corners. What OpenCV finds there is below zero, and
+    # the program then takes the whole image for occupied: at side 32, only 30 of the 360
+    # directions begin a curve.
     y, first, last = runs[:, 0], runs[:, 1], runs[:, 1] + runs[:, 2] - 1
     return all(
-        ((y * down >= 0) & (end * right >= 0)).any() for down in (-1, 1) for right, end in ((-1, first), (1, last))
+        ((y * down >= 0) & (end * right >= 0)).any()
+        for down in (-1, 1)
+        for right, end in ((-1, first), (1, last))
     )

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from flashtrain_recipes.attention_benchmark.baselines.base import AttentionBaseline
-from flashtrain_recipes.attention_benchmark.baselines.flash_attn import FlashAttn, FlashAttn3, FlashAttn4
+from flashtrain_recipes.attention_benchmark.baselines.flash_attn import (
+    FlashAttn,
+    FlashAttn3,
+    FlashAttn4,
+)
 from flashtrain_recipes.attention_benchmark.baselines.ours import (
     Flashtrain,
     FlashtrainCompiled,
     FlashtrainPlanned,
     FlashtrainPortable,
 )
-from flashtrain_recipes.attention_benchmark.baselines.pytorch import Flex, Sdpa, Standard, VarlenAttn
+from flashtrain_recipes.attention_benchmark.baselines.pytorch import (
+    Flex,
+    Sdpa,
+    Standard,
+    VarlenAttn,
+)
 
 __all__ = ["AttentionBaseline", "all_baselines"]
 
@@ -20,7 +29,8 @@ def all_baselines(device_type: str = "cuda", *, matrices: bool = True) -> list[A
 
     Args:
         device_type: "cuda" or "cpu".
-        matrices: whether torch's SDPA gets masks other than full and causal as matrices; if not, it is left out there.
+        matrices: whether torch's SDPA gets masks other than full and causal as matrices; if
+            not, it is left out there.
     """
     flash = "torch SDPA, FlashAttention-2" if device_type == "cuda" else "torch SDPA, flash"
     return [

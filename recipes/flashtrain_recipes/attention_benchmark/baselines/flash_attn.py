@@ -22,7 +22,8 @@ from flashtrain_recipes.attention_benchmark.settings import WITH_DOCUMENTS
 class FlashAttnFunctions(AttentionBaseline):
     """Base of packages that have flash-attn's functions.
 
-    flash_attn_varlen_func computes the masks in `packed`, flash_attn_with_kvcache decodes, flash_attn_func the rest.
+    flash_attn_varlen_func computes the masks in `packed`, flash_attn_with_kvcache decodes,
+    flash_attn_func the rest.
     """
 
     module: str
@@ -31,20 +32,26 @@ class FlashAttnFunctions(AttentionBaseline):
     supports: tuple[str, ...] = ("softcap", "dropout", "ALiBi", "deterministic", "pages")
 
     def imported(self) -> Any:
-        """Import and return the package. Raises ImportError where it lacks flash-attn's functions."""
-        found = importlib.import_module(self.module)  # flash-attn-4 alone also answers to `import flash_attn`
+        """Import and return the package. Raises ImportError where it lacks
+        flash-attn's functions."""
+        # flash-attn-4 alone also answers to `import flash_attn`.
+        found = importlib.import_module(self.module)
         if not hasattr(found, "flash_attn_func"):
             raise ImportError(f"{self.module} has no flash_attn_func")
         return found
 
     def mask_options(self, case: Case, context: Context) -> dict[str, Any]:
-        """Return keyword arguments for the masks that a subclass supports besides those of `options`; {} here."""
+        """Return keyword arguments for the masks that a subclass supports besides those
+        of `options`; {} here."""
         return {}
 
     def options(self, case: Case, inputs: Inputs) -> dict[str, Any]:
-        """Return the keyword arguments of a flash-attn call for the case; arguments at their defaults are left out."""
+        """Return the keyword arguments of a flash-attn call for the case; arguments at their
+        defaults are left out."""
         given = {
-            "window_size": (case.mask_name.left, case.mask_name.right) if case.kind == "window" else None,
+            "window_size": (case.mask_name.left, case.mask_name.right)
+            if case.kind == "window"
+            else None,
             "dropout_p": case.dropout or None,
             "softcap": case.softcap or None,
             "alibi_slopes": inputs.slopes,
@@ -62,10 +69,17 @@ class FlashAttnFunctions(AttentionBaseline):
         mask = self.mask_options(case, context)
         if case.kind not in self.packed:
             function = module.flash_attn_func
-            return lambda one: first(function(one.q, one.k, one.v, **{**self.options(case, one), **mask}))
-        packed, bounds, longest = module.flash_attn_varlen_func, context.cu_seqlens, max(case.documents)
+            return lambda one: first(
+                function(one.q, one.k, one.v, **{**self.options(case, one), **mask})
+            )
+        packed, bounds, longest = (
+            module.flash_attn_varlen_func,
+            context.cu_seqlens,
+            max(case.documents),
+        )
         where: dict[str, Any] = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, **mask}
-        taken = inspect.signature(packed).parameters  # not every version of flash-attn-4 takes the lengths
+        # Not every version of flash-attn-4 takes the lengths.
+        taken = inspect.signature(packed).parameters
         where |= {name: longest for name in ("max_seqlen_q", "max_seqlen_k") if name in taken}
 
         def attention(one: Inputs) -> Tensor:
@@ -75,12 +89,15 @@ class FlashAttnFunctions(AttentionBaseline):
         return attention
 
     def cached(self, module: Any, case: Case, context: Context) -> Attend:
-        """Return the function of `attend` for decoding: it attends to the keys and values of a (paged) cache."""
+        """Return the function of `attend` for decoding: it attends to the keys and
+        values of a (paged) cache."""
 
         def attention(one: Inputs) -> Tensor:
             k, v, table = one.pages if case.page else (one.k, one.v, None)
             where = {"cache_seqlens": context.filled, self.table: table}
-            return first(module.flash_attn_with_kvcache(one.q, k, v, softmax_scale=case.scale, **where))
+            return first(
+                module.flash_attn_with_kvcache(one.q, k, v, softmax_scale=case.scale, **where)
+            )
 
         return attention
 
@@ -107,7 +124,8 @@ class FlashAttn(FlashAttnFunctions):
 
 
 class FlashAttn3(FlashAttn):
-    """FlashAttention-3 for Hopper GPUs, the package flash_attn_interface. It supports fewer features."""
+    """FlashAttention-3 for Hopper GPUs, the package flash_attn_interface. It
+    supports fewer features."""
 
     name = title = "flash-attn-3"
     module, table = "flash_attn_interface", "page_table"
@@ -115,7 +133,8 @@ class FlashAttn3(FlashAttn):
 
 
 class FlashAttn4(FlashAttn3):
-    """FlashAttention-4, written in the CuTe DSL, the package flash_attn.cute. It decodes by the training functions."""
+    """FlashAttention-4, written in the CuTe DSL, the package flash_attn.cute. It decodes by
+    the training functions."""
 
     name = title = "flash-attn-4"
     module = "flash_attn.cute"
@@ -127,6 +146,8 @@ class FlashAttn4(FlashAttn3):
                 return first(module.flash_attn_func(one.q, one.k, one.v, softmax_scale=case.scale))
             k, v, table = one.pages
             where = {"page_table": table, "seqused_k": context.filled}
-            return first(module.flash_attn_varlen_func(one.q, k, v, softmax_scale=case.scale, **where))
+            return first(
+                module.flash_attn_varlen_func(one.q, k, v, softmax_scale=case.scale, **where)
+            )
 
         return attention

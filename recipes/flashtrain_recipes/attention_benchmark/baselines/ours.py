@@ -30,11 +30,21 @@ from flashtrain_recipes.attention_benchmark.inputs import (
 
 
 class Flashtrain(FlashAttnFunctions):
-    """The kernels that flashtrain chooses on this device. Masks that no argument describes are made once per batch."""
+    """The kernels that flashtrain chooses on this device. Masks that no argument describes
+    are made once per batch."""
 
     name = title = "flashtrain"
     module, packed = "flashtrain_kernels", ("varlen", "causal-varlen")
-    supports = ("softcap", "dropout", "ALiBi", "sinks", "deterministic", "bias", "bias gradient", "pages")
+    supports = (
+        "softcap",
+        "dropout",
+        "ALiBi",
+        "sinks",
+        "deterministic",
+        "bias",
+        "bias gradient",
+        "pages",
+    )
 
     def mask_options(self, case: Case, context: Context) -> dict[str, Any]:
         make = self.plan(case, context)
@@ -45,13 +55,20 @@ class Flashtrain(FlashAttnFunctions):
             return None
         if case.is_block_sparse:
             q, k = case.seqlen_q, case.seqlen_k
-            return partial(block_sparse.block_mask, context.table, block_size=BLOCK_SIZE, seqlen_q=q, seqlen_k=k)
+            return partial(
+                block_sparse.block_mask,
+                context.table,
+                block_size=BLOCK_SIZE,
+                seqlen_q=q,
+                seqlen_k=k,
+            )
         make = mask_maker(case, context.device)
         return lambda: make().planned(case.head_dim, case.dtype)
 
 
 class FlashtrainPlanned(Flashtrain):
-    """flashtrain on packed documents, with one mask that all layers share, instead of each layer making its own."""
+    """flashtrain on packed documents, with one mask that all layers share, instead of
+    each layer making its own."""
 
     name, title = "flashtrain-planned", "flashtrain, planned once"
 
@@ -77,13 +94,15 @@ class FlashtrainCompiled(Flashtrain):
 
     def attend(self, case: Case, context: Context) -> Attend:
         attention = super().attend(case, context)
-        # a function of tensors, as in a model, so that no guard looks at what the benchmark does around the call
+        # a function of tensors, as in a model, so that no guard looks at what the benchmark
+        # does around the call
         compiled = fresh_compile(lambda q, k, v: attention(Inputs(q, k, v, q)))
         return lambda inputs: compiled(inputs.q, inputs.k, inputs.v)
 
 
 class FlashtrainPortable(Flashtrain):
-    """flashtrain's functions on the portable kernels, on GPUs that would otherwise use the Hopper kernels."""
+    """flashtrain's functions on the portable kernels, on GPUs that would otherwise
+    use the Hopper kernels."""
 
     name, title = "flashtrain-portable", "flashtrain, portable"
 
@@ -102,9 +121,13 @@ def mask_maker(case: Case, device: torch.device) -> Callable[[], Any]:
     """
     seqlen = case.seqlen_k
     if case.kind in BY_ARGUMENT:
-        return partial(masks.sliding_window, seqlen, (case.mask_name.left, case.mask_name.right), device=device)
+        return partial(
+            masks.sliding_window, seqlen, (case.mask_name.left, case.mask_name.right), device=device
+        )
     if case.kind == "prefix-lm":
-        return partial(masks.prefix_lm, torch.tensor([prefix_length(seqlen)], device=device), seqlen=seqlen)
+        return partial(
+            masks.prefix_lm, torch.tensor([prefix_length(seqlen)], device=device), seqlen=seqlen
+        )
     if case.kind == "global-window":
         tokens, window = global_sizes(seqlen)
         return partial(masks.global_window, seqlen, tokens, (window, window), device=device)

@@ -1,7 +1,8 @@
-"""Baselines of PyTorch: attention written out, SDPA with one backend at a time, varlen_attn and FlexAttention.
+"""Baselines of PyTorch: attention written out, SDPA with one backend at a time,
+varlen_attn and FlexAttention.
 
-B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension, T packed tokens, n blocks
-a side.
+B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension, T
+packed tokens, n blocks a side.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _ON_CPU = ("FLASH_ATTENTION", "MATH")  # SDPA's backends
 
 
 class Standard(AttentionBaseline):
-    """Standard attention: two matrix products with a softmax between them, as separate operations."""
+    """Standard attention: two matrix products with a softmax between them, as
+    separate operations."""
 
     name, title = "standard", "standard attention"
 
@@ -48,7 +50,8 @@ class Sdpa(AttentionBaseline):
 
     Args:
         backend: a name of torch.nn.attention.SDPBackend.
-        matrices: whether masks other than full and causal, and ALiBi, are passed as matrices; if not, they are refused.
+        matrices: whether masks other than full and causal, and ALiBi, are passed as matrices; if
+            not, they are refused.
     """
 
     def __init__(self, name: str, title: str, backend: str, *, matrices: bool) -> None:
@@ -56,7 +59,9 @@ class Sdpa(AttentionBaseline):
         self.supports = ("dropout", "ALiBi", "bias", "bias gradient") if matrices else ("dropout",)
 
     def missing(self, device: torch.device) -> str | None:
-        return "needs an NVIDIA GPU" if device.type == "cpu" and self.backend not in _ON_CPU else None
+        return (
+            "needs an NVIDIA GPU" if device.type == "cpu" and self.backend not in _ON_CPU else None
+        )
 
     def refuses(self, case: Case) -> str | None:
         known = self.matrices or _known_by_name(case)
@@ -65,7 +70,11 @@ class Sdpa(AttentionBaseline):
     def attend(self, case: Case, context: Context) -> Attend:
         backend = getattr(SDPBackend, self.backend)
         by_name = _known_by_name(case)
-        mask = _additive(case, context) if "ALiBi" in case.features else (None if by_name else context.dense)
+        mask = (
+            _additive(case, context)
+            if "ALiBi" in case.features
+            else (None if by_name else context.dense)
+        )
         options: dict[str, Any] = {
             "dropout_p": case.dropout,
             "is_causal": case.kind == "causal" and mask is None,
@@ -77,7 +86,9 @@ class Sdpa(AttentionBaseline):
             q, k, v = (x.transpose(1, 2) for x in (inputs.q, inputs.k, inputs.v))
             added = mask if inputs.bias is None else inputs.bias
             with sdpa_kernel(backend):
-                return F.scaled_dot_product_attention(q, k, v, attn_mask=added, **options).transpose(1, 2)
+                return F.scaled_dot_product_attention(
+                    q, k, v, attn_mask=added, **options
+                ).transpose(1, 2)
 
         return attention
 
@@ -92,15 +103,20 @@ def _additive(case: Case, context: Context) -> Tensor:
     slopes = alibi_slopes(case.heads, context.device)
     positions = torch.arange(case.seqlen_k, device=context.device, dtype=torch.float32)
     distance = (positions[-case.seqlen_q :, None] - positions).abs_()
-    whole = torch.empty(1, case.heads, case.seqlen_q, case.seqlen_k, device=context.device, dtype=case.dtype)
+    whole = torch.empty(
+        1, case.heads, case.seqlen_q, case.seqlen_k, device=context.device, dtype=case.dtype
+    )
     for head in range(case.heads):  # one head at a time: in float32 all of them would not fit
         added = distance * -slopes[head]
-        whole[0, head] = added if context.dense is None else added.masked_fill_(~context.dense, -torch.inf)
+        whole[0, head] = (
+            added if context.dense is None else added.masked_fill_(~context.dense, -torch.inf)
+        )
     return whole
 
 
 class VarlenAttn(AttentionBaseline):
-    """torch's varlen_attn: FlashAttention-2 with cu_seqlens. It is measured on masks with documents only."""
+    """torch's varlen_attn: FlashAttention-2 with cu_seqlens. It is measured on
+    masks with documents only."""
 
     name, title = "varlen-attn", "torch varlen_attn"
 
@@ -113,14 +129,19 @@ class VarlenAttn(AttentionBaseline):
     def attend(self, case: Case, context: Context) -> Attend:
         from torch.nn.attention.varlen import varlen_attn
 
-        options: dict[str, Any] = {"scale": case.scale, "window_size": (-1, 0 if case.mask_name.causal else -1)}
+        options: dict[str, Any] = {
+            "scale": case.scale,
+            "window_size": (-1, 0 if case.mask_name.causal else -1),
+        }
         if case.heads != case.kv_heads:
             options["enable_gqa"] = True
         bounds, longest = context.cu_seqlens, max(case.documents)
 
         def attention(inputs: Inputs) -> Tensor:
             q, k, v = (x.flatten(0, 1) for x in (inputs.q, inputs.k, inputs.v))
-            return first(varlen_attn(q, k, v, bounds, bounds, longest, longest, **options)).view_as(inputs.q)
+            return first(varlen_attn(q, k, v, bounds, bounds, longest, longest, **options)).view_as(
+                inputs.q
+            )
 
         return attention
 
@@ -142,13 +163,22 @@ class Flex(AttentionBaseline):
         compiled = fresh_compile(flex_attention)
         block_mask = make_block_mask(case, context)
         grouped = case.heads != case.kv_heads
-        made: list[Callable[..., Tensor] | None] = []  # one function for all calls, or each might compile anew
+        # One function for all calls, or each might compile anew.
+        made: list[Callable[..., Tensor] | None] = []
 
         def attention(inputs: Inputs) -> Tensor:
             if not made:
                 made.append(score_function(case, inputs))
             q, k, v = (x.transpose(1, 2) for x in (inputs.q, inputs.k, inputs.v))
-            out = compiled(q, k, v, score_mod=made[0], block_mask=block_mask, scale=case.scale, enable_gqa=grouped)
+            out = compiled(
+                q,
+                k,
+                v,
+                score_mod=made[0],
+                block_mask=block_mask,
+                scale=case.scale,
+                enable_gqa=grouped,
+            )
             return out.transpose(1, 2)
 
         return attention
@@ -167,17 +197,27 @@ def make_block_mask(case: Case, context: Context) -> Any:
     if case.is_block_sparse:
         table = context.table
         counts = table.sum(-1, dtype=torch.int32)[None]
-        indices = table.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)[None]
+        indices = (
+            table.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)[None]
+        )
         none, nowhere = torch.zeros_like(counts), torch.zeros_like(indices)
         return BlockMask.from_kv_blocks(
-            none, nowhere, counts, indices, BLOCK_SIZE=BLOCK_SIZE, mask_mod=lambda b, h, q, k: rule(h, q, k)
+            none,
+            nowhere,
+            counts,
+            indices,
+            BLOCK_SIZE=BLOCK_SIZE,
+            mask_mod=lambda b, h, q, k: rule(h, q, k),
         )
     lengths = (case.seqlen_q, case.seqlen_k)
-    return create_block_mask(lambda b, h, q, k: rule(h, q, k), None, None, *lengths, device=context.device)
+    return create_block_mask(
+        lambda b, h, q, k: rule(h, q, k), None, None, *lengths, device=context.device
+    )
 
 
 def score_function(case: Case, inputs: Inputs) -> Callable[..., Tensor] | None:
-    """Return the case's softcap, ALiBi or bias as a score_mod of FlexAttention; None for a case without them."""
+    """Return the case's softcap, ALiBi or bias as a score_mod of FlexAttention; None
+    for a case without them."""
     if case.softcap:
         bound = case.softcap
         return lambda score, b, h, q, k: bound * torch.tanh(score / bound)

@@ -1,4 +1,5 @@
-"""The implementations of BERT whose training steps are measured, each with a way of batching sequences."""
+"""The implementations of BERT whose training steps are measured, each with a way
+of batching sequences."""
 
 from __future__ import annotations
 
@@ -27,6 +28,11 @@ def all_baselines(settings: Settings, hardware: Hardware, *, compiled: bool) -> 
         found += [
             theirs(f"hf-eager{ending}", "Hugging Face, eager", attention="eager"),
             theirs(f"hf-sdpa{ending}", "Hugging Face, SDPA", attention="sdpa"),
-            theirs(f"hf-sdpa-compile{ending}", "Hugging Face, SDPA, compiled", attention="sdpa", compiled=True),
+            theirs(
+                f"hf-sdpa-compile{ending}",
+                "Hugging Face, SDPA, compiled",
+                attention="sdpa",
+                compiled=True,
+            ),
         ]
     return found

@@ -32,7 +32,9 @@ class FlashtrainBert(StepBaseline):
         batching: PACKED, or RANDOM for padded batches; they are the same where every row is full.
     """
 
-    def __init__(self, name: str, batching: str, *, settings: Settings, hardware: Hardware, compiled: bool) -> None:
+    def __init__(
+        self, name: str, batching: str, *, settings: Settings, hardware: Hardware, compiled: bool
+    ) -> None:
         self.name, self.batching, self.compiled = name, batching, compiled
         self.title = f"{OURS}, {'packed' if batching == PACKED else 'padded'}"
         self.settings, self.hardware = settings, hardware

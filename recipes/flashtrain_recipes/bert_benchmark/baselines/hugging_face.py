@@ -49,8 +49,11 @@ class HuggingFaceBert(HuggingFace):
 
         config = BertConfig(**bert_content(case.config(), "BertForMaskedLM", 0, torch.float32))
         with torch.device(device):
-            model = AutoModelForMaskedLM.from_config(config, attn_implementation=self.attention).train()
-        # Length buckets are batches of some sixteen shapes: compiled once for all, not once for each.
+            model = AutoModelForMaskedLM.from_config(
+                config, attn_implementation=self.attention
+            ).train()
+        # Length buckets are batches of some sixteen shapes: compiled once for
+        # all, not once for each.
         forward = torch.compile(model, dynamic=self.batching == BUCKETS) if self.compiled else model
         return usual_step(model, lambda batch: forward(**batch).loss, case, device)
 
@@ -61,7 +64,11 @@ class HuggingFaceBert(HuggingFace):
         device: torch.device,
     ) -> list[tuple[Any, ...]]:
         lengths, tokens = drawn.lengths, case.batch * case.context
-        members = bucket_batches(lengths, tokens) if self.batching == BUCKETS else random_batches(lengths, case.batch)
+        members = (
+            bucket_batches(lengths, tokens)
+            if self.batching == BUCKETS
+            else random_batches(lengths, case.batch)
+        )
         return [(_arguments(padded(drawn, one, device)),) for one in members]
 
 

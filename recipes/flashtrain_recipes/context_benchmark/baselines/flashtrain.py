@@ -31,13 +31,18 @@ class Flashtrain(ContextBaseline):
 
     def attend(self, place: Place, q: Tensor, k: Tensor, v: Tensor) -> Attention:
         layout = place.layout(self.layout)
-        shared = SharedAttention(place.mask, layout, place.team.group, q, k, method=self.way, dropout=False)
+        shared = SharedAttention(
+            place.mask, layout, place.team.group, q, k, method=self.way, dropout=False
+        )
         call = partial(shared.__call__, scale=place.case.attention.scale)
         return Attention(call, shared.choice.traffic, shared.choice.heads_degree)
 
 
-def baselines(methods: Sequence[str] | None, layouts: Sequence[str] | None) -> list[ContextBaseline]:
-    """Return a baseline for each method and layout; for ulysses, the same in all layouts, only the first.
+def baselines(
+    methods: Sequence[str] | None, layouts: Sequence[str] | None
+) -> list[ContextBaseline]:
+    """Return a baseline for each method and layout; for ulysses, the same in all
+    layouts, only the first.
 
     Args:
         methods, layouts: the values of benchmark.methods and benchmark.layouts; None: all.

@@ -1,4 +1,5 @@
-"""The implementations of a decoder's training step: flashtrain's, and transformers' by attention and compilation."""
+"""The implementations of a decoder's training step: flashtrain's, and transformers' by
+attention and compilation."""
 
 from __future__ import annotations
 
@@ -24,5 +25,10 @@ def everyone(hardware: Hardware, *, updates: bool, compiled: bool) -> list[Huggi
         theirs("hf-flashtrain", "transformers, flashtrain's attention, eager", attention=None),
         theirs("hf-sdpa", "transformers, SDPA, eager"),
         theirs("hf-sdpa-compile", "transformers, SDPA, compiled", compiled=True),
-        theirs("hf-sdpa-compile-layers", "transformers, SDPA, layers compiled", compiled=True, by_layer=True),
+        theirs(
+            "hf-sdpa-compile-layers",
+            "transformers, SDPA, layers compiled",
+            compiled=True,
+            by_layer=True,
+        ),
     ]

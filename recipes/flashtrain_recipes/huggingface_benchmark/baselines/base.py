@@ -1,4 +1,5 @@
-"""The base of all implementations of a decoder's training step: flashtrain's model of the case, and an optimiser.
+"""The base of all implementations of a decoder's training step: flashtrain's model of the
+case, and an optimiser.
 
 The model wraps transformers' class, and equal seeds give equal weights.
 """
@@ -29,7 +30,8 @@ from flashtrain_recipes.step_benchmark.training_step import (
 
 
 class GradientsOnly(torch.optim.SGD):
-    """An optimiser that can free gradients but updates nothing, to measure forward and backward alone."""
+    """An optimiser that can free gradients but updates nothing, to measure
+    forward and backward alone."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         return None
@@ -48,12 +50,15 @@ class HuggingFaceBaseline(StepBaseline):
     def decoder(self, case: HuggingFaceCase) -> HuggingFaceDecoder:
         """Return flashtrain's model of the case, on the meta device (without weights)."""
         settings, hardware = case.settings(), case.hardware_of(self.hardware)
-        model = make_model(settings.model, vocab_size=0, context=settings.context, attention=hardware.attention)
+        model = make_model(
+            settings.model, vocab_size=0, context=settings.context, attention=hardware.attention
+        )
         model.keep_in(hardware.precision)
         return cast(HuggingFaceDecoder, model)
 
     def saved(self, case: HuggingFaceCase, model: HuggingFaceDecoder) -> MemoryChoice:
-        """Apply the settings `memory.*` of the case to flashtrain's model, and return what was chosen."""
+        """Apply the settings `memory.*` of the case to flashtrain's model, and
+        return what was chosen."""
         return save_memory(case.settings(), case.hardware_of(self.hardware), model)
 
     def step(
@@ -83,4 +88,6 @@ class HuggingFaceBaseline(StepBaseline):
             return step
         trained = [one for one in part.parameters() if one.requires_grad]
         optimizer = GradientsOnly(trained, lr=0.0)
-        return TrainingStep(part, loss_of(task), optimizer, lambda: None, autocast=autocast_of(case, device))
+        return TrainingStep(
+            part, loss_of(task), optimizer, lambda: None, autocast=autocast_of(case, device)
+        )

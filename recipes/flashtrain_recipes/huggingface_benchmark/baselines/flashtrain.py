@@ -1,4 +1,5 @@
-"""The training step of recipe=hf: loss in chunks, flashtrain's attention, `memory.*`, layers compiled one by one."""
+"""The training step of recipe=hf: loss in chunks, flashtrain's attention, `memory.*`,
+layers compiled one by one."""
 
 from __future__ import annotations
 

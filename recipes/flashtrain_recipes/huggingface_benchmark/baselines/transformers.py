@@ -1,4 +1,5 @@
-"""transformers' class and its own loss, with gradient checkpointing wherever flashtrain recomputes any layer."""
+"""transformers' class and its own loss, with gradient checkpointing wherever
+flashtrain recomputes any layer."""
 
 from __future__ import annotations
 
@@ -22,13 +23,16 @@ CHECKPOINTING = "gradient checkpointing"
 class Transformers(HuggingFaceBaseline):
     """transformers' training step as a baseline."""
 
-    attention: str | None = "sdpa"  # transformers' name; None: flashtrain's, by register_with_transformers
+    # transformers' name; None: flashtrain's, by register_with_transformers.
+    attention: str | None = "sdpa"
     by_layer: bool = False  # compile each layer by itself, instead of the whole model
 
     def memory(self, case: HuggingFaceCase) -> MemoryChoice:
         model = self.decoder(case)
         self.saved(case, model)
-        return MemoryChoice() if model.savings.checkpointing == "none" else MemoryChoice(CHECKPOINTING)
+        return (
+            MemoryChoice() if model.savings.checkpointing == "none" else MemoryChoice(CHECKPOINTING)
+        )
 
     def build(self, case: HuggingFaceCase, device: torch.device) -> TrainingStep:
         ours = self.decoder(case)

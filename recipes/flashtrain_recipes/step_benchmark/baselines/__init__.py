@@ -26,13 +26,30 @@ def all_baselines(settings: Settings, hardware: Hardware, *, compiled: bool) -> 
     wide = settings.having(model=replace(settings.model, residual="weights"))
     return [
         ours("flashtrain", FLASHTRAIN, attention="flash"),
-        ours("flashtrain-float32-residual", "flashtrain, residual=weights", attention="flash", settings=wide),
+        ours(
+            "flashtrain-float32-residual",
+            "flashtrain, residual=weights",
+            attention="flash",
+            settings=wide,
+        ),
         ours("flashtrain-sdpa", "flashtrain, attention=sdpa", attention="sdpa"),
         ours("flashtrain-standard", "flashtrain, attention=standard", attention="standard"),
         Plain("pytorch", f"plain PyTorch, SDPA{how}", compiled=compiled),
-        Plain("pytorch-cudnn", f"plain PyTorch, cuDNN{how}", compiled=compiled, backend=SDPBackend.CUDNN_ATTENTION),
-        Plain("standard", f"plain PyTorch, standard attention{how}", compiled=compiled, attention="standard"),
+        Plain(
+            "pytorch-cudnn",
+            f"plain PyTorch, cuDNN{how}",
+            compiled=compiled,
+            backend=SDPBackend.CUDNN_ATTENTION,
+        ),
+        Plain(
+            "standard",
+            f"plain PyTorch, standard attention{how}",
+            compiled=compiled,
+            attention="standard",
+        ),
         HuggingFace("hf-eager", EAGER, attention="eager"),
         HuggingFace("hf-sdpa", "Hugging Face, SDPA", attention="sdpa"),
-        HuggingFace("hf-sdpa-compile", "Hugging Face, SDPA, compiled", attention="sdpa", compiled=True),
+        HuggingFace(
+            "hf-sdpa-compile", "Hugging Face, SDPA, compiled", attention="sdpa", compiled=True
+        ),
     ]

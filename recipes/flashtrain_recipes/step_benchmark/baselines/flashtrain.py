@@ -54,13 +54,20 @@ class Flashtrain(StepBaseline):
     def _model(self, case: GPT2Case) -> tuple[Trainable, MemoryChoice]:
         settings, hardware = self._settings(case), self._hardware(case)
         model = make_model(
-            settings.model, vocab_size=case.vocab_size, context=settings.context, attention=hardware.attention
+            settings.model,
+            vocab_size=case.vocab_size,
+            context=settings.context,
+            attention=hardware.attention,
         )
         return model, save_memory(settings, hardware, model)
 
     def _settings(self, case: GPT2Case) -> Settings:
         own = case.settings_of(self.settings)
-        own.model.size, own.model.vocab_rows, own.trainer.compile = case.model, case.vocab_rows, self.compiled
+        own.model.size, own.model.vocab_rows, own.trainer.compile = (
+            case.model,
+            case.vocab_rows,
+            self.compiled,
+        )
         return own
 
     def _hardware(self, case: GPT2Case) -> Hardware:
@@ -70,7 +77,8 @@ class Flashtrain(StepBaseline):
 
 
 def save_memory(settings: Settings, hardware: Hardware, model: Trainable) -> MemoryChoice:
-    """Apply the settings `memory.*` (activation checkpointing and offloading) to the model, and return what was chosen.
+    """Apply the settings `memory.*` (activation checkpointing and offloading) to the model, and
+    return what was chosen.
 
     Args:
         settings, hardware: of one case.
@@ -85,5 +93,6 @@ def save_memory(settings: Settings, hardware: Hardware, model: Trainable) -> Mem
 
 
 def batch_loss(task: LanguageModel, tokens: Tensor, labels: Tensor) -> Tensor:
-    """Return the task's loss for tokens and labels, each (B, S), of a batch without a document mask."""
+    """Return the task's loss for tokens and labels, each (B, S), of a batch
+    without a document mask."""
     return task.batch_loss(cast(Batch, {"tokens": tokens, "labels": labels}))

@@ -42,8 +42,10 @@ def hugging_face_gpt2(case: GPT2Case, device: torch.device, attention: str) -> A
     shape = case.config()
     heads: Any = shape.layers[0].mixer
     config = GPT2Config(
-        vocab_size=shape.vocab_rows, n_positions=shape.context, n_embd=shape.embed, n_layer=len(shape.layers),
-        n_head=heads.heads, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
+        vocab_size=shape.vocab_rows, n_positions=shape.context, n_embd=shape.embed,
+        n_layer=len(shape.layers),
+        n_head=heads.heads, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0,
+        eos_token_id=0,
         use_cache=False,
     )  # fmt: skip
     with torch.device(device):
@@ -53,5 +55,6 @@ def hugging_face_gpt2(case: GPT2Case, device: torch.device, attention: str) -> A
 
 
 def hugging_face_loss(forward: Any, tokens: Tensor, labels: Tensor) -> Tensor:
-    """Return the loss of transformers' model `forward`; labels[b, s] is the token after tokens[b, s], both (B, S)."""
+    """Return the loss of transformers' model `forward`; labels[b, s] is the token after
+    tokens[b, s], both (B, S)."""
     return forward(input_ids=tokens, labels=labels, shift_labels=labels).loss

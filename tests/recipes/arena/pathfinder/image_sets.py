@@ -24,8 +24,13 @@ def margins(images: PathfinderImages) -> np.ndarray:
 
 
 def drawn(
-    images: PathfinderImages, numbers: Sequence[int] | slice = slice(None), device: str = "cpu", **options: Tensor
+    images: PathfinderImages,
+    numbers: Sequence[int] | slice = slice(None),
+    device: str = "cpu",
+    **options: Tensor,
 ) -> Tensor:
     """Images of a set, (B, side, side), drawn on the device."""
     strokes = images.strokes(numbers)
-    return rasterise(strokes["windows"].to(device), strokes["markers"].to(device), images.parameters, **options)
+    return rasterise(
+        strokes["windows"].to(device), strokes["markers"].to(device), images.parameters, **options
+    )

@@ -1,6 +1,8 @@
-"""Where the task's own program lays its dashes, in NumPy and Pillow, as we understand it: on whole masks, one by one.
+"""Where the task's own program lays its dashes, in NumPy and Pillow, as we understand it: on
+whole masks, one by one.
 
-Random numbers are those of the compiled walk, in Python's whole numbers, and are asked for in the program's order.
+Random numbers are those of the compiled walk, in Python's whole numbers, and are asked for
+in the program's order.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ def _reversed(angle: float) -> float:
 
 @dataclass
 class Curve:
-    """dashes: where each starts and its angle. last: what the last one keeps for itself, not yet on the mask."""
+    """dashes: where each starts and its angle. last: what the last one keeps for
+    itself, not yet on the mask."""
 
     pivot: Place
     angle: float
@@ -73,7 +76,8 @@ class Grown:
             self.attempts += 1
             self.mask = frame.copy()
             pair = self._pair()
-        self.mask = np.maximum(self.mask, pair[1].last)  # the first curve's last dash stays without a mask
+        # The first curve's last dash stays without a mask.
+        self.mask = np.maximum(self.mask, pair[1].last)
         self.dashes = pair[0].dashes + pair[1].dashes
         for _ in range(parameters.distractors):
             for _ in range(5):
@@ -104,20 +108,27 @@ class Grown:
         for _ in range(3):
             angle, around = self.chances.degree(), self.chances.below(360) * np.pi / 180
             far = self.parameters.seed_distance
-            place = (round(tail[0] + far * math.sin(around)), round(tail[1] + far * math.cos(around)))
+            place = (
+                round(tail[0] + far * math.sin(around)),
+                round(tail[1] + far * math.cos(around)),
+            )
             curve = self._begun(place, angle)
             if curve is not None:
                 return curve
         return None
 
     def _seeded(self, lined: np.ndarray) -> Curve | None:
-        """A curve that begins where its first dash, moved on by one pixel down and right, touches nothing."""
+        """A curve that begins where its first dash, moved on by one pixel down and
+        right, touches nothing."""
         for _ in range(3):
             angle = self.chances.degree()
             reach = self.parameters.dash_length + self.margin
-            _, kept = program.dash(2 * reach + 1, (reach + 1, reach + 1), angle, self.parameters, self.margin)
+            _, kept = program.dash(
+                2 * reach + 1, (reach + 1, reach + 1), angle, self.parameters, self.margin
+            )
             taken = program.dilated(lined, kept == 1, outside=-np.inf)
-            if taken.min() == -np.inf:  # of some pixel, all of the dash lies outside: the program finds no place then
+            # Of some pixel, all of the dash lies outside: the program finds no place then.
+            if taken.min() == -np.inf:
                 return None
             free = np.argwhere(taken <= 0.3)
             if not len(free):
@@ -143,23 +154,35 @@ class Grown:
         taken = program.dilated(self.mask, program.disc(margin))
         around = np.arange(0, 360, 360 / (2 * (length + margin) * np.pi)) * np.pi / 180
         points = np.stack([np.sin(around), np.cos(around)], axis=1) * (length + margin) + pivot
-        heads = np.unique(points[((points >= 0) & (points < self.side)).all(axis=1)].astype(int), axis=0)
+        heads = np.unique(
+            points[((points >= 0) & (points < self.side)).all(axis=1)].astype(int), axis=0
+        )
         if not len(heads):
             return False
         angles = np.arctan2(heads[:, 0] - pivot[0], heads[:, 1] - pivot[1])
         turn = np.abs(angles - curve.angle)
         turn = np.minimum(turn, 2 * np.pi - turn) * self.parameters.continuity
-        weights = np.maximum(np.cos(np.minimum(turn, np.pi / 2)), 0) ** 2 * (1 - taken[heads[:, 0], heads[:, 1]])
+        weights = np.maximum(np.cos(np.minimum(turn, np.pi / 2)), 0) ** 2 * (
+            1 - taken[heads[:, 0], heads[:, 1]]
+        )
         if weights.sum() < 1e-4:
             return False
         upto = np.cumsum(weights / weights.sum())
         for _ in range(3):
             chosen = int(np.argmax(upto > self.chances.share()))
-            head, back = (int(heads[chosen, 0]), int(heads[chosen, 1])), program.turned_back(float(angles[chosen]))
+            head, back = (
+                (int(heads[chosen, 0]), int(heads[chosen, 1])),
+                program.turned_back(float(angles[chosen])),
+            )
             _, kept = program.dash(self.side, head, back, self.parameters, margin)
             if (self.mask + kept.astype(np.float64)).max() < 1.8:
                 self.mask = np.maximum(self.mask, curve.last)
-                curve.pivot, curve.angle, curve.last, curve.tip = pivot, float(angles[chosen]), kept, head
+                curve.pivot, curve.angle, curve.last, curve.tip = (
+                    pivot,
+                    float(angles[chosen]),
+                    kept,
+                    head,
+                )
                 curve.dashes.append((head, back))
                 return True
         return False

@@ -1,6 +1,8 @@
-"""What the task's own program draws, in NumPy and Pillow, as we understand it: slow and plain, to compare with.
+"""What the task's own program draws, in NumPy and Pillow, as we understand it: slow and
+plain, to compare with.
 
-Positions are (y, x), as there; angles are radians. Masks and images are fractions of full brightness.
+Positions are (y, x), as there; angles are radians. Masks and images are
+fractions of full brightness.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ Place = tuple[int, int]
 
 
 def stepped(place: Place, angle: float, length: float) -> Place:
-    return math.ceil(place[0] + length * math.sin(angle)), math.ceil(place[1] + length * math.cos(angle))
+    return math.ceil(place[0] + length * math.sin(angle)), math.ceil(
+        place[1] + length * math.cos(angle)
+    )
 
 
 def turned_back(angle: float) -> float:
@@ -32,7 +36,9 @@ def as_bytes(image: np.ndarray) -> np.ndarray:
 
 
 def smaller(image: np.ndarray, size: int) -> np.ndarray:
-    return np.asarray(Image.fromarray(as_bytes(image)).resize((size, size), Image.Resampling.LANCZOS))
+    return np.asarray(
+        Image.fromarray(as_bytes(image)).resize((size, size), Image.Resampling.LANCZOS)
+    )
 
 
 def disc(radius: int) -> np.ndarray:
@@ -51,7 +57,12 @@ def dilated(image: np.ndarray, shape: np.ndarray, outside: float = 0.0) -> np.nd
 
 
 def dash(
-    size: int, start: Place, angle: float, parameters: PathfinderParameters, margin: int, contrast: float = 1.0
+    size: int,
+    start: Place,
+    angle: float,
+    parameters: PathfinderParameters,
+    margin: int,
+    contrast: float = 1.0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(size, size) float32 each: the dash at its contrast, and what it keeps for itself."""
     half = parameters.dash_length + math.ceil(parameters.thickness) + margin
@@ -86,11 +97,18 @@ def picture(
     parameters: PathfinderParameters,
     margin: int,
 ) -> np.ndarray:
-    """(side, side) uint8 of dashes, each where it starts and its angle, and of markers. The dashes of the two long
-    curves come first."""
+    """(side, side) uint8 of dashes, each where it starts and its angle, and of markers. The dashes
+    of the two long curves come first."""
     size, contrasts = parameters.side, (parameters.long_contrast, parameters.short_contrast)
     shapes = [
-        dash(size, start, angle, parameters, margin, contrasts[number >= 2 * parameters.contour_dashes])[0]
+        dash(
+            size,
+            start,
+            angle,
+            parameters,
+            margin,
+            contrasts[number >= 2 * parameters.contour_dashes],
+        )[0]
         for number, (start, angle) in enumerate(dashes)
     ]
     discs = [marker(size, centre, parameters.marker_radius) for centre in markers]

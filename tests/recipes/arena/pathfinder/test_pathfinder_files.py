@@ -1,4 +1,5 @@
-"""Pathfinder images from files: the original program's folders, the Long Range Arena's, and .npz."""
+"""Pathfinder images from files: the original program's folders, the Long
+Range Arena's, and .npz."""
 
 from __future__ import annotations
 
@@ -41,7 +42,10 @@ def pixels_and_labels(source: PathfinderFiles, *splits: str) -> dict[bytes, int]
         samples = source.split(name)
         batch = samples[list(range(len(samples)))]
         found.update(
-            {row.numpy().tobytes(): int(label) for row, label in zip(batch["tokens"], batch["labels"], strict=True)}
+            {
+                row.numpy().tobytes(): int(label)
+                for row, label in zip(batch["tokens"], batch["labels"], strict=True)
+            }
         )
     return found
 
@@ -49,8 +53,12 @@ def pixels_and_labels(source: PathfinderFiles, *splits: str) -> dict[bytes, int]
 EXPECTED = {picture(number).tobytes(): number % 2 for number in range(COUNT)}
 
 
-@pytest.mark.parametrize("array", [True, False], ids=["the program's metadata", "the Arena's metadata"])
-def test_every_image_of_a_folder_is_in_one_split_with_its_label(tmp_path: Path, array: bool) -> None:
+@pytest.mark.parametrize(
+    "array", [True, False], ids=["the program's metadata", "the Arena's metadata"]
+)
+def test_every_image_of_a_folder_is_in_one_split_with_its_label(
+    tmp_path: Path, array: bool
+) -> None:
     source = PathfinderFiles(write_folder(tmp_path, array=array), SIDE)
     source.prepare()
     assert [len(source.split(name)) for name in ("train", "validation", "test")] == [16, 2, 2]
@@ -58,7 +66,9 @@ def test_every_image_of_a_folder_is_in_one_split_with_its_label(tmp_path: Path, 
     assert source.shape.length == SIDE * SIDE
 
 
-@pytest.mark.parametrize("inner", ["", "pathfinder32/curv_contour_length_14", "curv_contour_length_14", "pathfinder32"])
+@pytest.mark.parametrize(
+    "inner", ["", "pathfinder32/curv_contour_length_14", "curv_contour_length_14", "pathfinder32"]
+)
 def test_side_and_contour_find_their_folder(tmp_path: Path, inner: str) -> None:
     write_folder(tmp_path / inner)
     write_folder(tmp_path / "pathfinder32/curv_baseline", first=100)
@@ -84,7 +94,9 @@ def test_an_npz_holds_images_and_labels_and_all_of_them_may_be_for_testing(tmp_p
 
 def test_the_seed_decides_what_is_held_out(tmp_path: Path) -> None:
     write_folder(tmp_path)
-    held_out = [pixels_and_labels(PathfinderFiles(tmp_path, SIDE, seed=seed), "test") for seed in (0, 0, 1)]
+    held_out = [
+        pixels_and_labels(PathfinderFiles(tmp_path, SIDE, seed=seed), "test") for seed in (0, 0, 1)
+    ]
     assert held_out[0] == held_out[1] != held_out[2]
 
 

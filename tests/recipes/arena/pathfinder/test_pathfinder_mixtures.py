@@ -19,7 +19,9 @@ def test_a_range_has_as_many_images_of_each_length_in_turn(tmp_path: Path) -> No
     samples = source.split("train")
     assert len(samples) == 8
     batch = source.finish(samples[[7, 0, 3, 1, 2, 4]])
-    for row, (contour, number) in enumerate([("4", 2), ("3", 0), ("3", 1), ("4", 0), ("5", 0), ("4", 1)]):
+    for row, (contour, number) in enumerate(
+        [("4", 2), ("3", 0), ("3", 1), ("4", 0), ("5", 0), ("4", 1)]
+    ):
         alone = ensure(32, 7, number + 1, contour=contour, cache_dir=tmp_path)
         assert torch.equal(batch["tokens"][row], drawn(alone, [number]).flatten())
         assert batch["labels"][row] == alone.labels[number]

@@ -24,19 +24,28 @@ def preview(folder: Path, *words: str) -> int:
         f"output={folder}",
         *words,
     )
-    return run_job(compose_settings(words), folder / "run", overrides=list(words), started=time.monotonic())
+    return run_job(
+        compose_settings(words), folder / "run", overrides=list(words), started=time.monotonic()
+    )
 
 
 @pytest.mark.slow  # numba compiles the walks
 def test_it_draws_as_many_images_as_asked(tmp_path: Path) -> None:
     assert preview(tmp_path, "pathfinder.preview=7") == 0
     row = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (row["status"], row["images"], row["side"], row["contour"]) == ("finished", 7, 32, "hard")
+    assert (row["status"], row["images"], row["side"], row["contour"]) == (
+        "finished",
+        7,
+        32,
+        "hard",
+    )
     with Image.open(tmp_path / "run" / "samples.png") as picture:
         assert picture.width == 1200
 
 
-def test_its_plan_reports_what_would_be_drawn_and_of_no_training(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_its_plan_reports_what_would_be_drawn_and_of_no_training(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
     words = ["recipe=pathfinder-preview", "mode=plan", "pathfinder.side=64", f"output={tmp_path}"]
     monkeypatch.setattr(sys, "argv", ["flashtrain", *words])
     with pytest.raises(SystemExit) as ended:

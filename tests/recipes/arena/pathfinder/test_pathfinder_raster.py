@@ -26,29 +26,51 @@ from flashtrain_recipes.arena.pathfinder.windows import (
 )
 
 SIDES = (32, 64, 128, 256)
-PINNED = [620460126, 560388047, 3767524618, 69275397, 2734351838, 3588532586, 2406717008, 2234489019]
+PINNED = [
+    620460126,
+    560388047,
+    3767524618,
+    69275397,
+    2734351838,
+    3588532586,
+    2406717008,
+    2234489019,
+]
 
 
 def drawn_angles(parameters: PathfinderParameters, margin: int) -> np.ndarray:
-    """Of each direction, the angle that its dash is drawn in: a curve's first forwards, every other backwards."""
+    """Of each direction, the angle that its dash is drawn in: a curve's first forwards,
+    every other backwards."""
     angles = directions(parameters, margin)
     return np.concatenate([angles[:DEGREES], turned_back(angles[DEGREES:])])
 
 
-def choices(images: PathfinderImages, number: int) -> tuple[list[tuple[program.Place, float]], list[program.Place]]:
+def choices(
+    images: PathfinderImages, number: int
+) -> tuple[list[tuple[program.Place, float]], list[program.Place]]:
     """An image's dashes, each where it starts and its angle, and its markers."""
     parameters, margin = images.parameters, int(margins(images)[number])
     strokes = images.strokes([number])
-    before = 1 + sum(len(directions(parameters, other)) for other in parameters.margins if other < margin)
-    angles, shapes = drawn_angles(parameters, margin), sum(len(directions(parameters, m)) for m in parameters.margins)
+    before = 1 + sum(
+        len(directions(parameters, other)) for other in parameters.margins if other < margin
+    )
+    angles, shapes = (
+        drawn_angles(parameters, margin),
+        sum(len(directions(parameters, m)) for m in parameters.margins),
+    )
     windows = strokes["windows"][0][strokes["windows"][0, :, 2] > 0].tolist()
     dashes = [((y, x), float(angles[(shape - 1) % shapes + 1 - before])) for x, y, shape in windows]
     return dashes, [(int(y), int(x)) for x, y in strokes["markers"][0].tolist()]
 
 
 def test_a_dash_in_each_direction_and_what_it_keeps_free_are_what_published_weights_saw() -> None:
-    """Pillow draws and reduces them: a release that does so otherwise would change all images in silence."""
-    drawn = [make(of_side(side), of_side(side).margins[-1]) for side in SIDES for make in (dash_windows, mask_windows)]
+    """Pillow draws and reduces them: a release that does so otherwise would change
+    all images in silence."""
+    drawn = [
+        make(of_side(side), of_side(side).margins[-1])
+        for side in SIDES
+        for make in (dash_windows, mask_windows)
+    ]
     assert [zlib.crc32(windows.tobytes()) for windows in drawn] == PINNED
 
 
@@ -58,7 +80,14 @@ def test_a_disc_anywhere_has_pillows_pixels_at_the_edges_too(side: int, radius: 
     reach = windows.shape[-1] // 2
     places = torch.arange(side)
     chosen = raster.disc_place(places, side, len(windows)).tolist()
-    for y, x in [(0, 0), (1, side - 1), (2, 5), (side - 2, 3), (side - 6, side // 2), (side // 2, side // 2 + 1)]:
+    for y, x in [
+        (0, 0),
+        (1, side - 1),
+        (2, 5),
+        (side - 2, 3),
+        (side - 6, side // 2),
+        (side // 2, side // 2 + 1),
+    ]:
         expected = np.pad(np.rint(program.marker(side, (y, x), radius) * 255), reach)
         found = windows[chosen[y], chosen[x]]
         assert np.array_equal(found, expected[y : y + 2 * reach + 1, x : x + 2 * reach + 1])
@@ -67,9 +96,12 @@ def test_a_disc_anywhere_has_pillows_pixels_at_the_edges_too(side: int, radius: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("side", "contour", "count"), [(32, "hard", 40), (64, "easy", 3), (128, "easy", 4), (256, "hard", 3), (48, "3", 5)]
+    ("side", "contour", "count"),
+    [(32, "hard", 40), (64, "easy", 3), (128, "easy", 4), (256, "hard", 3), (48, "3", 5)],
 )
-def test_whole_images_have_the_programs_pixels(images_of: ImagesOf, side: int, contour: str, count: int) -> None:
+def test_whole_images_have_the_programs_pixels(
+    images_of: ImagesOf, side: int, contour: str, count: int
+) -> None:
     images = images_of(side, contour, count)
     found = drawn(images)
     assert (found.dtype, found.shape) == (torch.uint8, (count, side, side))
@@ -80,7 +112,9 @@ def test_whole_images_have_the_programs_pixels(images_of: ImagesOf, side: int, c
 
 
 @pytest.mark.slow
-def test_dashes_of_long_and_of_short_curves_may_be_brighter_in_each_image_by_itself(images_of: ImagesOf) -> None:
+def test_dashes_of_long_and_of_short_curves_may_be_brighter_in_each_image_by_itself(
+    images_of: ImagesOf,
+) -> None:
     images = images_of(64, "easy", 3)
     factors = torch.tensor([[1.0, 1.0], [1.2, 0.8], [0.75, 1.3]])
     found = drawn(images, brightness=factors)
@@ -120,7 +154,9 @@ def test_all_of_drawing_is_one_graph(images_of: ImagesOf) -> None:
     images = images_of(32, "hard", 40)
     strokes = images.strokes([1, 2, 3])
     tables = raster.drawing_tables(images.parameters, (1.5, 2.0), torch.device("cpu"))
-    whole = torch.compile(partial(raster.draw, side=32, tables=tables), fullgraph=True, backend="eager")
+    whole = torch.compile(
+        partial(raster.draw, side=32, tables=tables), fullgraph=True, backend="eager"
+    )
     assert torch.equal(whole(strokes["windows"], strokes["markers"]), drawn(images, [1, 2, 3]))
 
 

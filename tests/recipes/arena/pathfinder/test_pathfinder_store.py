@@ -35,7 +35,9 @@ def stored(images: PathfinderImages) -> bytes:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_set_is_the_same_from_one_thread_and_from_two(whole: bytes, tmp_path: Path, monkeypatch, threads) -> None:
+def test_a_set_is_the_same_from_one_thread_and_from_two(
+    whole: bytes, tmp_path: Path, monkeypatch, threads
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(threads), raising=False)
     assert stored(ensure(32, 5, EXPECTED, cache_dir=tmp_path)) == whole
 
@@ -97,9 +99,14 @@ def test_a_second_writer_waits_for_the_first(tmp_path: Path) -> None:
 
 
 def test_splits_share_no_image(tmp_path: Path) -> None:
-    sets = [ensure(32, 5, 100, split=split, cache_dir=tmp_path) for split in ("train", "validation", "test")]
+    sets = [
+        ensure(32, 5, 100, split=split, cache_dir=tmp_path)
+        for split in ("train", "validation", "test")
+    ]
     assert len({images.path for images in sets}) == 3
-    pictures = {row.numpy().tobytes() for images in sets for row in images.strokes(slice(None))["windows"]}
+    pictures = {
+        row.numpy().tobytes() for images in sets for row in images.strokes(slice(None))["windows"]
+    }
     assert len(pictures) == 300
 
 
@@ -115,6 +122,8 @@ def test_reading_and_drawing_need_no_numba(tmp_path: Path) -> None:
         "print(rasterise(strokes['windows'], strokes['markers'], images.parameters).shape)\n"
         f"ensure(32, 5, 21, cache_dir={str(tmp_path)!r})\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert "torch.Size([1, 32, 32])" in done.stdout, path
     assert "needs numba, which cannot be imported here" in done.stderr.splitlines()[-1]

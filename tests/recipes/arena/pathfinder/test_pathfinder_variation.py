@@ -1,4 +1,5 @@
-"""pathfinder.variation: training images drawn a little differently each time, their curves where they were."""
+"""pathfinder.variation: training images drawn a little differently each time, their
+curves where they were."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def changed(drawn: Tensor, strength: float, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.slow
-def test_half_of_the_images_stay_as_they_are_and_the_others_differ_from_one_another(pixels: Tensor) -> None:
+def test_half_of_the_images_stay_as_they_are_and_the_others_differ_from_one_another(
+    pixels: Tensor,
+) -> None:
     many = pixels[:1].expand(400, -1)
     found = changed(many, 1.0)
     same = (found == many).all(dim=1)
@@ -76,8 +79,12 @@ def test_half_of_the_images_have_dashes_of_other_brightness_the_same_ones_each_t
 
 @pytest.mark.slow  # numba compiles the walks
 def test_only_images_for_training_are_varied(tmp_path) -> None:
-    source = Pathfinder(24, counts={"train": 40, "validation": 8}, contour="2", variation=1.0, cache_dir=tmp_path)
+    source = Pathfinder(
+        24, counts={"train": 40, "validation": 8}, contour="2", variation=1.0, cache_dir=tmp_path
+    )
     plain = Pathfinder(24, counts=source.counts, contour="2", cache_dir=tmp_path)
     for split, varies in (("train", True), ("validation", False)):
-        batches = [one.finish(one.split(split)[list(range(8))])["tokens"] for one in (source, plain)]
+        batches = [
+            one.finish(one.split(split)[list(range(8))])["tokens"] for one in (source, plain)
+        ]
         assert torch.equal(*batches) is not varies

@@ -1,4 +1,5 @@
-"""ListOps: every expression has the value that its label says, is well formed, of the wanted length, and there once."""
+"""ListOps: every expression has the value that its label says, is well formed, of the wanted
+length, and there once."""
 
 from __future__ import annotations
 
@@ -10,7 +11,12 @@ from flashtrain_recipes.arena.listops import ListOps
 
 COUNTS = {"train": 120, "validation": 20, "test": 20}
 NAMES = {11: "MIN", 12: "MAX", 13: "MED", 14: "SM"}
-VALUES = {"MIN": min, "MAX": max, "MED": lambda found: int(np.median(found)), "SM": lambda found: sum(found) % 10}
+VALUES = {
+    "MIN": min,
+    "MAX": max,
+    "MED": lambda found: int(np.median(found)),
+    "SM": lambda found: sum(found) % 10,
+}
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +29,9 @@ def expressions(source: ListOps, split: str) -> list[tuple[list[int], int]]:
     batch = samples[list(range(len(samples)))]
     return [
         (row[:length].tolist(), label)
-        for row, length, label in zip(batch["tokens"], batch["lengths"], batch["labels"].tolist(), strict=True)
+        for row, length, label in zip(
+            batch["tokens"], batch["lengths"], batch["labels"].tolist(), strict=True
+        )
     ]
 
 
@@ -57,13 +65,21 @@ def test_every_label_is_the_expressions_value(listops) -> None:
 
 
 def test_lengths_and_depths_are_the_arenas(listops) -> None:
-    found = [symbols for split in ("train", "validation", "test") for symbols, _ in expressions(listops, split)]
+    found = [
+        symbols
+        for split in ("train", "validation", "test")
+        for symbols, _ in expressions(listops, split)
+    ]
     assert all(500 < len(symbols) < 2000 for symbols in found)
     assert max(depth(symbols) for symbols in found) == 9  # digits only at depth 10
 
 
 def test_no_expression_comes_twice_in_any_split(listops) -> None:
-    found = [tuple(symbols) for split in ("train", "validation", "test") for symbols, _ in expressions(listops, split)]
+    found = [
+        tuple(symbols)
+        for split in ("train", "validation", "test")
+        for symbols, _ in expressions(listops, split)
+    ]
     assert len(set(found)) == len(found) == 160
 
 

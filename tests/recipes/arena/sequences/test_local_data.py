@@ -1,4 +1,5 @@
-"""Text, Retrieval and Image from local folders, and one clear line where they are missing or something else."""
+"""Text, Retrieval and Image from local folders, and one clear line where they are
+missing or something else."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def test_reviews_are_read_from_folders_of_text_files(tmp_path) -> None:
     assert counts == {"train": 8, "validation": 4, "test": 12}
     for split in counts:
         batch = source.split(split)[list(range(counts[split]))]
-        for row, length, label in zip(batch["tokens"], batch["lengths"], batch["labels"].tolist(), strict=True):
+        for row, length, label in zip(
+            batch["tokens"], batch["lengths"], batch["labels"].tolist(), strict=True
+        ):
             text = bytes(row[:length].tolist()).decode()
             assert text.startswith("pos" if label else "neg")
             assert text.endswith("é")
@@ -66,7 +69,9 @@ def test_all_shards_of_a_table_are_read(tmp_path, suffix) -> None:
 
 
 def test_a_label_that_is_none_is_named_by_its_line(tmp_path) -> None:
-    (tmp_path / "train.jsonl").write_text('{"text": "a film", "label": 1}\n\n{"text": "a film", "label": 5}\n')
+    (tmp_path / "train.jsonl").write_text(
+        '{"text": "a film", "label": 1}\n\n{"text": "a film", "label": 5}\n'
+    )
     with pytest.raises(UserError, match=r"train\.jsonl:3: .*5"):
         Reviews(tmp_path).split("train")
 
@@ -110,7 +115,9 @@ def test_images_are_read_in_grey(tmp_path) -> None:
 
 
 def test_too_few_reviews_name_the_setting_that_holds_some_out(tmp_path) -> None:
-    with pytest.raises(UserError, match=r"12 training samples are too few .*sequence\.validation=2000"):
+    with pytest.raises(
+        UserError, match=r"12 training samples are too few .*sequence\.validation=2000"
+    ):
         Reviews(reviews(tmp_path)).split("train")
 
 

@@ -13,7 +13,9 @@ from flashtrain_recipes.arena.sequence_samples import Sequences, SequenceSamples
 
 def sequences(*lengths: int) -> Sequences:
     """Sequence n holds the token n + 1."""
-    tokens = np.concatenate([np.full(length, number + 1, dtype=np.uint8) for number, length in enumerate(lengths)])
+    tokens = np.concatenate(
+        [np.full(length, number + 1, dtype=np.uint8) for number, length in enumerate(lengths)]
+    )
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     return Sequences(tokens, offsets, np.arange(len(lengths), dtype=np.uint8))
 
@@ -32,7 +34,12 @@ class Numbered:
     def split(self, name: str) -> SequenceSamples:
         count = {"train": 20, "validation": 7, "test": 5}[name]
         return SequenceSamples(
-            Sequences(np.arange(count, dtype=np.uint8), np.arange(count + 1), np.arange(count, dtype=np.uint8)), 1
+            Sequences(
+                np.arange(count, dtype=np.uint8),
+                np.arange(count + 1),
+                np.arange(count, dtype=np.uint8),
+            ),
+            1,
         )
 
 
@@ -43,9 +50,13 @@ def test_rows_are_cut_to_the_context_and_padded_to_a_multiple_of_64() -> None:
     assert batch["labels"].tolist() == [1, 0]
     assert batch["tokens"][1].tolist() == [1] * 3 + [0] * 97
     assert SequenceSamples(sequences(3, 70, 200), context=100)[[0]]["tokens"].shape == (1, 64)
-    assert SequenceSamples(sequences(3, 70), context=100, fixed=True)[[0]]["tokens"].shape == (1, 100)
+    assert SequenceSamples(sequences(3, 70), context=100, fixed=True)[[0]]["tokens"].shape == (
+        1,
+        100,
+    )
     assert "lengths" not in SequenceSamples(sequences(64, 64), context=64)[[0, 1]]
-    assert SequenceSamples(sequences(0, 64), context=64)[[0]]["lengths"].tolist() == [1]  # a token of padding
+    # A token of padding.
+    assert SequenceSamples(sequences(0, 64), context=64)[[0]]["lengths"].tolist() == [1]
 
 
 def test_pairs_are_two_rows_of_a_sample() -> None:
@@ -67,7 +78,9 @@ def test_every_sample_is_read_once_an_epoch_and_validation_reads_them_in_order()
     seen = torch.cat([batch["tokens"].flatten() for batch in data.train_dataloader()])
     assert sorted(seen[:20].tolist()) == sorted(seen[20:].tolist()) == list(range(20))
     assert seen[:20].tolist() != seen[20:].tolist()
-    assert torch.cat([batch["tokens"] for batch in data.val_dataloader()]).flatten().tolist() == list(range(7))
+    assert torch.cat(
+        [batch["tokens"] for batch in data.val_dataloader()]
+    ).flatten().tolist() == list(range(7))
     limited = SequenceDataModule(Numbered(), 5, validation_samples=3)
     assert len(torch.cat([batch["tokens"] for batch in limited.val_dataloader()])) == 3
 
