@@ -42,7 +42,8 @@ def using(rows: Rows | None) -> Iterator[None]:
 
 def served(kind: type) -> bool:
     """Whether a class of transformers is of a hybrid whose packed documents are kept apart."""
-    return kind.__module__.split(".")[-2] in FAMILIES
+    others, _, own = kind.__module__.partition("transformers.models.")
+    return not others and own.partition(".")[0] in FAMILIES
 
 
 def serve_mixers(kind: type) -> None:
@@ -157,27 +158,8 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], str | None]] = {
     "ZayaCCAProjection.forward": (_projection, None),
 }
 # Those that tests/integrations/test_huggingface_mixers.py runs.
-FAMILIES = (
-    *(
-        "qwen3_next",
-        "qwen3_5",
-        "qwen3_5_moe",
-        "olmo_hybrid",
-        "kimi_linear",
-        "bailing_hybrid",
-        "nemotron_h",
-        "bamba",
-    ),
-    *(
-        "granitemoehybrid",
-        "falcon_h1",
-        "zamba2",
-        "mamba2",
-        "falcon_mamba",
-        "jamba",
-        "lfm2",
-        "lfm2_moe",
-        "lfm3",
-    ),
-    *("minimax", "zaya"),
-)
+FAMILIES = {
+    "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba",
+    "kimi_linear", "lfm2", "lfm2_moe", "lfm3", "mamba2", "minimax", "nemotron_h", "olmo_hybrid",
+    "qwen3_5", "qwen3_5_moe", "qwen3_next", "zamba2", "zaya",
+}  # fmt: skip

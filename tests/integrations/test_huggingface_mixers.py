@@ -8,11 +8,13 @@ import sys
 import hybrid_models
 import pytest
 import torch
+import transformers
 from hybrid_models import CONFIGS, LENGTHS, Wide, decoder, hybrid
 from torch.nn import functional as F
 
 from flashtrain.errors import UserError
 from flashtrain.integrations import huggingface_model
+from flashtrain.integrations.huggingface_mixers import served
 from flashtrain.models.activation_checkpointing import MemorySavings
 
 TOKENS = torch.randint(3, 64, (2, sum(LENGTHS)), generator=torch.Generator().manual_seed(3))
@@ -95,6 +97,13 @@ def test_without_positions_and_outside_of_the_decoder_transformers_own_functions
     packed = {"input_ids": TOKENS, "position_ids": POSITIONS, "use_cache": False}
     assert torch.equal(model(TOKENS), model.module(input_ids=TOKENS, use_cache=False).logits)
     assert error(model.module(**packed).logits, own(**packed).logits) < 1e-6
+
+
+def test_only_classes_of_transformers_own_modules_are_served():
+    own = type("Own", (transformers.BambaForCausalLM,), {"__module__": "__main__"})
+    named_alike = type("Own", (torch.nn.Module,), {"__module__": "mine.bamba.modeling_bamba"})
+    classes = (transformers.BambaForCausalLM, transformers.BambaConfig, own, named_alike)
+    assert [served(kind) for kind in classes] == [True, True, False, False]
 
 
 def test_training_keeps_no_cache():
