@@ -47,7 +47,6 @@ def data(folder, **options) -> MaskedTextDataModule:
     options = {
         "total_steps": 6,
         "validation_fraction": 0.4,
-        "shortest": 4,
         "cache_dir": folder,
         **options,
     }

@@ -149,7 +149,7 @@ def prefix_lm(
     if isinstance(prefix, Tensor) and prefix.dim() == 1:
         if documents is not None:
             raise ValueError(
-                "with documents, prefix must have the shape (B, S), each token's prefix length of "
+                "prefix must have the shape (B, S) with documents, each token's prefix length of "
                 "its document, not (B,)"
             )
         if seqlen is None:
