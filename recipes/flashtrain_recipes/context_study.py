@@ -72,8 +72,8 @@ def start_training(words: list[str]) -> int:
 def run_study(
     settings: Settings, overrides: CommandLine, *, started: float, start: Start = start_training
 ) -> int:
-    """Run the comparison that belongs to the settings' task, and return its exit
-    status (ContextStudy.run).
+    """Run the comparison of contexts for the settings' task, and return its exit status
+    (ContextStudy.run).
 
     Args:
         overrides: the command line.
@@ -98,8 +98,11 @@ def study_plan(settings: Settings, hardware: Hardware) -> str:
 
 
 class ContextStudy(ABC):
-    """Base class of comparisons of contexts. Making one raises UserError for settings
-    that cannot be trained."""
+    """Base class of comparisons of contexts.
+
+    Raises:
+        UserError: the command line sets `context`, or the settings cannot be trained.
+    """
 
     # Columns of summary.json that differ between the trainings.
     many_values: tuple[str, ...] = ("context",)
@@ -110,9 +113,9 @@ class ContextStudy(ABC):
         self.contexts = sorted(settings.lengths.contexts or [])
         if "context" in overrides.by_name:
             raise UserError(
-                f"recipe={settings.recipe} trains every context of lengths.contexts="
-                f"{list(settings.lengths.contexts or [])}: change those, or add mode=train "
-                "to train one context."
+                f"context is not used: recipe={settings.recipe} trains every context of "
+                f"lengths.contexts={list(settings.lengths.contexts or [])}. Change "
+                "lengths.contexts, or add mode=train to train one context."
             )
 
     @abstractmethod
@@ -127,7 +130,7 @@ class ContextStudy(ABC):
 
     @abstractmethod
     def best(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """Return the columns of summary.json that name the best score."""
+        """Return the columns of summary.json that have the best score of all rows."""
 
     def run(self, *, started: float, start: Start) -> int:
         """Train the contexts that have not finished, score all, and return the exit
@@ -190,7 +193,7 @@ class ContextStudy(ABC):
             if not begins and find_same([given], settings) is None:
                 raise UserError(
                     f"{given} is no comparison of these settings: "
-                    "expected the folder of one, or auto."
+                    "expected resume=auto, or resume= with the folder of one."
                 )
             return given
         found = find_same(newest_first(parent), settings, take=True)

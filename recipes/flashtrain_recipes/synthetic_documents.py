@@ -42,8 +42,8 @@ def build_source(own: FineTuningSettings, context: int) -> LabelledSource:
 
 @dataclass(eq=False)
 class SyntheticDocuments:
-    """Synthetic long documents (LabelledDocuments). Document i follows from (seed, i) alone,
-    and is made when read.
+    """Synthetic long documents (LabelledDocuments). Seed and i alone decide document i, which is
+    made when it is read.
 
     Each label is present independently with the same probability. Each present label has one cue, a
     token of its own, at a uniformly random place; all other tokens are filler. A reader of the
@@ -65,8 +65,8 @@ class SyntheticDocuments:
     def __post_init__(self) -> None:
         if self.length < self.labels:
             raise UserError(
-                f"length={self.length} with {self.labels} labels: "
-                f"expected a length of at least {self.labels} tokens."
+                f"finetune.length={self.length} with finetune.labels={self.labels}: expected at "
+                "least as many tokens as labels."
             )
         self.label_names = tuple(f"cue {number}" for number in range(self.labels))
         self.vocab_size = self.labels + FILLER
@@ -93,7 +93,8 @@ class SyntheticDocuments:
         return tokens, present
 
     def _places(self, number: int) -> np.ndarray:
-        """(L,) distinct uniform places: drawn one by one, and drawn again if a place is taken."""
+        """Return the index of the token that is each label's cue in document `number`, (L,): random
+        and different; labels that are absent have one, too, which is not used."""
         places: list[int] = []
         for label in range(self.labels):
             draws = (hashed(self.seed, _PLACE, number, label, again) for again in count())

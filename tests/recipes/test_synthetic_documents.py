@@ -63,5 +63,5 @@ def test_no_rule_of_what_to_guess_scores_above_the_bound_and_one_reaches_it():
 
 
 def test_documents_that_cannot_be_made_are_one_line():
-    with pytest.raises(UserError, match="length=7 with 8 labels"):
+    with pytest.raises(UserError, match=r"length=7 with finetune\.labels=8"):
         SyntheticDocuments(3, 7)

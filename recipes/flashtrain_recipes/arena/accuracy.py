@@ -29,8 +29,8 @@ def wilson(correct: int, count: int) -> tuple[float, float]:
 
 
 def accuracy_rows(rows: Rows) -> list[Row]:
-    """Return rows of mode=evaluate grouped by task; each task is followed by the papers'
-    rows and one for guessing.
+    """Return rows of mode=evaluate grouped by task; after each task's rows come one for each
+    published accuracy and one for guessing.
 
     Raises:
         UserError: the rows have no accuracies.

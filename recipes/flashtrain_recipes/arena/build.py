@@ -154,8 +154,8 @@ def describe_stage(stage: Stage, model: Classifier) -> dict[str, Any]:
 
 
 def choose_stage_batching(stage: Stage, hardware: Hardware, model: Classifier) -> Batching:
-    """Return a stage's micro-batch: trainer.micro_batch, else the most samples that fit
-    the GPU (on a CPU: all)."""
+    """Return a stage's micro-batch: trainer.micro_batch, else the most samples that fit into the
+    GPU's memory (on a CPU: all samples of a step)."""
     settings = stage.settings
     share, given = stage.batch // settings.trainer.ranks, settings.trainer.micro_batch
     config, masked = model.config, settings.masked_pixels

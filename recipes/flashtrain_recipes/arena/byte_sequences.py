@@ -73,8 +73,8 @@ class ReadSource(ABC):
 
 
 class FileSource(ReadSource):
-    """A task that is read from the folder `path`, or, with path=None, from the dataset
-    `name` through `datasets`."""
+    """Base class of a task that is read from the folder `path`, or, with path=None, from the
+    dataset `name` by the library `datasets`."""
 
     needs: str  # the error message where neither is given
 
@@ -88,14 +88,14 @@ class FileSource(ReadSource):
         return str(self.path or self.name or f"a place that is not given yet: {self.needs}")
 
     def given(self) -> Path | str:
-        """Return the path, or the dataset's name. Raises UserError where neither is set, or
-        there is no such folder."""
+        """Return the data's folder, or the dataset's name where no folder is set. Raises
+        UserError where neither is set, or there is no such folder."""
         if self.path is None and not self.name:
             raise UserError(self.needs)
         if self.path is not None and not self.path.is_dir():
             raise UserError(
                 f"sequence.path={self.path} is no folder (seen from {Path.cwd()}). "
-                "Give the data folder."
+                "Set it to the data's folder."
             )
         return self.path or str(self.name)
 
@@ -110,7 +110,7 @@ def with_held_out(sequences: Sequences, size: int, seed: int) -> dict[str, Seque
     if count <= size:
         raise UserError(
             f"{count} training samples are too few to hold out sequence.validation={size}: "
-            "choose fewer."
+            "lower sequence.validation."
         )
     order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((seed, 7)))).permutation(
         count

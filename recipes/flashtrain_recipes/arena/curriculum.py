@@ -4,10 +4,10 @@ weights of the stage before.
 runs/pathx/2026-11-21_10-15-02/
   config.yaml, summary.json, checkpoints/  as every run; last.ckpt stores which stage it belongs to
   learning_curve.jsonl                     a row at each validation, through all stages
-  learning_curve.png                       at the end, of Pathfinder only: the same drawn
-  result.json                              the same at the end, in the form of recipes/results
-  stage-1-side-32/metrics.jsonl, ...       every logged number, a folder a stage (a single stage's
-                                           lie in the run's)
+  learning_curve.png                       the curve as a figure, drawn at the end (Pathfinder only)
+  result.json                              the curve's rows at the end, as in recipes/results
+  stage-1-side-32/metrics.jsonl, ...       a stage's logged numbers; a single stage has no folder,
+                                           and its metrics.jsonl lies in the run's
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ _ADVICE = (
 def trainings(
     settings: Settings, hardware: Hardware, folder: Path, overrides: Sequence[str]
 ) -> Iterator[TrainingSetup]:
-    """Yield the setup of every stage left to train, each after the one before has ended;
-    none of a finished run.
+    """Yield the setup of every stage left to train, each after the stage before it has ended;
+    a finished run has none left.
 
     Raises:
         UserError: the settings are invalid.
@@ -121,7 +121,8 @@ def _prepare(
     start: SavedClassifier | None,
     resumed: Resumed | None,
 ) -> tuple[TrainingSetup, Classifier]:
-    """Return what trains one stage, and its model. start: its first weights; None: random."""
+    """Return the setup that trains one stage, and the stage's model. start: the weights that
+    the model starts from; None: random ones."""
     # Another seed for each stage: short stages of the same images would read the same first
     # few of them, over and over. Set anew here, so that a stage that is begun by a later
     # command is begun alike.
@@ -195,8 +196,8 @@ def _found(
     micro_batch: int,
     length: int,
 ) -> dict[str, Any]:
-    """Return the summary row's part that is known at a stage's end. length: tokens that the model
-    reads of a sample."""
+    """Return the columns of summary.json that are known once a stage has ended. length: how many
+    tokens of each sample the model reads in training."""
     found = {name: metric(trainer, f"validation_{name}") for name in ("accuracy", "loss")}
     if not any(found.values()) and curve.rows:  # nothing was left to do
         found = {name: float(curve.rows[-1][f"validation_{name}"]) for name in found}
@@ -217,7 +218,7 @@ def _found(
 def _publish(
     settings: Settings, folder: Path, curve: LearningCurve, overrides: Sequence[str]
 ) -> None:
-    """Write the learning curve as a result file and, of Pathfinder's stages, as a picture."""
+    """Write the learning curve's rows to result.json, and for Pathfinder also its figure."""
     command = command_line(overrides, without=("output", "logger", "hydra", "resume"))
     rows = [{"implementation": "flashtrain", **row} for row in curve.rows]
     write_result(folder / RESULT, settings.recipe, command, rows)
@@ -226,8 +227,8 @@ def _publish(
 
 
 def _logged(stage: Stage, folder: Path) -> Settings:
-    """Return the stage's settings with the names that loggers show: a
-    curriculum's stages are one group."""
+    """Return the stage's settings with logger.run_name and logger.group set: all stages of a
+    run are one group of its logger."""
     settings, logger = stage.settings, stage.settings.logger
     if not stage.folder:
         return settings
@@ -241,8 +242,8 @@ def _logged(stage: Stage, folder: Path) -> Settings:
 
 
 def _starting_weights(settings: Settings) -> SavedClassifier | None:
-    """Return the classifier that `weights` names: a .safetensors file, a checkpoint, or a
-    run folder (the best)."""
+    """Return the classifier that the setting `weights` names: a .safetensors file, a
+    checkpoint, or a run folder, whose best checkpoint it is; None where it is not set."""
     if settings.weights is None:
         return None
     path = Path(settings.weights).expanduser()

@@ -45,7 +45,7 @@ from flashtrain_recipes.long_context.evaluate import autocast_dtype
 def settings_for_weights(line: CommandLine) -> Settings:
     """Return the settings of mode=evaluate weights=FILE.safetensors, given the command line.
 
-    The file's recipe and data are used where the command line does not set others.
+    Where the command line does not set recipe and data, they are those that the file names.
 
     Raises:
         UserError: the file holds no classifier.
@@ -53,8 +53,8 @@ def settings_for_weights(line: CommandLine) -> Settings:
     path = str(line.by_name["weights"].value())
     if not path.endswith(SUFFIX):
         raise UserError(
-            "mode=evaluate weights=... "
-            "expects a classifier's .safetensors file; for a run: checkpoint=..."
+            f"mode=evaluate with weights={path}: expected a classifier's .safetensors file. "
+            "To evaluate a run, use checkpoint=RUN instead of weights."
         )
     notes = read_notes(path)
     data = notes.get("data", "pathfinder")
@@ -92,7 +92,8 @@ def run_classifier_mode(settings: Settings, hardware: Hardware) -> dict[str, Any
 def evaluate_classifier(settings: Settings, hardware: Hardware) -> Row:
     """Measure the accuracy on the settings' test samples, print and save it, and return its row.
 
-    Weights trained at another side than pathfinder.side are resized to it, as for a next stage.
+    A model trained on images of another side than pathfinder.side is tested as it is,
+    since no weight depends on the side.
     """
     saved, folder = _saved(settings)
     source = make_sequence_source(settings, fixed=compiles(settings, hardware), splits=("test",))
@@ -143,8 +144,8 @@ def _images(settings: Settings) -> Row:
 def _count_right(
     model: Classifier, source: SequenceSource, settings: Settings, hardware: Hardware
 ) -> tuple[int, int]:
-    """Return (right, all) of the test samples, in the precision that the model is
-    trained in on this machine."""
+    """Return (how many test samples are classified correctly, how many there are), computed in
+    the precision that the model is trained in on this machine."""
     device = next(model.parameters()).device
     data = SequenceDataModule(source, settings.sequence.evaluation_batch or settings.sequence.batch)
     dtype = autocast_dtype(hardware.precision)
@@ -166,8 +167,8 @@ def _count_right(
 
 
 def _saved(settings: Settings) -> tuple[SavedClassifier, Path]:
-    """Return the weights to evaluate, and where results go: the run's folder,
-    or one below `output`."""
+    """Return the weights to evaluate, and the folder for results: that of the run, or for
+    weights=FILE the folder of the recipe in `output`."""
     if settings.checkpoint is not None:
         folder, path = find_checkpoint(settings.checkpoint, prefer=BEST)
         return read_classifier(path), folder
@@ -190,7 +191,7 @@ def _model(
         raise UserError(
             f"{saved.path} distinguishes {config.classes} classes, and "
             f"sequence.data={settings.sequence.data} has {expected.classes}, or only one of them "
-            "is of pairs of texts. Set the data that it was trained on."
+            "is of pairs of texts. Set sequence.data to the task that the model was trained on."
         )
     model = Classifier(config, attention=hardware.attention)
     carry_weights(model, saved.config, saved.state)

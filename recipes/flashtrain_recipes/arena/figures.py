@@ -62,11 +62,12 @@ def curriculum_figure(rows: Rows, path: str | Path) -> Path:
 
     Args:
         rows: a learning curve's rows in order, with side, contour, validation_accuracy
-            and gpu_minutes or minutes; a new line begins where the value of contour,
-            piece or stage changes.
+            and gpu_minutes or minutes; a new line begins where the value of contour or
+            stage changes, or of `piece`, the number of the command in a training that
+            several commands continued.
 
     Raises:
-        UserError: the rows lack such a column.
+        UserError: no row has side, contour, validation_accuracy or a time.
     """
     time = "gpu_minutes" if values_of(rows, "gpu_minutes") else "minutes"
     missing = [
@@ -121,8 +122,8 @@ def curriculum_figure(rows: Rows, path: str | Path) -> Path:
 
 
 def _elapsed(rows: Rows, time: str) -> list[Row]:
-    """The rows with the time from the first piece of the training on: each piece has
-    counted its own from 0."""
+    """Return the rows with column `time` counted from the start of the whole training, where each
+    of several commands that continued it counted from its own start."""
     before, last, found = 0.0, 0.0, list[Row]()
     for row in rows:
         before += last if row[time] < last else 0.0

@@ -75,7 +75,8 @@ class GreyImages(FileSource):
         )
 
     def _images(self, part: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return colours (N, 3 * 1024) uint8, red first, and labels (N,)."""
+        """Return the images of the split `part`, (N, 3 * 1024) uint8 with all red values first,
+        then green and blue, and their labels (N,)."""
         given = self.given()
         if isinstance(given, str):
             table = datasets_library().load_dataset(given, split=part)
@@ -86,7 +87,8 @@ class GreyImages(FileSource):
         missing = [file.name for file in files if not file.is_file()]
         if missing:
             raise UserError(
-                f"{files[0].parent} has no {', '.join(missing)} of CIFAR-10's binary version."
+                f"{files[0].parent} has no {', '.join(missing)}: expected sequence.path to be a "
+                "folder with CIFAR-10's binary version."
             )
         rows = np.concatenate(
             [np.fromfile(file, dtype=np.uint8).reshape(-1, WIDTH + 1) for file in files]

@@ -49,8 +49,8 @@ class LearningCurve(pl.Callback):
         return accuracy is not None and (step >= stage.steps or self._reached(stage, step))
 
     def made(self) -> dict[str, int]:
-        """Return the total `steps` and `samples` of all stages up to the last row;
-        {} before the first row."""
+        """Return {"steps": ..., "samples": ...}, the numbers of all stages together up to the last
+        row; {} before the first row."""
         last = {row["stage"]: row["step"] for row in self.rows}
         return (
             {"steps": sum(last.values()), "samples": self.rows[-1]["images"]} if self.rows else {}
@@ -152,7 +152,7 @@ class LearningCurve(pl.Callback):
 
 
 class BestOfStage(pl.Callback):
-    """Stores the weights of the best validation of a stage, from which the next stage starts.
+    """Stores a stage's weights at its best validation; the next stage starts from them.
 
     A stage whose learning rate stays high can get worse again, even down to chance. Checkpoints
     hold the weights, so that a resumed run starts its next stage as an uninterrupted one does.

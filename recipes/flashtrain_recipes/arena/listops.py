@@ -28,7 +28,7 @@ class ListOps(ReadSource):
 
     Args:
         counts: {split: number of expressions}, generated in this order.
-        shortest, longest: bounds of an expression's symbols, both excluded.
+        shortest, longest: bounds of the number of an expression's symbols, both excluded.
         fixed: whether every batch is padded to `longest` (SequenceSamples).
 
     Raises:
@@ -98,7 +98,7 @@ def _generated(seed: int, count: int, shortest: int, longest: int) -> Sequences:
         if idle == 100:
             raise UserError(
                 f"fewer than {count:,} expressions of {shortest} to {longest} symbols exist: "
-                "use fewer."
+                "lower sequence.train, validation and test, or raise sequence.length."
             )
     ends = np.cumsum([len(piece) for piece in pieces])
     return Sequences(

@@ -46,8 +46,8 @@ def _value(operator: int, arguments: np.ndarray) -> int:
 
 @njit(cache=True)
 def expression(seed: int, number: int, tokens: np.ndarray) -> tuple[int, int]:
-    """Write expression `number` of a seed into tokens; return (length, value), or length -1
-    where it does not fit."""
+    """Write expression `number` of a seed into `tokens`, and return (its number of tokens, its
+    value); (-1, 0) where it is longer than `tokens`."""
     state = np.zeros(1, dtype=np.uint64)
     state[0] = uint64(seed) * uint64(0xD1342543DE82EF95) + uint64(1)
     state[0] = _next(state) ^ (uint64(number) * GAMMA)
@@ -105,9 +105,9 @@ def expressions(
 
     Args:
         seed, first: the seed, and the number of the first expression to draw.
-        shortest, longest: bounds of an expression's tokens.
-        tokens, lengths, values: filled: (rows, longest) tokens, (rows,) numbers of
-            tokens, (rows,) values.
+        shortest, longest: bounds of the number of an expression's tokens.
+        tokens, lengths, values: arrays to fill, a row or an entry for each expression: its
+            tokens, (rows, longest); how many they are, (rows,); its value, (rows,).
 
     Returns:
         (number of rows filled, number of the next expression to draw).

@@ -49,7 +49,10 @@ class PaperPairs(FileSource):
     def read(self, part: str) -> dict[str, Sequences]:
         files = sorted(Path(self.given()).glob(f"*{_NAMES[part]}.tsv"))
         if not files:
-            raise UserError(f"{self.path} has no file that ends in {_NAMES[part]}.tsv.")
+            raise UserError(
+                f"sequence.path={self.path}: no file there ends in {_NAMES[part]}.tsv, "
+                "which holds the pairs of papers."
+            )
         pairs = ByteSequences(self.length)
         for file in files:
             with file.open("rb") as lines:

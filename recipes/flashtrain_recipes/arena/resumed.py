@@ -42,8 +42,8 @@ def is_carried(given: str) -> bool:
 
 
 def find_resumed(settings: Settings, folder: Path, stages: Sequence[Stage]) -> Resumed | None:
-    """Return the checkpoint that `resume` names: the folder's own (auto), a run's, or a
-    file; None to start anew.
+    """Return the checkpoint to resume from, where the setting `resume` is given: the last one in
+    `folder`, else the one that `resume` names (a run or a file); None to start anew.
 
     Raises:
         UserError: the checkpoint belongs to another task, or to a stage that this
@@ -65,7 +65,7 @@ def find_resumed(settings: Settings, folder: Path, stages: Sequence[Stage]) -> R
     if saved.notes.get("task") != TASK or stage >= len(stages):
         raise UserError(
             f"resume: {checkpoint} is of another task, or of stage {stage + 1} where this run has "
-            f"{len(stages)} stages."
+            f"{len(stages)} stages. Use the settings that it was trained with."
         )
     whole = read_checkpoint(checkpoint, mmap=True, checked=True)
     check_resumable(whole, checkpoint)
@@ -74,8 +74,8 @@ def find_resumed(settings: Settings, folder: Path, stages: Sequence[Stage]) -> R
 
 
 def check_same(resumed: Resumed, config: ClassifierConfig) -> None:
-    """Raise UserError, naming what differs, unless the checkpoint holds a model
-    of this configuration."""
+    """Raise UserError, which names the settings that differ, unless the checkpoint's model has
+    this configuration; settings without weights, as dropout, may differ."""
     here, there = asdict(config), asdict(resumed.saved.config)
     differing = [name for name in here if name not in _FREE and here[name] != there[name]]
     if differing:
@@ -83,5 +83,5 @@ def check_same(resumed: Resumed, config: ClassifierConfig) -> None:
             f"{name} is {there[name]} there and {here[name]} here" for name in differing
         )
         raise UserError(
-            f"resume: {resumed.checkpoint} is of another model: {parts}. Use its settings."
+            f"resume: {resumed.checkpoint} is of another model: {parts}. Use that model's settings."
         )

@@ -93,8 +93,8 @@ class Reviews(FileSource):
         tables = [path for path in tables if split_named(Path(path.name)) == part]
         if not tables:
             raise UserError(
-                f"{given} has neither {part}/pos and {part}/neg with .txt reviews nor "
-                f"{part}.jsonl or .parquet."
+                f"sequence.path={given} has no {part} reviews: expected {part}/pos and {part}/neg "
+                f"with .txt files, or {part}.jsonl or .parquet."
             )
         return [row for table in tables for row in file_rows(table, _COLUMNS)]
 

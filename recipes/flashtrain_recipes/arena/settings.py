@@ -119,7 +119,9 @@ class SequenceSettings:
             given = getattr(self, name)
             if given not in (None, "none") and data not in users:
                 ours = "side" if name == "length" else f"{name}_images"
-                instead = f"Use pathfinder.{ours}=" if data == "pathfinder" else "Remove it"
+                instead = (
+                    f"Use pathfinder.{ours}=" if data == "pathfinder" else f"Remove sequence.{name}"
+                )
                 raise UserError(
                     f"sequence.{name}={given} is used by {', '.join(users)}, not by {data}. "
                     f"{instead}."

@@ -19,7 +19,7 @@ def make_sequence_source(
 
     Args:
         fixed: whether all batches are padded to one shape.
-        splits: the splits that will be read; of Pathfinder no others are generated.
+        splits: the splits that will be read; Pathfinder's images are generated for these only.
     """
     given, images = settings.sequence, settings.pathfinder
     if given.data == "listops":

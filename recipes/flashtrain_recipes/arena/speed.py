@@ -126,7 +126,7 @@ class ClassifierStep(StepBaseline):
 
 
 class SequenceSteps(StepBenchmark):
-    """The benchmark of the Arena's tasks: those of benchmark.tasks, by each
+    """The benchmark of training steps on the Arena's tasks: each of benchmark.tasks, with every
     implementation of attention."""
 
     what = "training speed of the Long Range Arena, over standard attention"
@@ -162,7 +162,8 @@ class SequenceSteps(StepBenchmark):
 
 
 def cases(settings: Settings) -> list[SpeedCase]:
-    """Return a case for each task of benchmark.tasks, cut to benchmark.longest tokens."""
+    """Return a case for each task of benchmark.tasks and each batch size; samples are cut to
+    benchmark.longest tokens."""
     options, found = settings.benchmark, []
     for name in options.tasks or _USUAL:
         stage = stages_of(compose_settings([f"recipe={_RECIPES[name]}"]))[-1]

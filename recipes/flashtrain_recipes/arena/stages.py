@@ -1,4 +1,5 @@
-"""The stages of a training, each with the run's settings changed to its own."""
+"""The stages of a training; each has the run's settings, changed by its entry in
+curriculum.stages."""
 
 from __future__ import annotations
 
@@ -103,8 +104,8 @@ def stages_of(settings: Settings) -> list[Stage]:
         component("schedule", one.schedule.name)
         if accuracy is not None and one.sequence.classification_weight == 0:
             raise UserError(
-                f"a stage that learns no labels cannot reach stop_at_accuracy={accuracy:g}. "
-                "Remove it."
+                f"stop_at_accuracy={accuracy:g} cannot be reached by a stage that learns no "
+                "labels. Remove stop_at_accuracy, or raise sequence.classification_weight above 0."
             )
     return [
         Stage(number, len(changed), entry, one, accuracy)
@@ -113,8 +114,8 @@ def stages_of(settings: Settings) -> list[Stage]:
 
 
 def check_used_by_stages(settings: Settings, given: Set[str]) -> None:
-    """Raise UserError for a setting of the command line that changes nothing, as every
-    stage has its own value.
+    """Raise UserError for a setting of the command line that changes nothing, since each entry
+    of curriculum.stages sets its own value.
 
     Args:
         given: names of the settings on the command line.
@@ -145,7 +146,7 @@ def check_training_pixels(settings: Settings) -> None:
         if needs:
             raise UserError(
                 f"sequence.training_pixels={pixels} leaves pixels out, and {given} needs all: "
-                "drop one."
+                "remove one of the two settings."
             )
 
 

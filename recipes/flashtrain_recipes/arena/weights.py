@@ -38,7 +38,7 @@ class SavedClassifier:
 
 def read_classifier(path: str | Path) -> SavedClassifier:
     """Return the classifier in a .safetensors file of flashtrain or in a checkpoint.
-    Raises UserError for others."""
+    Raises UserError for other files."""
     path = Path(path).expanduser()
     if path.suffix == SUFFIX:
         notes = read_notes(path)
@@ -54,7 +54,7 @@ def read_classifier(path: str | Path) -> SavedClassifier:
 
 def read_notes(path: str | Path) -> dict[str, Any]:
     """Return what a classifier's .safetensors file says about its shape and training.
-    Raises UserError for others."""
+    Raises UserError for other files."""
     path = Path(path).expanduser()
     if not path.is_file():
         raise UserError(f"weights={path}: no such file. Expected a .safetensors file.")
@@ -71,7 +71,7 @@ def write_classifier(
     saved: SavedClassifier, path: str | Path, *, precision: str = "float32"
 ) -> Path:
     """Write the classifier as a .safetensors file, whole or not at all, and return the path;
-    precision: PRECISIONS."""
+    precision: the weights' dtype in the file, a name of PRECISIONS."""
     path = Path(path)
     tensors = {
         name: value.to(PRECISIONS[precision]).contiguous() for name, value in saved.state.items()

@@ -25,8 +25,8 @@ from flashtrain_recipes.arena.stages import Stage, stages_of
 
 
 def trained_columns(settings: Settings) -> dict[str, Any]:
-    """Return the columns of summary.json known before training: the last stage's, and the
-    most steps and samples."""
+    """Return the columns of summary.json that are known before training: the last stage's
+    settings, and the most steps and samples that all stages together make."""
     stages = stages_of(settings)
     last = stages[-1].settings
     image = last.sequence.data == "pathfinder"
@@ -124,7 +124,7 @@ def plan_classifier(settings: Settings, hardware: Hardware) -> str:
     """Return the parameters, samples and estimated time of every stage, as lines to print. No
     weights or data are made.
 
-    Stages with a growing contour, as 3..14, are one line together.
+    The stages of an entry whose contour is a range, as "3..14", share their lines.
     """
     rate, how = expected_rate(hardware)
     stages = stages_of(settings)

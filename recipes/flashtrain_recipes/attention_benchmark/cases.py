@@ -194,8 +194,8 @@ def cases(settings: AttentionSettings) -> list[Case]:
     ]
     if not found:
         raise UserError(
-            f"benchmark.rows={settings.rows} has no row of these benchmark.seqlens, head_dims, "
-            "masks."
+            f"benchmark.rows={settings.rows} has no row of these benchmark.seqlens, head_dims and "
+            "masks up to benchmark.longest: change them, or leave them out."
         )
     return list(dict.fromkeys(found))
 
@@ -266,8 +266,8 @@ def _block_sparse(settings: AttentionSettings) -> list[Case]:
         for length in settings.seqlens or BLOCK_SPARSE_LENGTHS:
             if length % BLOCK_SIZE:
                 raise UserError(
-                    "benchmark.seqlens: "
-                    f"{length} must be a multiple of {BLOCK_SIZE} with block masks."
+                    f"benchmark.seqlens={length} with block masks: "
+                    f"expected multiples of {BLOCK_SIZE} only."
                 )
             dense = Case(
                 max(1, settings.tokens // length),

@@ -89,8 +89,8 @@ def largest_shape(rows: Rows) -> tuple[str, list[Row]]:
 
 
 def both_directions(rows: Rows) -> list[Row]:
-    """Join the forward and backward row of each implementation and length: their TFLOP/s
-    together, the larger memory.
+    """Return a row for each implementation and length that joins its forward and backward row:
+    the TFLOP/s of both passes together, and the larger peak memory.
 
     A failure in one direction becomes the joined row's status.
     """

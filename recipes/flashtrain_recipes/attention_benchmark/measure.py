@@ -56,8 +56,8 @@ class AttentionBenchmark(Benchmark):
         return f"{super().line()}; benchmark.rows={self.options.rows}, {self.options.dtype}"
 
     def measure_all(self, run: Run) -> int:
-        """Measure the cases, return how many. With rows=as-called on a GPU, first compile
-        all kernels in parallel."""
+        """Measure the cases, and return how many were begun; with rows=as-called on a GPU, first
+        compile the kernels of all cases in parallel processes."""
         seconds = min(self.options.warm_seconds, run.seconds_left / 2)
         if self.as_called and self.device.type == "cuda" and seconds > 0:
             say(
@@ -79,8 +79,8 @@ class AttentionBenchmark(Benchmark):
     def without(
         self, case: Case | None, baseline: AttentionBaseline, status: str, reason: str
     ) -> list[Row]:
-        """Return the rows that report a baseline as not measured; case=None: one with
-        rows=as-called, else none."""
+        """Return the rows that report a baseline as not measured at a case; case=None: it cannot
+        run on this machine, which only benchmark.rows=as-called reports, in one row."""
         if case is not None:
             return empty_rows(case, baseline.title, status, reason)
         row = {

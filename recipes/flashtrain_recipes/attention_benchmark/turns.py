@@ -210,8 +210,8 @@ def directions_of(case: Case) -> tuple[str, ...]:
 def empty_rows(
     case: Case, title: str, status: str, reason: str | None, parts: Sequence[str] | None = None
 ) -> list[Row]:
-    """Return rows that report a baseline, by title, as not measured: one for each direction
-    in `parts` (None: all)."""
+    """Return rows that report the baseline called `title` as not measured, one for each direction
+    in `parts`; None: for every direction of the case."""
     none: Row = {
         **dict.fromkeys(("milliseconds", "tflops", "peak_memory_mib")),
         "status": status,

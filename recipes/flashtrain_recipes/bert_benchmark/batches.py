@@ -55,8 +55,8 @@ def random_batches(lengths: np.ndarray, rows: int) -> list[np.ndarray]:
 
 
 def bucket_batches(lengths: np.ndarray, tokens: int) -> list[np.ndarray]:
-    """Return the numbers of the sequences in each batch: of like length, as many as fit
-    `tokens` with their padding."""
+    """Return the numbers of the sequences in each batch: sequences of like length, as many as
+    `tokens` tokens hold, padding included."""
     widths = _rounded(lengths, WIDTH_MULTIPLE)
     found: list[np.ndarray] = []
     for width in np.unique(widths):
@@ -66,8 +66,8 @@ def bucket_batches(lengths: np.ndarray, tokens: int) -> list[np.ndarray]:
 
 
 def packed_batches(lengths: np.ndarray, tokens: int) -> tuple[list[np.ndarray], int]:
-    """Plan equally full packed rows of at most `tokens`: return (each row's sequence
-    numbers, the tokens of a row)."""
+    """Plan equally full packed rows of at most `tokens`, or of the longest sequence's tokens where
+    it is longer, and return (the numbers of each row's sequences, the tokens of a row)."""
     total, longest = int(lengths.sum()), int(lengths.max())
     rows = -(-total // tokens)
     while True:
@@ -127,7 +127,8 @@ def masked_batches(
 def _packed(
     drawn: Sequences, members: np.ndarray, device: torch.device, budget: int, max_rows: int
 ) -> dict[str, Tensor]:
-    """Return tokens and labels (T,) and cu_seqlens (max_rows + 1,)."""
+    """Return a packed batch of the sequences `members`: tokens and labels, (T,), and cu_seqlens,
+    (max_rows + 1,); T is `budget`."""
     lengths = drawn.lengths[members]
     real = np.arange(drawn.tokens.shape[1]) < lengths[:, None]
     ends = np.concatenate(

@@ -22,7 +22,8 @@ def _is_ours(row: Mapping[str, Any]) -> bool:
 
 
 def _over(column: str, *, buckets: bool) -> Over:
-    """A column of our rates over Hugging Face's, on length buckets or on random batches."""
+    """Return the column that divides flashtrain's rates by Hugging Face's on batches of like length
+    (buckets) or on random batches."""
 
     def baseline(row: Mapping[str, Any]) -> bool:
         return not _is_ours(row) and (row.get("padding") == BUCKETS) == buckets

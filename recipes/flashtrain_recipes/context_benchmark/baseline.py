@@ -1,5 +1,5 @@
-"""The interface of an implementation of attention over several devices, and the place
-where a case is computed.
+"""The interface of an implementation of attention over several devices, and the ranks that a case
+is computed on (Place).
 
 B batch (1), n tokens a rank holds, H query heads, K key/value heads, D head dimension.
 """
@@ -79,5 +79,5 @@ class ContextBaseline(Baseline):
 
     @abstractmethod
     def attend(self, place: Place, q: Tensor, k: Tensor, v: Tensor) -> Attention:
-        """Prepare the attention at `place` for this rank's tensors; of q, k and v only
-        shape and dtype are read."""
+        """Return this rank's attention, prepared for the case of `place`; of q (B, n, H, D), k and
+        v (B, n, K, D) only shape and dtype are read."""

@@ -1,7 +1,7 @@
 """The cases of one degree, measured one after another in the same processes, one for each rank.
 
-When a rank fails while the others wait for it, all ranks are started anew, and what failed is left
-out: nothing else is certain to end their waiting.
+When a rank fails, the others may wait for it forever: so all ranks are started anew, without the
+baseline that failed at that case.
 """
 
 from __future__ import annotations

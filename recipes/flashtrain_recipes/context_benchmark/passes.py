@@ -21,14 +21,15 @@ from flashtrain_recipes.harness.turns import Sample
 
 
 class Passes:
-    """Measures forward and backward of one attention on this rank: `first` its errors and
-    memory, `sample` its times.
+    """Measures forward and backward of one attention on this rank: the method `first` measures
+    errors and memory, `sample` the times.
 
     Args:
         call: computes the output from the leaves.
         leaves: q, k and v, which require gradients.
         dout: the output's gradient.
-        gather: returns the values of all ranks, of which the slowest rank's launching time counts.
+        gather: returns a value of all ranks, given this rank's; it collects the launching times,
+            of which the longest is used.
 
     Attributes:
         measures: peak memory in GiB and errors, by their columns.

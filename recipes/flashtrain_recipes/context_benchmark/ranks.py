@@ -1,4 +1,4 @@
-"""A rank of the benchmark: its device, and its view of all ranks that compute
+"""A rank of the benchmark: its device, and its process group of all ranks that compute
 a sequence together."""
 
 from __future__ import annotations

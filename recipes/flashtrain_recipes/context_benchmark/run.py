@@ -88,11 +88,11 @@ class ContextBenchmark(Benchmark):
 
 
 def degrees_of(settings: Settings, hardware: Hardware) -> list[int]:
-    """Return how many devices a sequence is sharded over, ascending; by default 2, 4 and 8
-    where there are so many.
+    """Return benchmark.degrees, the numbers of devices that a sequence is sharded over, ascending;
+    by default those of 2, 4 and 8 that this machine has.
 
     Raises:
-        UserError: benchmark.degrees names more devices than there are.
+        UserError: a degree is below 2 or above the number of devices.
     """
     largest = hardware.count if hardware.kind == "cuda" else max(hardware.count, MIN_CPU_RANKS)
     possible = range(2, largest + 1)
@@ -101,7 +101,7 @@ def degrees_of(settings: Settings, hardware: Hardware) -> list[int]:
     )
     if not degrees or not set(degrees) <= set(possible):
         raise UserError(
-            f"benchmark.degrees={degrees}: "
-            f"expected numbers from 2 to {largest}, the devices there are."
+            f"benchmark.degrees={degrees}: each must be at least 2, and at most {largest}, the "
+            "number of devices of this machine."
         )
     return degrees

@@ -1,7 +1,7 @@
 """One case measured by all ranks together: every baseline, alternating with the same
 attention on one device.
 
-All ranks call everything here at the same points; the first rank decides for all.
+All ranks call everything here in the same order; the first rank decides when to stop.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _COMMUNICATION_ROUNDS = 3
 
 
 class CaseFailed(Exception):
-    """This rank failed and cannot go on with the others. `title` names what it was computing."""
+    """The error of a rank that failed and cannot go on with the others; `title` names what it was
+    computing: a baseline, INPUTS or ONE_DEVICE."""
 
     def __init__(self, case: ContextCase, title: str, error: Exception) -> None:
         super().__init__(f"{case}, {title}: {first_line(error)}")
@@ -41,8 +42,8 @@ class CaseFailed(Exception):
 
 @dataclass(kw_only=True)
 class ContextEntry(Entry[Any]):
-    """What takes turns in a case, with its samples: a baseline on all ranks, or our
-    attention on one device."""
+    """A baseline on all ranks, or flashtrain's attention on one device for comparison, with the
+    times that were measured of it in the rounds of a case."""
 
     samples: dict[str, list[Sample]] = field(default_factory=lambda: {_BOTH: []})
     passes: Passes
@@ -58,8 +59,8 @@ class ContextTurns(Turns[ContextCase, ContextEntry]):
     and none on the others.
 
     Args:
-        failed: {title: (status, reason)} of what failed at this case in an earlier
-            start, and is left out.
+        failed: {title: (status, reason)} of what failed at this case before the ranks were
+            started anew, and is not measured: baselines, INPUTS or ONE_DEVICE.
 
     Raises:
         CaseFailed: anything failed on this rank, so that the others might wait for it forever.

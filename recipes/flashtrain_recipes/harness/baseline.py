@@ -48,8 +48,8 @@ class Baseline(ABC):
         return None
 
     def columns(self, case: Any) -> Row:
-        """Return the columns that begin the baseline's rows at a case; at None,
-        if it runs nowhere here."""
+        """Return the columns that begin the baseline's rows at a case; case=None: those of the row
+        of a baseline that cannot run on this machine."""
         return {"implementation": self.title, **({} if case is None else case.columns())}
 
     def within(self) -> AbstractContextManager[object]:

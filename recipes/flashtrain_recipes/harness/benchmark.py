@@ -96,8 +96,8 @@ class Benchmark(ABC):
         return [empty_row(baseline.columns(case), status, reason)]
 
     def completed(self, rows: list[Row]) -> list[Row]:
-        """Return the rows of the whole run as they are published, with the comparing
-        columns (`over`) added."""
+        """Return the rows of the whole run as they are published: with the columns `over`, which
+        compare each row with others, added."""
         return [
             {
                 **row,
@@ -194,7 +194,7 @@ class Benchmark(ABC):
 
     def measure(self, run: Run, number: int, case: Any, effort: Effort) -> list[Row]:
         """Measure case `number` by all baselines, and return its rows; where its inputs do
-        not fit, the rows say so."""
+        not fit into memory, every row's status is OUT_OF_MEMORY."""
         common = {
             "device": self.device,
             "clock": self.clock,

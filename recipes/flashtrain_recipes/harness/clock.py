@@ -44,7 +44,7 @@ class Clock:
     """Times calls on a CPU by wall clock, where a call returns when its work is done.
     Memory is not measured.
 
-    A sequence of launches is called from first to last, again and again.
+    Methods that take `launches` call them from first to last, again and again.
 
     Args:
         barrier: called before each sample; where several devices are timed together,
@@ -58,8 +58,8 @@ class Clock:
         self.barrier = barrier
 
     def calibrate(self, launches: Sequence[Launch]) -> Pace:
-        """Return how many launches make a sample of about 10 ms, estimated from three of
-        them after one to warm up."""
+        """Return the Pace of samples of about 10 ms, estimated from three launches after one to
+        warm up."""
         launches[0]()
         self.check()
         few = 3
@@ -73,8 +73,8 @@ class Clock:
         """Return the milliseconds of one launch by wall clock, launching included: the
         mean of `count` launches.
 
-        The device is waited for once, after the last launch. For training steps, and short calls
-        that launching may dominate.
+        The device is waited for once, after the last launch. Use this for training steps, and for
+        short calls, whose launching may take longer than their computation.
         """
         self.check()
         self.barrier()
@@ -181,7 +181,8 @@ def clock_for(device: torch.device, barrier: Callable[[], object] = lambda: None
 
 
 def _run(launches: Sequence[Launch], count: int) -> float:
-    """Seconds of the processor a launch."""
+    """Call `count` launches without waiting for the device, and return the seconds that the
+    processor took for one of them, on average."""
     began = time.perf_counter()
     for number in range(count):
         launches[number % len(launches)]()

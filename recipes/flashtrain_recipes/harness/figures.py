@@ -50,9 +50,10 @@ def bar_figure(
 
     Args:
         groups: the bars of each panel, by the panel's title.
-        title, rows: as of `new_figure`.
-        unit, limit: of the x axis, which begins at 0.
-        marks: values of a dotted line, by the panel's title.
+        title: the text above the figure.
+        rows: the rows whose column "measured" is shown below the title.
+        unit, limit: the label of the x axis, which begins at 0, and its end.
+        marks: the value at which a panel gets a dotted line, by the panel's title.
     """
     sizes = [len(bars) for bars in groups.values()]
     figure = new_figure(

@@ -52,8 +52,8 @@ class Over:
     ours: Callable[[Mapping[str, Any]], bool] = lambda row: True
 
     def of(self, row: Mapping[str, Any], rows: Rows) -> Row:
-        """Return {column: quotient} for `row`, compared among `rows`; {} where the row
-        does not get the column."""
+        """Return {column: quotient} of `row`, compared with the rows of `rows` that are alike; {}
+        where `row` has no rate, or is not one of `ours`."""
         if not (row.get(self.rate) and self.ours(row)):
             return {}
         alike = (

@@ -49,7 +49,8 @@ class Effort:
 
 @dataclass
 class Entry(Generic[B]):
-    """One baseline that was started at the case, with its samples."""
+    """One baseline that was started at the case, with the samples (measurements) of each of its
+    parts, as "forward" and "backward"."""
 
     baseline: B
     # Of each part, as "forward", one a round.
@@ -57,7 +58,7 @@ class Entry(Generic[B]):
     failed: set[str] = field(default_factory=set)  # the parts that failed and are not sampled again
 
     def medians(self, part: str) -> Sample:
-        """Return {column: median over all samples} of a part that has samples."""
+        """Return {column: median over the part's samples}; the part must have samples."""
         columns = dict.fromkeys(key for sample in self.samples[part] for key in sample)
         return {
             key: statistics.median(one[key] for one in self.samples[part] if key in one)
@@ -102,8 +103,8 @@ class Turns(ABC, Generic[C, E]):
 
     @abstractmethod
     def sample(self, entry: E, part: str, number: int) -> Sample | None:
-        """Measure a part of an entry once, in round `number`, and return the sample;
-        None: skipped. May raise."""
+        """Measure a part of an entry once, in round `number`, and return the sample; None: the
+        part is not measured in this round. May raise anything."""
 
     @abstractmethod
     def rows_of(self, entry: E) -> list[Row]:
@@ -136,11 +137,11 @@ class Turns(ABC, Generic[C, E]):
         """Do what is needed before the samples of round `number`; by default nothing."""
 
     def goes_on(self, number: int) -> bool:
-        """Return whether to begin round `number`, counted from 0, of measurements
-        of all entries in turn.
+        """Return whether to begin round `number`, counted from 0; a round samples every entry
+        once.
 
-        After the case's share of the time, no more than MIN_ROUNDS rounds are begun; after the
-        benchmark's whole time, none once every entry has a sample.
+        When the case's share of the time is over, only the first MIN_ROUNDS rounds are begun;
+        when the benchmark's whole time is over, none of them once every entry has a sample.
         """
         if number >= self.effort.rounds:
             return False

@@ -13,10 +13,10 @@ from flashtrain_recipes.harness.rows import Rows
 
 
 def longest_figure(rows: Rows, path: str | Path) -> Path:
-    """Draw the longest sequence of each model and machine as bars in a PNG: of a step
-    that was run, and planned.
+    """Draw the longest sequence of each model and machine as bars in a PNG: a filled bar for
+    steps that were run, an outlined one for those that were only planned.
 
-    Rows of a plan have no step_seconds.
+    Rows that were only planned have no step_seconds.
 
     Raises:
         UserError: no row has a model and an estimate of its memory.

@@ -56,7 +56,8 @@ def measure_steps(
     """Train a case for benchmark.steps steps on this rank, and send the columns of its
     row from the first rank.
 
-    They are sent as soon as they are known; then the process that started this one ends it.
+    The columns are sent as soon as they are known; the process that receives them then ends this
+    one.
 
     Args:
         send: passes a row to the process that started this one.
@@ -107,11 +108,13 @@ def measure_steps(
 
 
 class _Reports(pl.Callback):
-    """Calls done(seconds of the steps, GiB of the peak), the largest of all ranks', on the
-    first rank at a fit's end.
+    """Calls done(seconds of each step, peak memory in GiB) on the first rank when training ends,
+    with the largest values of all ranks.
 
-    Lightning moves tens of GiB to host memory only after. states: make the optimiser's states
-    before the first step.
+    It does so before Lightning moves the model, tens of GiB, to host memory.
+
+    Args:
+        states: make the optimiser's states before the first step (make_states).
     """
 
     def __init__(

@@ -62,7 +62,8 @@ class LongSteps(Benchmark):
         self.devices = settings.trainer.devices
         if hardware.kind == "cuda" and self.devices > hardware.count:
             raise UserError(
-                f"trainer.devices={self.devices}, but this machine has {hardware.count} GPUs."
+                f"trainer.devices={self.devices}: expected at most {hardware.count}, the number of "
+                "GPUs of this machine."
             )
         precision = settings.hardware.precision or hardware.precision
         attention = "flash" if settings.shares_sequences else hardware.attention
@@ -159,8 +160,8 @@ class LongSteps(Benchmark):
             return {**columns, "status": OUT_OF_MEMORY, "error": str(error)}
 
     def plans(self) -> list[Row]:
-        """Return a row for each model with the largest context that memory.* at its
-        defaults finds room for.
+        """Return a row for each model with the largest context that is estimated to fit into memory
+        with the settings memory.* at their defaults.
 
         The column limited_by says which memory a longer context exceeds: that of the
         "device" or of the "host".

@@ -16,7 +16,7 @@ from flashtrain_recipes.step_benchmark.run import StepBenchmark
 
 
 def _over(column: str, *, compiled: bool) -> Over:
-    """A column of rates over those of transformers with SDPA, compiled or not."""
+    """Return the column that divides rates by those of transformers with SDPA, compiled or not."""
 
     def baseline(row: Mapping[str, Any]) -> bool:
         return "SDPA" in row["implementation"] and ("compiled" in row["implementation"]) == compiled

@@ -42,7 +42,7 @@ def paper_columns(context: int) -> dict[str, float | None]:
 
 
 def meets_the_paper(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether the rows have two or more of the paper's contexts."""
+    """Return whether two or more of the rows' contexts are among those in the paper's table."""
     return len({row["context"] for row in rows} & set(PAPER_TABLE_4)) > 1
 
 
@@ -62,9 +62,10 @@ def length_rows(
 
     Args:
         trained: {context: the training's summary row}.
-        scores: {context: losses} of the trainings that finished.
-        windows: the scored windows, whose units are resampled.
-        seed: of the draws.
+        scores: {context: {ending of a column's name: losses, (N, T) in nats}} of the trainings
+            that finished.
+        windows: the scored windows, whose units (documents) are resampled for the intervals.
+        seed: decides which units are resampled.
     """
     drawn = draws(windows.count, RESAMPLES, seed)
     base = next((_per_token(trained[context]) for context in sorted(scores)), None)
@@ -109,8 +110,8 @@ def length_rows(
 
 
 def verdict(less: Interval) -> str:
-    """Return in words whether the longer context was better, given the interval of its
-    loss minus the shorter's."""
+    """Return in words whether the longer context was better, given `less`, the interval of its
+    loss minus the shorter context's loss."""
     if less.low is None or less.high is None:
         return UNKNOWN
     if less.high < 0:

@@ -100,8 +100,9 @@ def passkey_rows(
     one of 9 * 10^(DIGITS - 1) keys, which do not begin with 0.
 
     Args:
-        answer: continues a prompt's tokens by so many tokens.
-        trials: the keys for each length and depth.
+        answer: called with a prompt's tokens and a number, returns so many tokens that the
+            model writes next.
+        trials: how many random keys are hidden and asked for at each length and depth.
     """
     drawn = random.Random(seed)
     rows: list[Row] = []
@@ -124,11 +125,12 @@ def _answers(answer: Continue, tokenizer: Tokenizer, prompt: Prompt) -> bool:
 
 
 def evaluate_passkey(settings: Settings, hardware: Hardware) -> list[Row]:
-    """Test the settings' checkpoint, print the table, write
-    RUN/passkey/result.json, and return the rows.
+    """Test the model of settings.checkpoint, print the table, write RUN/passkey/result.json, and
+    return the rows.
 
     Raises:
-        UserError: the model writes no text, or a length exceeds the context of learned positions.
+        UserError: the model writes no text, or it has learned positions and a length exceeds its
+            context.
     """
     options = settings.passkey
     lengths = list(options.lengths) if options.lengths is not None else [settings.context]

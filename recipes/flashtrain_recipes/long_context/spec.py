@@ -36,7 +36,7 @@ class LengthsSettings:
             not self.contexts or len(set(self.contexts)) < len(self.contexts)
         ):
             raise UserError(
-                f"lengths.contexts={list(self.contexts)} must be one or more different lengths."
+                f"lengths.contexts={list(self.contexts)}: expected one or more different numbers."
             )
 
     def check_together(self) -> None:
@@ -58,7 +58,8 @@ class LengthsSettings:
             )
         if self.stride > self.scored:
             raise UserError(
-                f"lengths.stride={self.stride} must be at most lengths.scored={self.scored}."
+                f"lengths.stride={self.stride} must be at most lengths.scored={self.scored}: lower "
+                "lengths.stride."
             )
 
 
@@ -75,7 +76,7 @@ class PasskeySettings:
         for length in self.lengths or []:
             at_least("passkey.lengths", length, 1)
         if not self.depths:
-            raise UserError("passkey.depths=[] must be one or more numbers from 0 to 1.")
+            raise UserError("passkey.depths=[]: expected one or more numbers from 0 to 1.")
         for depth in self.depths:
             between("passkey.depths", depth, 0.0, 1.0)
         at_least("passkey.trials", self.trials, 1)
@@ -139,8 +140,8 @@ class Passkey(Mode):
     def check(self, settings: Settings) -> None:
         if settings.task != "language_model":
             raise UserError(
-                f"mode=passkey with recipe={settings.recipe}, task={settings.task}: "
-                "expected a language model."
+                f"mode=passkey with recipe={settings.recipe}, task={settings.task}: expected a "
+                "checkpoint of a language model, as recipe=gpt2 trains."
             )
 
     def run_checkpoint(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class StepCase(ABC):
 
     @abstractmethod
     def draw(self, device: torch.device, seed: int) -> tuple[Any, ...]:
-        """Return random samples and labels as the losses take them; the same for equal seeds."""
+        """Return random samples and labels, the arguments of the loss, which the seed decides."""
 
     @abstractmethod
     def flops_per_token(self) -> float:
@@ -47,7 +47,7 @@ class StepCase(ABC):
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """A key that is equal for cases that differ in context and batch only."""
+        """A key that is equal for two cases if they differ in context and batch only."""
         return (self.model, self.weights)
 
     @property
@@ -72,8 +72,8 @@ class StepCase(ABC):
         return own
 
     def hardware_of(self, machine: Hardware) -> Hardware:
-        """Return `machine` with the precision in which the case trains (from
-        its dtype of weights)."""
+        """Return a copy of `machine` with the precision that the case trains in, which follows from
+        the dtype of its weights."""
         mixed = "bf16-mixed" if machine.kind == "cuda" else "32-true"
         return replace(machine, precision="bf16-true" if self.is_bfloat16 else mixed)
 
@@ -152,11 +152,11 @@ class GPT2Case(StepCase):
 
 def cases(settings: Settings) -> list[GPT2Case]:
     """Return a case for every requested model, context, batch and precision. Raises
-    UserError for a model but gpt2."""
+    UserError for a model other than gpt2."""
     if settings.model.name != "gpt2":
         raise UserError(
             f"model={settings.model.name}: "
-            "expected model=gpt2, which the other implementations have too."
+            "expected model=gpt2, the only model that all implementations have."
         )
     options = settings.benchmark
     vocab_size = vocabulary_of(settings.data)

@@ -39,8 +39,8 @@ _PASSED_ON = (
 
 
 def command_row(case: GPT2Case, bare: Row, benchmark: Benchmark, run: Run) -> Row:
-    """Run the command at a case, and return its row; `command_cost`: how many percent longer
-    than in `bare` a step is.
+    """Run the command at a case, and return its row, in which `command_cost` is how many percent
+    longer a step takes than in the row `bare`.
 
     A step's time is the mean of all logged step times but the first, which includes compilation. A
     command that fails becomes a row with its status and error.

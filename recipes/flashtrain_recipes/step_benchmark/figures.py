@@ -22,11 +22,11 @@ SPEEDUP = Over("speedup", RATE, _CASE, lambda row: bool(row["implementation"] ==
 
 
 def with_best_batches(rows: Rows) -> list[Row]:
-    """Return the rows; measured ones get `best_batch`: whether no other batch of the
-    implementation is faster.
+    """Return the rows, to measured ones of which the column `best_batch` is added: whether no other
+    batch size of the implementation is faster.
 
-    flashtrain and Hugging Face's eager GPT-2 get the paper's speed-up at their best batch,
-    where it has their case.
+    At their best batch, rows of flashtrain and of Hugging Face's eager GPT-2 also get the paper's
+    speed-up as `paper_speedup`, where the paper measured their model and context.
     """
     found = []
     for row in rows:
@@ -47,7 +47,7 @@ def context_speed_figure(rows: Rows, path: str | Path) -> Path:
     """Draw tokens/s and peak memory against context as a PNG, each
     implementation at its best batch.
 
-    What was not measured, for another reason than a lack of memory, is left out.
+    Cases that ran out of memory are marked; others that were not measured are left out.
 
     Raises:
         UserError: the rows have fewer than two contexts.
@@ -58,7 +58,7 @@ def context_speed_figure(rows: Rows, path: str | Path) -> Path:
             name = row["implementation"].replace("plain PyTorch, standard", "standard")
             shown.append({**row, "implementation": name.replace("plain PyTorch,", "PyTorch")})
     if len(values_of(shown, "context")) < 2:
-        raise UserError("no two contexts were measured: there is no curve to draw.")
+        raise UserError("fewer than two contexts were measured: there is no curve to draw.")
     tokens = min(row["context"] * row["batch"] for row in shown)
     sizes = ", ".join(values_of(shown, "model")).upper()
     title = f"GPT-2 {sizes}: training steps of {tokens:,} tokens, or of one longer sequence"

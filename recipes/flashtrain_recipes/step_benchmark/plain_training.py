@@ -1,5 +1,5 @@
-"""GPT-2 in plain PyTorch, as anyone would write it for torch.compile: what
-flashtrain is to be faster than.
+"""GPT-2 in plain PyTorch, as anyone would write it for torch.compile: a baseline that
+flashtrain is compared with.
 
 model=plain trains it by the same command as model=gpt2, from the same weights for equal seeds, to
 compare losses: `python -m flashtrain -m recipe=gpt2 model=gpt2,plain trainer.micro_batch=32`. It
@@ -77,7 +77,7 @@ class PlainGPT(Trainable):
         """
         if mask is not None or positions is not None:
             raise UserError(
-                "model=plain sees whole rows only: "
+                "model=plain takes no mask and no positions: "
                 "expected mask=causal and data.document_mask=false, or model=gpt2."
             )
         logits = self(tokens).flatten(0, 1)
@@ -143,7 +143,7 @@ def build_plain(
         attention: "standard" stores the S x S matrix, any other is SDPA.
 
     Raises:
-        UserError: a configuration that PlainGPT has no parts for.
+        UserError: positions are not learned, or there is dropout, which PlainGPT does not have.
     """
     config = decoder_config("gpt2", settings, vocab_size=vocab_size, context=context)
     if config.positions != "learned" or config.dropout:

@@ -49,8 +49,8 @@ class StepBenchmark(Benchmark):
 
     @contextmanager
     def around(self, case: StepCase) -> Iterator[None]:
-        """Let torch.compile compile one function for many baselines inside a `with` block,
-        and reset it afterwards."""
+        """Raise torch.compile's limit of recompilations inside a `with` block, since many baselines
+        compile the same functions, and clear its caches afterwards."""
         torch.set_float32_matmul_precision("high")  # as training does
         if not any(one.compiled for one in self.baselines):
             yield
@@ -98,8 +98,8 @@ class GPT2Steps(StepBenchmark):
         return with_best_batches(super().completed(rows))
 
     def _measure_command(self, run: Run) -> None:
-        """Add the row of the command itself, at the first model and context
-        and our best batch there."""
+        """Add the row of `python -m flashtrain recipe=gpt2`, measured at the first model and
+        context, with the batch at which flashtrain's step is fastest."""
         first = self.cases[0]
         same = [
             case for case in self.cases if (case.kind, case.context) == (first.kind, first.context)

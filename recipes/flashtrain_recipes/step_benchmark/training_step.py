@@ -47,8 +47,8 @@ class TrainingStep:
         self._device_type = next(model.parameters()).device.type
 
     def __call__(self, *arguments: Any) -> Tensor:
-        """Make a step, and return the loss before the update, a scalar on the device
-        that is not waited for."""
+        """Make a step, and return the loss before the update, a scalar on the device; the device
+        is not waited for."""
         self.drop_gradients()
         # as Lightning's precision plugin calls it: weights are cast at each use, or
         # by the compiled graph
@@ -72,7 +72,7 @@ class TrainingStep:
 
 
 class MemoryChoice(NamedTuple):
-    """The memory savings of a training step, and the peak that is estimated with them."""
+    """How a training step saves memory, in words, and its estimated peak memory in GiB."""
 
     # What is recomputed, offloaded or cut into chunks, as rows show it; "": nothing.
     words: str = ""
@@ -105,8 +105,8 @@ class StepBaseline(Baseline):
 def usual_step(
     model: nn.Module, loss: LossFunction, case: StepCase, device: torch.device
 ) -> TrainingStep:
-    """Return the training step of other libraries' models: fused AdamW, decay on
-    matrices, clipping by the norm.
+    """Return the training step of other libraries' models: with fused AdamW, weight decay on
+    matrices, and gradients clipped by their norm.
 
     The weights become bfloat16, or the loss runs under autocast, as the case says (on a CPU
     float32 stays float32).

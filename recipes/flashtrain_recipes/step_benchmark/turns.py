@@ -48,9 +48,9 @@ class StepTurns(Turns[StepCase, StepEntry]):
 
     Args:
         peak_flops: the device's dense peak in FLOP/s, for MFU; None: unknown.
-        full: (title of a baseline, case) pairs that ran out of memory; this case's are
-            added. A baseline is not tried at a case that needs as much memory, unless it
-            adapts by saving more.
+        full: (title of a baseline, case) pairs that ran out of memory; those of this case are
+            added to the list. A baseline is not tried at a case that needs as much memory as one
+            at which it ran out, unless it adapts to larger cases by saving more.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class StepTurns(Turns[StepCase, StepEntry]):
         if peak is not None and after is not None and before is not None:
             entry.peak_mib = peak + after - before
         if not math.isfinite(loss):
-            raise ArithmeticError(f"the first loss is {loss}")
+            raise ArithmeticError(f"the first loss is {loss}, expected a finite number")
         self.entries.append(entry)
         say(f"    {baseline.title}: ready after {entry.first_seconds + entry.seconds:.0f} s")
 

@@ -82,7 +82,10 @@ def test_a_loss_that_is_no_number_is_not_a_measurement() -> None:
             return step
 
     (row,) = turns().run([NotANumber("nan")])
-    assert (row["status"], row["error"]) == ("failed", "the first loss is nan")
+    assert (row["status"], row["error"]) == (
+        "failed",
+        "the first loss is nan, expected a finite number",
+    )
 
 
 def test_steps_that_take_long_are_few(monkeypatch, passing) -> None:

@@ -105,13 +105,13 @@ def _tables(parameters: PathfinderParameters) -> tuple[WalkTables, ...]:
 
 
 def grow_file(path: Path, stream: ImageStream, have: int, want: int) -> None:
-    """Append the images number `have` to `want` - 1 to a file, after cutting off all behind
-    its first `have` images.
+    """Append the images number `have` to `want` - 1 to a file; first cut off all that follows
+    its first `have` images, which an interrupted command may have left.
 
     The caller holds the file's lock. Each chunk is flushed to disk before the next is written.
 
     Raises:
-        UserError: no curves fit the image, or numba is missing.
+        UserError: no curves fit into the image, or numba is missing.
     """
     starts = range(have, want, CHUNK)
     what = f"generating Pathfinder-{stream.parameters.side} {stream.split} images"

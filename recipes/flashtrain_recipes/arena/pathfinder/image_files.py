@@ -35,13 +35,14 @@ class PathfinderFiles:
     """Images that another program drew, read from files when they are used.
 
     Args:
-        path: a folder or .npz as above, or a folder with pathfinder32, curv_contour_length_14 and
-            the like, of which side and contour choose one.
+        path: a folder or .npz file as at the top of image_files.py, or a folder of such folders,
+            called pathfinder32, curv_contour_length_14 and the like, of which side and contour
+            choose one.
         validation, test: how many images are held out for each; None: a tenth each.
         seed: decides which images are held out.
 
     Raises:
-        UserError: when used: there are no such images, images of another side, or too few.
+        UserError: when images are used: there are none, too few, or some of another side.
     """
 
     def __init__(

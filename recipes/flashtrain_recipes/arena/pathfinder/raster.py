@@ -1,11 +1,11 @@
-"""Drawing Pathfinder images on any device, a batch at a time, in whole numbers: every
-pixel is equal everywhere.
+"""Drawing batches of Pathfinder images on any device, in integers (except for varied brightness),
+so that every device gives the same pixels.
 
-Each shape is looked up in a table of windows: one for each direction of a dash and each margin (the
-free space around the dashes; an image has one), and one for each place of a disc. Windows hold
-levels, indices into the list of the few brightnesses that a pixel may have, and overlapping windows
-are combined by their maximum. The last step, which scales whole images so that their extremes are 0
-and 255, is a table too.
+Each shape is looked up in a table of windows (windows.py), small images of one dash or disc: one
+for each direction of a dash and each margin (the free space around the dashes; an image has one
+margin), and one for each position of a disc. Windows hold levels, indices into the list of the few
+brightnesses that a pixel may have, and overlapping windows are combined by their maximum. The last
+step, which scales whole images so that their extremes are 0 and 255, is a table too.
 
 B images, N dashes of an image, W width of a window, D directions, M margins, L levels.
 """
@@ -54,7 +54,8 @@ def rasterise(
     uint8, on the same device.
 
     Args:
-        windows, markers: positions of the dashes and discs, as in Strokes.
+        windows: (B, N, 3) int32, the tip (x, y) of each dash and the index of its window.
+        markers: (B, 2, 2) int32, the centres (x, y) of the two discs.
         brightness: (B, 2) float32, factors of the brightness of each image's long and
             short curves; None: 1.
     """
@@ -97,8 +98,8 @@ def _in_contrasts(
 def drawn_levels(
     windows: Tensor, markers: Tensor | None, side: int, tables: DrawingTables
 ) -> Tensor:
-    """Draw as `draw`, but return each pixel's index into the table of brightnesses.
-    markers=None: without discs."""
+    """Draw as `draw`, but return each pixel's level, (B, side, side) int32: its index into the
+    table of brightnesses. markers=None: no discs are drawn."""
     images, border = len(windows), tables.border
     width = side + 2 * border
     canvas = torch.zeros(images, width * width, dtype=torch.int32, device=windows.device)
@@ -119,8 +120,8 @@ def drawn_levels(
 
 
 def disc_place(tips: Tensor, side: int, places: int) -> Tensor:
-    """Return which of `places` windows in disc_windows(), along one axis, shows a disc at
-    each coordinate of `tips`."""
+    """Return the index of the window that shows a disc at each coordinate of `tips`, among the
+    `places` that disc_windows() has along each axis."""
     middle = places // 2
     return torch.where(tips <= middle, tips, places - 1 - (side - 1 - tips).clamp(max=middle))
 

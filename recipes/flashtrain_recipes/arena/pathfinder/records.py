@@ -1,5 +1,5 @@
-"""The two forms of Pathfinder images: records of fixed size on disk, and strokes, a batch
-in tensors, for drawing.
+"""The two forms of Pathfinder images that are not drawn yet: records of fixed size on disk, and
+strokes, a batch in tensors.
 
 A record ends with a checksum, so that a record that a crash left half written is recognised.
 """
@@ -41,8 +41,8 @@ def together(parts: Sequence[Strokes], order: Tensor) -> Strokes:
 
 
 def record_type(parameters: PathfinderParameters) -> np.dtype[np.void]:
-    """Return the numpy type of one image's record: its dashes, facts about the
-    image, and the checksum."""
+    """Return the numpy type of one image's record: its dashes, their number, the label, the
+    marked curve, the margin and the checksum."""
     dashes = parameters.max_dashes
     return np.dtype(
         [

@@ -1,5 +1,5 @@
-"""Pathfinder as sequences of pixels: strokes are read from disk and drawn on the training
-device, in raster order."""
+"""Pathfinder as sequences of pixels in raster order: strokes (records.py) are read from disk, and
+drawn on the training device."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ class StrokeSamples:
     as many images of each.
 
     Args:
+        sets: the stored sets, of one side.
         variation: how much the brightness of dashes varies
             (variation.varied_brightness); 0: not at all.
     """

@@ -1,5 +1,5 @@
-"""Generated Pathfinder images on disk: each set is a file in the cache folder, named by all
-that decides its images.
+"""Generated Pathfinder images on disk: each set is a file in the cache folder, whose name has the
+side, contour, seed and split that decide its images.
 
 The file can be copied to another machine: reading and drawing need no numba.
 """
@@ -34,6 +34,10 @@ from flashtrain_recipes.arena.pathfinder.windows import directions
 class PathfinderImages:
     """The first `count` images in a file of generated images.
 
+    Args:
+        path: the file.
+        stream: the sequence of images that the file was generated from.
+
     Raises:
         UserError: the file holds fewer than `count` complete images.
     """
@@ -43,8 +47,8 @@ class PathfinderImages:
         records, whole = _read(path, self.parameters)
         if whole < count:
             raise UserError(
-                f"{path} holds {whole:,} whole images, not {count:,}: "
-                "ask for fewer, or generate more."
+                f"{path} holds {whole:,} whole images, and {count:,} were requested: request "
+                "fewer, or generate the others with numba installed."
             )
         self._records = records[:count]
 
@@ -80,15 +84,15 @@ def ensure(
         cache_dir: where sets are saved; None: FLASHTRAIN_CACHE.
 
     Raises:
-        UserError: invalid settings, images are missing and so is numba, or the
-            folder cannot be written.
+        UserError: a setting is invalid, images must be generated and numba is missing, or
+            the folder cannot be written.
     """
     stream = ImageStream(of_side(side, contour), seed, split)
     one, *more = contours_in(contour)
     if more:
         raise UserError(
-            f"pathfinder.contour={contour} is a range of dashes: "
-            "expected one number, as a set of images has."
+            f"pathfinder.contour={contour} is a range of dashes, and a set of images has curves "
+            "of one length: expected one number of dashes."
         )
     base = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
     path = base / f"pathfinder{side}-{one}-seed{seed}-{split}-v{VERSION}.bin"

@@ -282,13 +282,15 @@ def grow_images(key, first, parameters, margin_tables, out_tips, out_directions,
     the outputs have rows.
 
     Args:
+        key, first: ImageStream.key, and the number of the first image to generate.
         parameters: (side, seed_distance, dashes of a long curve, distractors, dashes of
             a distractor, padding).
         margin_tables: WalkTables of every margin that an image may have.
         out_tips: (n, N, 2), where each of at most N dashes is drawn from, as (x, y).
         out_directions: (n, N) uint16, the number of each dash's direction.
-        out_facts: (n, 5) int64: dashes, label, the curve whose first tip is marked, which margin,
-            and attempts (0: none succeeded, and this and all later images are missing).
+        out_facts: (n, 5) int64: the number of dashes, the label, which long curve's first tip is
+            marked, the index of the margin's tables, and the attempts that it took (0: none
+            succeeded, and this and all later images are missing).
     """
     side, _, dashes, distractors, short, _ = parameters
     for image in range(len(out_tips)):

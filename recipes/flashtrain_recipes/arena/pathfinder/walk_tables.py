@@ -1,7 +1,7 @@
-"""The tables of the random walk: for each direction the pixels of a dash, the places of the
-next, and their weights.
+"""The tables of the random walk (walk.py): for each direction the pixels of a dash, where the next
+dash may lie, and how likely each of these places is.
 
-D directions (windows.directions), of which the last K are the ring's.
+D directions (windows.directions), of which the last K point to the ring's points (windows.ring).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _FRACTIONS = (np.arange(FULL + 1) / FULL).astype(np.float32).astype(np.float64)
 
 
 class WalkTables(NamedTuple):
-    """Tables of the walk for one margin. Positions are flat indices into a mask; steps (y,
-    x) end at whole pixels.
+    """Tables of the walk for one margin. Positions are flat indices into a mask; steps are
+    vectors (y, x), and a point plus a step is rounded up to whole pixels.
 
     The dash of direction d occupies dash_pixels[dash_start[d]:dash_start[d + 1]], relative to the
     tip that it starts from. A first dash's fully occupied pixels are the rows (y, x, length) of

@@ -3,9 +3,9 @@ by its Lanczos filter.
 
 D directions, K points of the ring, h pixels from a window's middle to its edge.
 
-A dash is drawn in a window around the tip that it starts from. The window is 4 h + 1 fine pixels
-wide and 2 h + 1 small ones, so that it is made a little less than half as small: the larger the
-window, and with it the margin, the fainter.
+A dash is drawn in a window around the tip that it starts from: on the fine grid the window is
+4 h + 1 pixels wide, and it is reduced to 2 h + 1, a little more than half. How much more depends on
+h, and with it on the margin: in a larger window a dash is a little fainter.
 
 Pillow draws a line one pixel wide by Bresenham's steps and a wider one as a parallelogram, whose
 corners it rounds to whole pixels: it is not exactly as wide in each direction. From Pillow 5 to 13
@@ -78,9 +78,11 @@ def half_window(parameters: PathfinderParameters, margin: int) -> int:
 
 
 def fine_dashes(parameters: PathfinderParameters, margin: int) -> np.ndarray:
-    """Return the dash of each direction on the finer grid, (D, 4 h + 1, 4 h + 1) bool.
+    """Return a drawing of the dash of each direction on the finer grid, (D, 4 h + 1, 4 h + 1)
+    bool.
 
-    A curve's first dash is drawn from its tail, every other from its head, back towards its tail.
+    The middle pixel is the tip that the dash is drawn from: its tail in the first 360 directions,
+    which begin a curve; in the others its head, from which it is drawn back to its tail.
     """
     angles = directions(parameters, margin)
     angles[DEGREES:] = turned_back(angles[DEGREES:])
@@ -130,7 +132,7 @@ def disc_pixels(radius: float) -> np.ndarray:
 
 
 def disc_windows(radius: float) -> np.ndarray:
-    """Return a small image of a disc for each place that it may have, (C, C, 2
+    """Return a small image of a disc for each position in which it looks different, (C, C, 2
     g + 1, 2 g + 1) uint8.
 
     The indices are [place y, place x, y, x]; g is the radius rounded up, plus 3. A disc looks

@@ -30,7 +30,7 @@ def all_baselines(device_type: str = "cuda", *, matrices: bool = True) -> list[A
     Args:
         device_type: "cuda" or "cpu".
         matrices: whether torch's SDPA gets masks other than full and causal as matrices; if
-            not, it is left out there.
+            not, it is not measured with such masks.
     """
     flash = "torch SDPA, FlashAttention-2" if device_type == "cuda" else "torch SDPA, flash"
     return [

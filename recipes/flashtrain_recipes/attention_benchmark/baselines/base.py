@@ -29,16 +29,16 @@ class AttentionBaseline(Baseline):
 
     @abstractmethod
     def attend(self, case: Case, context: Context) -> Attend:
-        """Return the function to time: it computes out (B, Sq, H, D) from Inputs. Masks
-        are made here, untimed."""
+        """Return the function to time, which computes out (B, Sq, H, D) from Inputs; `attend`
+        itself is not timed, and makes the mask."""
 
     def plan(self, case: Case, context: Context) -> Callable[[], object] | None:
-        """Return a function to time that makes the case's mask, as once per batch; None:
-        the baseline makes none."""
+        """Return a function to time that makes the case's mask, as a training does once for each
+        batch; None: the baseline needs no mask to be made."""
         return None
 
 
 def first(result: Any) -> Tensor:
-    """Return the output of a function that returns it alone in some versions, and in a
-    tuple with lse in others."""
+    """Return the attention output of `result`: the result itself, or its first entry where it
+    is a tuple of output and log-sum-exp, as in some versions of flash-attn."""
     return result[0] if isinstance(result, (tuple, list)) else result

@@ -37,12 +37,15 @@ class FlashAttnFunctions(AttentionBaseline):
         # flash-attn-4 alone also answers to `import flash_attn`.
         found = importlib.import_module(self.module)
         if not hasattr(found, "flash_attn_func"):
-            raise ImportError(f"{self.module} has no flash_attn_func")
+            raise ImportError(
+                f"{self.module} has no flash_attn_func: expected a version with flash-attn's "
+                "functions"
+            )
         return found
 
     def mask_options(self, case: Case, context: Context) -> dict[str, Any]:
-        """Return keyword arguments for the masks that a subclass supports besides those
-        of `options`; {} here."""
+        """Return the keyword arguments for masks that `options` does not describe; {} unless a
+        subclass supports such masks."""
         return {}
 
     def options(self, case: Case, inputs: Inputs) -> dict[str, Any]:

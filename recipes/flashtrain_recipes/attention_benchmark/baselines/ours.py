@@ -1,4 +1,4 @@
-"""flashtrain_kernels as a baseline, called by flash-attn's functions as any program calls it.
+"""flashtrain_kernels as baselines, called as a user's program calls it: by flash-attn's functions.
 
 B batch, S sequence, T packed tokens, H query heads, K key/value heads, D head dimension.
 """
@@ -30,8 +30,8 @@ from flashtrain_recipes.attention_benchmark.inputs import (
 
 
 class Flashtrain(FlashAttnFunctions):
-    """The kernels that flashtrain chooses on this device. Masks that no argument describes
-    are made once per batch."""
+    """The kernels that flashtrain chooses on this device, with masks that flash-attn's arguments
+    do not describe made once for each batch."""
 
     name = title = "flashtrain"
     module, packed = "flashtrain_kernels", ("varlen", "causal-varlen")
@@ -115,7 +115,8 @@ class FlashtrainPortable(Flashtrain):
 
 
 def mask_maker(case: Case, device: torch.device) -> Callable[[], Any]:
-    """Return a function that makes a case's mask, not yet planned. Not for block masks.
+    """Return a function that makes a case's mask, without the plan that kernels need
+    (Mask.planned); block masks are not supported.
 
     Tensors that a real batch already has on its device are made here once, and are not timed.
     """

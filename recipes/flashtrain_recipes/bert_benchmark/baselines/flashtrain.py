@@ -29,7 +29,9 @@ class FlashtrainBert(StepBaseline):
     """flashtrain's BERT as a baseline.
 
     Args:
-        batching: PACKED, or RANDOM for padded batches; they are the same where every row is full.
+        name: the baseline's name in benchmark.implementations.
+        batching: PACKED, or RANDOM for padded batches. Where every sequence fills its row, both
+            give the same batches.
     """
 
     def __init__(

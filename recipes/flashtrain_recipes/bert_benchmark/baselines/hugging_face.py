@@ -27,8 +27,8 @@ class HuggingFaceBert(HuggingFace):
     """transformers' BertForMaskedLM as a baseline.
 
     Args:
-        implementation: its name in tables.
-        batching: RANDOM, or BUCKETS for batches of like length.
+        implementation: what its rows have in the column `implementation`.
+        batching: RANDOM, or BUCKETS for batches of sequences of like length.
     """
 
     def __init__(self, name: str, implementation: str, *, batching: str, **options: Any) -> None:

@@ -53,7 +53,8 @@ class _Gathered:
         self.degree = layout.degree
 
     def whole(self, x: Tensor) -> Tensor:
-        """Gather (B, n, K, D) of every rank, and return (B, S, K, D), in order."""
+        """Gather the tensors x (B, n, K, D) of all ranks, and return (B, S, K, D), in the order of
+        the sequence."""
         gathered = x.new_empty((self.degree * x.shape[0], *x.shape[1:]))
         all_gather_single(gathered, x.contiguous(), group=self.group)
         return take(
@@ -61,7 +62,8 @@ class _Gathered:
         )
 
     def own(self, x: Tensor) -> Tensor:
-        """Sum x (B, S, K, D) over the ranks, and return this rank's part (B, n, K, D)."""
+        """Sum x (B, S, K, D) over the ranks, and return the sum at this rank's tokens,
+        (B, n, K, D)."""
         sharded = take(x, self.tokens.clamp(min=0)).masked_fill(
             (self.tokens < 0)[..., None, None], 0
         )

@@ -1,5 +1,5 @@
-"""The base of all implementations of a decoder's training step: flashtrain's model of the
-case, and an optimiser.
+"""The base class of all implementations of a decoder's training step: it builds flashtrain's model
+of the case, and an optimiser.
 
 The model wraps transformers' class, and equal seeds give equal weights.
 """

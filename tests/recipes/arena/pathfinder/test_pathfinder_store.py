@@ -83,7 +83,7 @@ def test_a_half_written_end_is_not_believed(whole: bytes, tmp_path: Path, damage
     else:
         data[-30 * size] ^= 1
     path.write_bytes(data)
-    with pytest.raises(UserError, match="whole images, not 600"):
+    with pytest.raises(UserError, match="whole images, and 600 were requested"):
         PathfinderImages(path, STREAM, 600)
     assert stored(ensure(32, 5, EXPECTED, cache_dir=tmp_path)) == whole
 
