@@ -48,8 +48,8 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(form: Form, tensors: Sequence[Tensor], sequences: int | None = None) -> Sizes:
-    """Return the Sizes of checked tensors in this form. sequences: how many a
-    packed row holds, else None."""
+    """Return the Sizes of checked tensors in this form. sequences: the number of sequences that a
+    packed row holds; None unless sequences are packed."""
     q, k = tensors[0], tensors[-1]
     if form.heads_first:
         q, k = q.transpose(1, 2), k.transpose(1, 2)
@@ -158,8 +158,8 @@ def check_tensors(form: Form, tensors: Sequence[Any]) -> None:
 
 
 def check_heads(q: Tensor, k: Tensor, name: str) -> None:
-    """Raise ValueError unless q and k have the same head dimension and q's heads are a
-    multiple of k's. name: k's."""
+    """Raise ValueError unless q and k have the same head dimension, from 1 to MAX_HEAD_DIM, and q's
+    heads are a multiple of k's. name: what messages call k."""
     head_dim, heads, kv_heads = q.shape[-1], q.shape[-2], k.shape[-2]
     if head_dim != k.shape[-1]:
         raise ValueError(
@@ -261,7 +261,7 @@ def check_seed(seed: Any, device: torch.device) -> None:
         check_dtype("dropout_seed", seed, "of 1 or 3 elements", (torch.int64,))
         if seed.dim() > 1 or seed.numel() not in (1, 3):
             raise ValueError(
-                "dropout_seed must have 1 element, or 3 with offsets, "
+                "dropout_seed must have 1 element, or 3: (seed, first sequence, first head), "
                 f"not the shape {tuple(seed.shape)}"
             )
         check_device("dropout_seed", seed, device)
@@ -275,8 +275,8 @@ def check_seed(seed: Any, device: torch.device) -> None:
 
 
 def check_mask(mask: Any, sizes: Sizes, causal: bool, window_size: tuple[int, int]) -> None:
-    """Raise unless mask is None, a Mask without causal and window_size, or a BlockMask
-    made with the same ones."""
+    """Raise TypeError or ValueError unless mask is None, a Mask given without causal and
+    window_size, or a BlockMask made with the same causal and window_size as the call."""
     if mask is None:
         return
     if isinstance(mask, Mask):
@@ -310,11 +310,14 @@ def _check_intervals(mask: Mask, sizes: Sizes) -> None:
             )
     if mask.keys is not None and mask.keys.shape[0] != mask.queries.shape[1]:
         raise ValueError(
-            f"mask.keys must have as many rows as mask.queries, {mask.queries.shape[1]}, "
-            f"not {mask.keys.shape[0]}"
+            "mask.keys (Bm, Sk) must have the Bm of mask.queries (5 or 7, Bm, Sq), "
+            f"{mask.queries.shape[1]}, not {mask.keys.shape[0]}"
         )
     if mask.queries.shape[0] not in (5, 7):
-        raise ValueError(f"mask.queries must have 5 or 7 rows, not {mask.queries.shape[0]}")
+        raise ValueError(
+            "mask.queries must have the shape (5 or 7, Bm, Sq), as masks.Mask describes, not "
+            f"{mask.queries.shape[0]} in its first dimension"
+        )
     if mask.seqlen_k != sizes.seqlen_k:
         raise ValueError(f"mask must have k's {sizes.seqlen_k} keys, not {mask.seqlen_k}")
 
@@ -337,8 +340,8 @@ def _check_blocks(
     wanted = band(sizes.seqlen_q, sizes.seqlen_k, causal, window_size)
     if (mask.left, mask.right) != wanted:
         raise ValueError(
-            f"mask must be made with the call's causal and window_size (the band {wanted}), "
-            f"not with the band {(mask.left, mask.right)}"
+            f"mask must be made with the call's causal and window_size (key - query within "
+            f"{wanted}, None: no bound), not with those of {(mask.left, mask.right)}"
         )
 
 

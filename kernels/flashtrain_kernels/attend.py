@@ -161,8 +161,8 @@ def options_of(sizes: Sizes, requested: Requested, packing: Packing | None = Non
 
 
 def _ready(mask: Mask, options: Options, sizes: Sizes) -> Mask:
-    """The mask with its plan, where kernels will read it, and with numbered
-    sequences where they count."""
+    """Return the mask with a plan if kernels need one and, if dropout or (N, H) ALiBi slopes read
+    sequence numbers, with numbers that differ between batch rows."""
     if dispatch.implementation_for(sizes.device.type) != "torch":
         rich, softcap = options.beyond_softcap, options.softcap > 0
         mask = mask._replace(sequences=None).planned(
@@ -175,8 +175,8 @@ def _ready(mask: Mask, options: Options, sizes: Sizes) -> Mask:
 
 
 def _numbered_by_row(mask: Mask, sizes: Sizes) -> Mask:
-    """A mask that all rows of the batch share, with sequence numbers that
-    differ from row to row."""
+    """Return the mask with rows for all of the batch, each with sequence numbers of its own, if it
+    has one row that all of them share; else the mask itself."""
     if sizes.batch == 1 or mask.queries.shape[1] != 1 or sizes.seqlen_q == 0:
         return mask
     rows = mask.queries.expand(-1, sizes.batch, -1)
@@ -265,7 +265,7 @@ def remember(
 def _key(
     form: Form, tensors: tuple[Tensor, ...], of_mask: tuple[Tensor, ...], requested: Requested
 ) -> tuple[Any, ...] | None:
-    """The key of a call by which it is known again; None where it has none."""
+    """Return the key under which CHECKED stores this call, or None if it cannot be stored."""
     (
         dropout_p, softmax_scale, causal, window, softcap, slopes, deterministic, probabilities,
         bias, mask, seed,
@@ -285,8 +285,8 @@ def _key(
 
 
 def _tensors_of(mask: Any, packing: Packing | None) -> tuple[Tensor, ...] | None:
-    """A mask's tensors or a packed row's boundaries, in the order of `pack`; None if the
-    call needs more decisions."""
+    """Return the mask's tensors, or cu_seqlens of packed sequences, in the order of `pack`. None:
+    the call cannot be stored in CHECKED, as with a BlockMask or an unplanned Mask of documents."""
     if mask is None:
         return () if packing is None else packing[:2]
     if type(mask) is not Mask:
@@ -303,8 +303,8 @@ def _tensors_of(mask: Any, packing: Packing | None) -> tuple[Tensor, ...] | None
 
 
 def _numbers_of(mask: Mask, device: torch.device) -> tuple[Any, ...] | None:
-    """What else checking a call with this mask depends on, besides `_tensors_of` it;
-    None: it is not known."""
+    """Return the sizes of a mask that decide, besides the tensors that `_tensors_of` returns,
+    whether a call with it is valid. None: the call must be checked each time."""
     if mask.plan is not None:
         return mask.keys is None, mask.seqlen_k, *mask.plan.blocks
     given, queries = mask.sequences, mask.queries

@@ -34,20 +34,21 @@ _SCHEMAS = {
 
 
 def append(*call: Any) -> None:
-    """Write new keys (rotated) and values to the cache, from row lengths[b] on. call:
-    append_to_cache's in _SCHEMAS."""
+    """Write new keys (rotated) and values to the cache, from row lengths[b] of sequence b on. call:
+    the arguments of append_to_cache in _SCHEMAS."""
     _run(torch.ops.flashtrain_kernels.append_to_cache.default, _compute_append, call)
 
 
 def attend(*call: Any) -> tuple[Tensor, Tensor]:
-    """Return (out (B, Sq, H, D), lse (B, H, Sq)) of q over a cache. call: attend_to_cache's
-    arguments in _SCHEMAS, like flash_attn_with_kvcache's, but lengths (B,) without the `added` new
-    keys, and left, right (-1: no bound)."""
+    """Return (out (B, Sq, H, D), lse (B, H, Sq)) of q over a cache. call: the arguments of
+    attend_to_cache in _SCHEMAS, as those of flash_attn_with_kvcache, but lengths (B,) do not count
+    the `added` new keys, and left, right are the window (-1: no bound)."""
     return _run(torch.ops.flashtrain_kernels.attend_to_cache.default, _compute_attend, call)
 
 
 def _run(operator: Any, function: Any, call: tuple) -> Any:
-    """By the operator, or where none exists for the device directly."""
+    """Return operator(*call), or function(*call) for a device on which the operator is not
+    defined."""
     return (operator if call[0].device.type in (*_DEVICES, "meta") else function)(*call)
 
 
@@ -99,7 +100,8 @@ def _attend_fake(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 
 
 def _places(rows: Tensor, table: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
-    """Where rows (B, n) of the sequences lie: page and row in the page, held within the cache."""
+    """Return (page, row in that page), (B, n) each, of the rows (B, n) of the sequences, clamped
+    into the cache. table (B, M): the pages of each sequence."""
     size, most = cache.shape[1], cache.shape[0] - 1
     rows = rows.clamp(0, max(table.shape[1] * size - 1, 0)).long()
     return table.long().gather(1, rows // size).clamp(0, most), rows % size

@@ -41,7 +41,8 @@ _lock = threading.Lock()
 
 
 class _Heuristic(ctypes.Structure):
-    """cublasLtMatmulHeuristicResult_t."""
+    """The C struct cublasLtMatmulHeuristicResult_t: an algorithm and what the library says of
+    it."""
 
     _fields_ = [
         ("algorithm", ctypes.c_uint64 * 8),
@@ -80,10 +81,10 @@ def product_times_gelu_gradient(
 
 
 class _Plan:
-    """One kind of product, prepared: descriptors and the algorithm.
+    """A product of one kind and size, ready to run: descriptors and the algorithm.
 
-    The library thinks in columns: a row-major (M, N) is its (N, M), and D =
-    op(A) B with A the weight.
+    The library's matrices are column-major: a row-major (M, N) is an (N, M) there, and the product
+    is D = op(A) B with A the weight.
     """
 
     def __init__(
@@ -153,7 +154,8 @@ class _Plan:
         return list(results[: found.value]) if status == 0 else []
 
     def _serves(self, one: _Heuristic) -> bool:
-        """Whether the algorithm, proposed for whatever size, computes this plan's product."""
+        """Return whether an algorithm, which may be proposed for another size, computes this
+        product."""
         result = _Heuristic()
         status = _status(
             "cublasLtMatmulAlgoCheck",
@@ -211,7 +213,8 @@ def _layout(dtype: torch.dtype, rows: int, columns: int) -> ctypes.c_void_p:
 def _layouts(
     dtype: torch.dtype, sizes: tuple[int, int, int], transposed: bool
 ) -> tuple[ctypes.c_void_p, ...]:
-    """Of A, B and D, in the library's columns. sizes: (N, M, K)."""
+    """Return the library's layouts of the matrices A, B and D. sizes: (N, M, K); transposed: op(A)
+    is A^T."""
     n, m, k = sizes
     a = _layout(dtype, k, n) if transposed else _layout(dtype, n, k)
     return a, _layout(dtype, k, m), _layout(dtype, n, m)
@@ -222,7 +225,8 @@ def _pointer(x: Tensor) -> ctypes.c_void_p:
 
 
 def _kind(one: _Heuristic) -> tuple[int, int]:
-    """(tile, cluster) of an algorithm; a number that the library does not tell is -1."""
+    """Return the library's numbers of an algorithm's tile size and cluster size, -1 where it gives
+    none."""
     return _configured(one, _TILE), _configured(one, _CLUSTER)
 
 
@@ -241,7 +245,9 @@ def _configured(one: _Heuristic, attribute: int) -> int:
 def _call(name: str, *arguments: object) -> None:
     status = _status(name, *arguments)
     if status != 0:
-        raise CublasLtError(f"{name} failed with status {status}")
+        raise CublasLtError(
+            f"cuBLASLt's {name} failed with status {status} (NVIDIA's cublasStatus_t)"
+        )
 
 
 def _status(name: str, *arguments: object) -> int:
@@ -250,8 +256,8 @@ def _status(name: str, *arguments: object) -> int:
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    """The library that this process has loaded already, which is the one torch was built
-    for. Its GELU is tanh's."""
+    """Return the cuBLASLt library that this process has loaded already, the one torch was built
+    for; None if there is none. Its GELU is the tanh approximation."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
         path = next((line.split()[-1] for line in lines if "libcublasLt.so" in line), None)

@@ -19,7 +19,7 @@ def values_of(x: Tensor, summary: Callable[[Tensor], Tensor]) -> tuple[int, ...]
 
     A GPU tensor is read once for each time it is written to; always give a tensor the
     same summary. A CPU tensor is read every time, because numpy may write to its memory
-    without raising the version.
+    unseen by torch's version counter.
     """
     if torch.compiler.is_compiling() or _holds_no_data(x):
         return None

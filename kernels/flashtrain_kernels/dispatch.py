@@ -70,8 +70,8 @@ def implementation_for(device_type: str) -> str:
 
 
 def by_torch(device: torch.device) -> bool:
-    """Return whether torch's own attention computes calls on this device. Of meta tensors
-    operators say the shapes."""
+    """Return whether torch's own attention computes calls on this device. (Not on meta tensors: the
+    operators compute their shapes.)"""
     return device.type != "meta" and implementation_for(device.type) == "torch"
 
 

@@ -40,7 +40,7 @@ def signed_probabilities(
 
 
 def _places(cu_seqlens: Tensor, longest: int | Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """(N, longest): the index of each sequence's tokens in the packed row, and
-    which of them exist."""
+    """Return, (N, longest) each: the index in the packed row of every token of each sequence, and
+    whether the sequence has that token."""
     index = cu_seqlens[:-1, None] + torch.arange(int(longest), device=cu_seqlens.device)
     return index.clamp(max=max(total - 1, 0)), index < cu_seqlens[1:, None]

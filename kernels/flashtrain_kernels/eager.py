@@ -18,11 +18,10 @@ from .options import Options, Packed, pack, unpack
 @dataclass(frozen=True, eq=False)  # hashed by identity
 class Operator:
     """Attention's forward or backward on tensors in one form; its last arguments are
-    the options' (Packed).
+    the fields of options.Packed.
 
     torch's dispatcher and registered autograd take most of a short call's time, so eager mode
-    calls `compute`. Compilers and transforms (transforms.py), and whoever watches operators,
-    get the registered one.
+    calls `compute`. Compilers, transforms (transforms.py) and torch modes get `registered`.
     """
 
     registered: Any  # with torch.library, on tensors in the form BATCH, KV_PACKED or QKV_PACKED
@@ -33,8 +32,8 @@ class Operator:
     made: int = 0  # how many results to bring back
 
     def call(self, function: Callable, inputs: Sequence[Any]) -> Any:
-        """Return function(*inputs), `registered` or `compute`, of inputs and
-        results in this form."""
+        """Return function(*inputs), where inputs and results are in this form; function is
+        `registered` or `compute`."""
         given, form = self.given, self.form
         if given is None:
             return function(*inputs)
@@ -113,8 +112,8 @@ def attention(
     tensors and options.bias.
 
     Returns:
-        out (B, Sq, H, D), natural log-sum-exp (B, H, Sq) float32; both lack B in
-        the form of a packed row.
+        out (B, Sq, H, D), natural log-sum-exp (B, H, Sq), float32 (float64 for float64); both lack
+        B in the form of a packed row.
     """
     packed, form = pack(options), operator.form
     # Compilers and transforms (vmap, torch.func.grad) go by what is registered.
@@ -137,9 +136,12 @@ def computed(
 
 
 class _Eager(torch.autograd.Function):
-    """Its inputs are the tensors that there are. What it saves, and in which order, is
-    the same whether launches are repeated or not, as recomputing under activation
-    checkpointing compares it."""
+    """Attention in eager mode as autograd.Function: its inputs are the call's tensors, without
+    None.
+
+    What it saves, and in which order, is the same whether launches are repeated or not, because
+    activation checkpointing compares the saved tensors of a recomputation.
+    """
 
     @staticmethod
     def forward(
@@ -212,7 +214,8 @@ class _NoDerivative(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
         raise NotImplementedError(
-            "attention has no second derivative: its backward cannot be differentiated"
+            "attention has no second derivative: for one, use torch's "
+            "scaled_dot_product_attention with SDPBackend.MATH"
         )
 
 
@@ -220,15 +223,16 @@ class _NoDerivative(torch.autograd.Function):
 
 
 def compute_forward(count: int, *inputs: Any) -> tuple[Tensor, Tensor]:
-    """Return (out, lse) for a forward operator's arguments."""
+    """Return (out, lse) for the arguments `inputs` of a forward operator, of which the first
+    `count` are q, k, v or the packed tensors."""
     return dispatch.forward(*apart(inputs[:count]), unpack(inputs[count:]))
 
 
 def compute_backward(
     count: int, dout: Tensor, dlse: Tensor | None, *inputs: Any
 ) -> tuple[Tensor, ...]:
-    """Return the tensors' gradients, and the bias's if it is wanted, for a
-    backward operator's arguments."""
+    """Return the gradients of the `count` tensors (q, k, v or the packed ones), and the bias's if
+    it is requested, for a backward operator's arguments: dout, dlse, `inputs`."""
     tensors, (out, lse, bias_gradient, *packed) = inputs[:count], inputs[count:]
     options = unpack(packed)
     results = tuple([empty(x) for x in tensors])

@@ -67,7 +67,8 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *positional: Any, **options: Any) -
 
 
 def _features(requested: Requested, options: Options) -> str:
-    """What a call asks for, in words."""
+    """Return the mask and the options of a call in words, such as "causal, ALiBi" or "full
+    attention" for none."""
     mask, window = options.mask, plain_window(requested.window_size)
     if isinstance(mask, Mask):
         intervals = "one interval" if mask.queries.shape[0] == 5 else "two intervals"
@@ -92,7 +93,8 @@ def _features(requested: Requested, options: Options) -> str:
 
 
 def _pass(call: Call, direction: Direction, first: Backend) -> str:
-    """The tiles of a pass; where it is not of the call's first backend, whose they are and why."""
+    """Return the tile sizes of one direction as text, and, if another backend than `first` runs it,
+    that backend and why `first` does not."""
     chosen = dispatch.backend_for(call, direction)
     tiles = chosen.describe(call, direction)
     return tiles if chosen is first else f"{chosen.NAME}, {tiles} ({first.serves(call, direction)})"

@@ -35,8 +35,8 @@ class Form:
         return x[None] if self.row else x.transpose(1, 2) if self.heads_first else x
 
     def bare(self, x: Tensor) -> Tensor:
-        """Return a result in this layout that is no view: into a Function's views
-        autograd lets nobody write."""
+        """Return a result in this layout, as a tensor that is no view: autograd lets nobody write
+        in place to views that a Function returns."""
         return x.detach().squeeze_(0) if self.row else x.detach().transpose_(1, 2)
 
     def of_batch(self, out: Tensor, lse: Tensor | None) -> tuple[Tensor, Tensor | None]:

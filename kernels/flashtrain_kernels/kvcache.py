@@ -153,7 +153,8 @@ def flash_attn_with_kvcache(
 def _check_tensors(
     q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, batch_index: Any, block_table: Any
 ) -> tuple[Tensor, int]:
-    """The table (B, M) of the cache and its C."""
+    """Check the tensors and return the table (B, M) of the pages of each sequence, and C. Raises
+    TypeError or ValueError."""
     check_tensor("q", q, "(B, Sq, H, D)")
     layout = "(caches, C, K, D)" if block_table is None else "(pages, page size, K, D)"
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
@@ -203,7 +204,7 @@ def _check_tensors(
 
 
 def _rows(name: str, x: Any, q: Tensor) -> Tensor:
-    """(B,) integers, as int32."""
+    """Return x, checked to be integers (B,), as int32."""
     check_dtype(name, x, "(B,)", INTEGERS)
     check_device(name, x, q.device)
     check_shape(name, x, q.shape[:1], "(B,)")
@@ -211,7 +212,8 @@ def _rows(name: str, x: Any, q: Tensor) -> Tensor:
 
 
 def _lengths(cache_seqlens: Any, q: Tensor, capacity: int, added: int, appends: bool) -> Tensor:
-    """(B,) int32: the filled rows before the new ones."""
+    """Return (B,) int32: how many cache rows of each sequence are filled before the new keys.
+    added: number of new keys; appends: whether k and v are given."""
     if cache_seqlens is None:
         if appends:
             raise ValueError("cache_seqlens must be given with k and v: it says where they go")
@@ -231,7 +233,7 @@ def _lengths(cache_seqlens: Any, q: Tensor, capacity: int, added: int, appends: 
         new = f" and {added} new ones" if appends else ""
         raise ValueError(
             f"cache_seqlens must leave room in the cache: {most} keys{new} are more than the "
-            f"{capacity} that k_cache (with block_table: its pages of a sequence) can hold"
+            f"{capacity} that k_cache (with block_table: a sequence's pages) has room for"
         )
     return lengths
 
@@ -263,6 +265,6 @@ def _check_rotary(cos: Any, sin: Any, sizes: Sizes, appends: bool) -> None:
         ):
             raise ValueError(
                 f"{name} must have the shape (C, R / 2), with {sizes.seqlen_k} rows or "
-                f"more and at most {sizes.head_dim // 2} columns, rotary_sin as "
-                f"rotary_cos, not {tuple(x.shape)}"
+                f"more and 1 to {sizes.head_dim // 2} columns, the same for rotary_cos and "
+                f"rotary_sin, not {tuple(x.shape)}"
             )

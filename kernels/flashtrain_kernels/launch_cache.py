@@ -42,8 +42,8 @@ class Bounded(dict[K, V]):
 
 
 class Signature:
-    """A key of tensors. There is one object of each: it is compared by identity, and
-    found quickly in a dict."""
+    """What `signature` returns: tensors that it finds alike get one and the same object, so that
+    dicts find it by identity, quickly."""
 
     def __init__(self, dtypes: list[torch.dtype]) -> None:
         self.dtypes = dtypes  # of the tensors
@@ -106,8 +106,8 @@ def signature(tensors: Sequence[Tensor]) -> Signature | None:
 
 
 def _addressed(tensors: Sequence[Tensor], int32: list[int]) -> list[int]:
-    """Return the tensors' alignments, and for each of those that are int32 the number of
-    its address among them."""
+    """Return each tensor's address modulo 16, then, for the tensors whose indices are in `int32`,
+    numbers that are equal where their addresses are equal."""
     bits = 0
     for x in tensors:
         bits |= x.data_ptr()
@@ -122,8 +122,8 @@ def _addressed(tensors: Sequence[Tensor], int32: list[int]) -> list[int]:
 
 
 class _Signed(NamedTuple):
-    """Tensors that were signed. Recognizing others like them takes a quarter of the
-    time that signing takes."""
+    """A Signature with what recognizes further tensors that have it, which takes a quarter of the
+    time of making one."""
 
     # torch.compile's check of distinct tensors: types, dispatch keys, dtypes,
     # devices, shapes, strides.
@@ -239,8 +239,9 @@ def recorder() -> Recorder | None:
 
 
 def record(function: Callable, tensors: Sequence[Tensor]) -> tuple[Any, Any] | None:
-    """Run function(tensors), recording it: its results, and what repeats its launches on other
-    tensors (a compiled.Repeated; None: nothing does). None: recording was refused."""
+    """Run function(tensors) and return (its results, a repeater), or None if recording is refused.
+    The repeater is what `compiled.repeated` makes, to repeat the launches on other tensors, or
+    None."""
     # Objects that are distinct where two of the tensors are one.
     given = [x.detach() for x in tensors]
     recorded = Recorder(given)

@@ -132,8 +132,8 @@ def _check(
 def _summed(
     hidden, weight, labels, vocab_size, ignored, chunk, gradients, softcap=0.0, frozen=False
 ):
-    """The sum of the losses, its gradients to hidden and weight (empty unless requested;
-    frozen: weight's is empty)."""
+    """Return (sum of the losses, gradient of hidden, gradient of weight). The gradients are empty
+    unless `gradients`; frozen: the weight's is empty."""
     ones = (
         hidden.new_ones(labels.shape, dtype=torch.promote_types(hidden.dtype, torch.float32))
         if gradients
@@ -151,8 +151,8 @@ def _pieces(
     dlosses: Tensor | None,
     softcap: float = 0.0, frozen: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The losses and, given their gradients, those of hidden and weight (else empty;
-    frozen: weight's is empty)."""
+    """Return (the losses, gradient of hidden, gradient of weight), the gradients given dlosses,
+    those of the losses, and empty without them; frozen: the weight's is empty."""
     known = (labels == ignored) | ((labels >= 0) & (labels < vocab_size))
     torch._assert_async(known.all(), f"labels must be 0 to {vocab_size - 1}, or {ignored} for none")
     losses = hidden.new_zeros(labels.shape, dtype=torch.promote_types(hidden.dtype, torch.float32))
@@ -219,7 +219,8 @@ def _by_kernel(
 def _in_torch(
     logits: Tensor, labels: Tensor, losses: Tensor, vocab_size: int, ignored: int, dlosses: Any
 ) -> None:
-    """What the kernel does, in plain PyTorch."""
+    """Compute in plain PyTorch what cross_entropy.softmax_rows_launch does: fill losses and, with
+    dlosses, overwrite the logits with their gradient."""
     x = logits.to(losses.dtype)
     x[:, vocab_size:] = -torch.inf
     lse = x.logsumexp(-1, keepdim=True)
@@ -251,8 +252,8 @@ def _fake(hidden, weight, labels, vocab_size, ignored, chunk, dlosses, softcap=0
 
 
 class _Scaled(torch.autograd.Function):
-    """Gradients times the gradient of the loss. A second derivative would need the
-    logits again: refused."""
+    """Multiply the gradients dhidden and dweight by the gradient of the loss. It refuses a second
+    derivative, which would need the logits again."""
 
     @staticmethod
     def forward(ctx: Any, scale: Tensor, dhidden: Tensor, dweight: Tensor) -> tuple[Tensor, Tensor]:

@@ -50,8 +50,8 @@ def _run(operator: Operator, inputs: tuple) -> Any:
 
 
 def _register(suffix: str, form: Form) -> Operator:
-    """Define the forward and the backward on tensors in this form, with all that
-    torch asks of an operator."""
+    """Define and register with torch.library the operators forward and backward, names ended by
+    `suffix`, on tensors in this form; return the forward's Operator."""
     names = form.layouts
     of_forward, of_backward = (
         f"flashtrain_kernels::forward{suffix}",
@@ -136,7 +136,9 @@ def visible_pairs(
 
 
 def _flops(q: Sequence[int], k: Sequence[int], packed: tuple, products: int) -> int:
-    """q, k: shapes (B, S, ..., heads, D). packed: the operator's arguments after its tensors."""
+    """Return the FLOPs of `products` matrix products over the visible pairs of the band (a mask is
+    not counted). q, k: shapes (B, S, ..., heads, D); packed: the operator's arguments after its
+    tensors."""
     options = Packed(*packed)
     return (
         products * 2 * q[0] * q[-2] * q[-1] * visible_pairs(q[1], k[1], options.left, options.right)

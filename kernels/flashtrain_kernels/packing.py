@@ -87,7 +87,7 @@ def _check_ends(name: str, cu_seqlens: Tensor, total: int, longest_name: str, lo
 
 
 def _lengths(cu_seqlens: Tensor) -> Tensor:
-    """The first value, the shortest and the longest sequence, the last value:
-    one read for all of them."""
+    """Return (4,): the first value, the shortest and the longest sequence, the last value, so that
+    one read gets them all."""
     lengths = cu_seqlens.diff()
     return torch.stack([cu_seqlens[0], lengths.amin(), lengths.amax(), cu_seqlens[-1]])

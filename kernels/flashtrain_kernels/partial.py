@@ -70,11 +70,11 @@ def attention_backward(
     dropout_p: float = 0.0,
     dropout_seed: int | Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients (dq, dk, dv) over the given keys, which may be a part of the keys
-    that out and lse are over.
+    """Compute (dq, dk, dv) from the given k and v only, which may be a part of the keys over
+    which out and lse were computed.
 
-    The dq of all parts add up to q's gradient. Arguments not listed: as in the
-    forward, also dropout_seed.
+    The dq of all parts add up to q's gradient. Arguments not listed must be those of the forward,
+    dropout_seed included.
 
     Args:
         dout, out: (B, Sq, H, D), the gradient of the output, and the output over all keys.
@@ -183,7 +183,7 @@ def merge_attention_into(out: Tensor, lse: Tensor, part_out: Tensor, part_lse: T
 
 
 def _like_out(x: Tensor) -> Tensor:
-    """(B, H, S) -> (B, S, H, 1), (H, T) -> (T, H, 1)."""
+    """Return lse (B, H, S) or (H, T) as (B, S, H, 1) or (T, H, 1), to broadcast to out."""
     return x.transpose(-1, -2)[..., None]
 
 

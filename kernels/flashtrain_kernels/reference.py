@@ -75,8 +75,8 @@ def apply(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Te
 
 
 class _Attention(torch.autograd.Function):
-    """Written out, because autograd's own backward multiplies the zeros of
-    masked pairs with NaN."""
+    """`forward_from` as an autograd.Function with `backward_from`: autograd's own backward would
+    multiply the zeros of masked pairs with NaN."""
 
     @staticmethod
     def forward(
@@ -209,7 +209,7 @@ def dropout_mask(
 
 
 class _Scores(NamedTuple):
-    """Of each pair, (B, H, Sq, Sk)."""
+    """The scores of all pairs, each (B, H, Sq, Sk)."""
 
     scaled: Tensor  # q k^T * scale
     final: Tensor  # after softcap, ALiBi and bias; -inf where masked
@@ -217,7 +217,8 @@ class _Scores(NamedTuple):
 
 
 class _Places(NamedTuple):
-    """Positions, (B or 1, Sq), of the keys (B or 1, Sk)."""
+    """Where queries and keys stand: of each query, (B or 1, Sq), its position and sequence; of each
+    key, (B or 1, Sk), its position."""
 
     query: Tensor
     key: Tensor
@@ -251,7 +252,7 @@ def alibi(batch: int, seqlen_q: int, seqlen_k: int, options: Options, dtype: tor
     """Return the ALiBi bias (arXiv 2108.12409), -slope * |distance|: (B or 1, H, Sq, Sk)."""
     slopes = options.alibi_slopes
     if slopes is None:
-        raise ValueError("alibi needs options with alibi_slopes")
+        raise ValueError("options.alibi_slopes must be given to compute the ALiBi bias, not None")
     places = _places(batch, seqlen_q, seqlen_k, options, slopes.device)
     if slopes.dim() == 1:
         slopes = slopes[None, :, None]

@@ -142,7 +142,7 @@ def _check_tensors(query: Any, key: Any, value: Any) -> None:
 
 
 def _leading(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
-    """The dimensions before the heads, broadcast."""
+    """Return the dimensions before the heads, broadcast over query, key and value."""
     past = -3 if query.dim() > 3 else -2
     shapes = [tuple(x.shape[:past]) for x in (query, key, value)]
     result = []
@@ -157,7 +157,8 @@ def _leading(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
 
 
 def _heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> int:
-    """H, where key and value have heads that fit."""
+    """Return H, the number of query heads after broadcasting, 1 without a head dimension. Raises
+    ValueError unless the heads of key and value fit."""
     if query.dim() <= 3:
         return 1
     heads, key_heads, value_heads = query.shape[-3], key.shape[-3], value.shape[-3]
@@ -187,7 +188,8 @@ def _batched(x: Tensor, leading: tuple[int, ...], heads: int) -> Tensor:
 def _bias(
     attn_mask: Any, query: Tensor, key: Tensor, leading: tuple[int, ...], heads: int
 ) -> Tensor:
-    """attn_mask as a bias (B or 1, H or 1, Sq or 1, Sk or 1), no larger than it came."""
+    """Return attn_mask as a bias (B or 1, H or 1, Sq or 1, Sk or 1), B the product of the leading
+    dimensions; heads, queries and keys that it broadcasts over stay 1."""
     if isinstance(attn_mask, Tensor) and attn_mask.dtype == torch.float16:
         (attn_mask,) = autocasted(attn_mask)
     check_dtype(

@@ -70,8 +70,9 @@ def _joined_in_place(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Te
 def _gradient(
     dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, sink: Tensor, kernels: bool
 ) -> Tensor:
-    """The sink's, given out and lse with it: of its weights exp(sink - lse) times
-    dLSE - rowsum(dO * O)."""
+    """Return the gradient (H,) of the sink: the sum over batch and queries of exp(sink - lse) *
+    (dLSE - rowsum(dO * O)). out and lse include the sink; kernels: use the Triton kernel where one
+    runs."""
     if kernels and dispatch.runs_kernels(out.device):
         from .backends.portable import sinks
 
@@ -108,7 +109,8 @@ def _backward(function: Callable, kernels: bool, *inputs: Any) -> tuple[Tensor, 
 
 
 def _with_sink(plain: Operator) -> Operator:
-    """The forward with a sink after its tensors; its backward gives the sink's gradient, too."""
+    """Return the Operator of a forward that takes a sink after the tensors of `plain`. Its backward
+    also returns the sink's gradient."""
     # As operators they go by formulas, which modes may watch or change; what they
     # compute has the kernels.
     back = plain.backward

@@ -26,7 +26,8 @@ _reported = False
 
 @constant
 def _report_once(device_type: str) -> bool:
-    """Log one line a process. Under torch.compile this runs once, while the graph is traced."""
+    """Warn, once a process, that torch computes attention and not the kernels; return True. Under
+    torch.compile this runs once, while the graph is traced."""
     global _reported
     if not _reported:
         _reported = True
@@ -119,9 +120,9 @@ def _mask(q: Tensor, k: Tensor, options: Options) -> tuple[Tensor, Tensor]:
 
 
 def _is_finite(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> bool | None:
-    """Is every number finite, but for a bias's -inf? None where that is not known: compilers
-    and transforms allow no look, and other devices would be waited for. Sums that overflow
-    count as numbers that do."""
+    """Return whether every number is finite, except -inf in a bias; None if unknown: compilers and
+    transforms hide the values, and reading another device would wait for it. Numbers whose sum
+    overflows count as not finite."""
     if q.device.type != "cpu" or signature((q, k, v)) is None:
         return None
     exact = torch.promote_types(q.dtype, torch.bfloat16)  # float16 overflows soon
@@ -133,7 +134,8 @@ def _is_finite(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> bool | N
 def _unseen_as_zeros(
     q: Tensor, k: Tensor, v: Tensor, options: Options
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v with zeros in the queries that see nothing and in the keys that nobody sees."""
+    """Return q, k, v with zeros in the queries that see nothing and in the keys that nobody
+    sees."""
     seen = reference.visible_mask(q.shape[1], k.shape[1], options, q.device)
     seen = seen.expand(-1, -1, q.shape[1], k.shape[1])
     blind, unseen = ~seen.any(-1), ~seen.any(-2)  # (B or 1, H or 1, Sq) and (..., Sk)

@@ -25,8 +25,8 @@ _library = torch.library.Library("flashtrain_kernels", "IMPL")
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
-    """What the backward needs: q, k, v or the packed ones, the outputs, and the
-    options' tensors and numbers."""
+    """Save for the backward q, k, v (or the packed tensors), out, lse and the options' tensors and
+    numbers."""
     places = len(inputs) - len(Packed._fields)
     packed = inputs[places:]
     ctx.save_for_backward(*inputs[:places], *output, *packed[:TENSORS])
@@ -39,7 +39,8 @@ def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
 def _gradients(
     ctx: Any, backward: Any, wants_bias: bool, dout: Tensor | None, dlse: Tensor | None
 ) -> tuple:
-    """The gradients of all of an operator's arguments."""
+    """Return the gradients of all arguments of a forward operator, None for those without one. ctx:
+    from _save; backward: the backward operator."""
     saved = ctx.saved_tensors  # read once: activation checkpointing allows no second time
     tensors, (out, lse, bias, *others) = saved[: ctx.inputs], saved[ctx.inputs :]
     rest = (None,) * (len(Packed._fields) - 1)  # the options but for the bias
@@ -75,7 +76,8 @@ class Transformed(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
         if ctx.operator not in FORWARDS:
             raise NotImplementedError(
-                "attention has no second derivative: its backward cannot be differentiated"
+                "attention has no second derivative: for one, use torch's "
+                "scaled_dot_product_attention with SDPBackend.MATH"
             )
         wants_bias = ctx.needs_input_grad[1 + ctx.inputs]
         return (None, *_gradients(ctx, BACKWARDS[ctx.operator], wants_bias, *gradients))

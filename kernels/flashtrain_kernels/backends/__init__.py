@@ -74,9 +74,10 @@ class Gradients(NamedTuple):
 
 
 class Backend(Protocol):
-    """A set of kernels: the interface of the modules portable/backend.py and
-    hopper/backend.py. Importing them imports neither kernels nor Triton: that waits until a
-    call is run, or judged by `serves`."""
+    """A set of kernels: the interface of the modules portable/backend.py and hopper/backend.py.
+
+    Importing these modules imports neither kernels nor Triton: `serves` and the first call do.
+    """
 
     NAME: str  # for dispatch.force
     TITLE: str  # for explain

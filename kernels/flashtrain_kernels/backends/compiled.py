@@ -49,7 +49,8 @@ def entry_of(compiled: Any) -> Entry | None:
 
 
 def _entry_of(compiled: Any) -> Entry | None:
-    """Where there are descriptors, Triton's launcher is a closure around the driver's function."""
+    """Return a new Entry for a compiled kernel, or None if Triton's launcher is of an unknown kind.
+    (With descriptors it is a closure around the driver's function.)"""
     with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
         launch = compiled.run.launch
         if not inspect.isfunction(launch):
@@ -85,8 +86,8 @@ class Address:
 
 @cache
 def launcher() -> Any:
-    """Return the module that launcher.c is, built as Triton builds its own launcher;
-    None where that fails."""
+    """Return the extension module compiled from launcher.c, as Triton compiles its own launcher, or
+    None if that fails."""
     source = Path(__file__).with_name("launcher.c").read_text(encoding="utf-8")
     try:
         return compile_module_from_src(
@@ -100,14 +101,14 @@ def launcher() -> Any:
 
 
 class Repeated:
-    """All launches of a pass, which can be repeated: call it with other tensors.
+    """All launches of one forward or backward; calling it with other tensors repeats them.
 
     Args:
-        launches: portable.launch.Launches.
+        launches: the pass's portable.launch.Launch objects, in order.
         compiled: for each the kernel that its start() returned.
         place_of: gives a tensor's or TMA descriptor's launch_cache.Place: a tensor's number,
             and an offset in bytes.
-        index: the device's.
+        index: the number of the CUDA device.
         allocated: (shape, strides, dtype) of the results, and then of the workspace
             if the pass needs one.
         results: how many of `allocated` are results, which a call returns.
@@ -123,7 +124,7 @@ class Repeated:
     ) -> None:  # fmt: skip
         if len(launches) > _KERNELS:
             raise ValueError(
-                f"{len(launches)} kernels in a pass: launcher.c launches at most {_KERNELS}"
+                f"a pass must have at most {_KERNELS} kernels for launcher.c, not {len(launches)}"
             )
         self.launch, self.compiled = launcher().launch, compiled  # kernels that must stay loaded
         pairs = zip(launches, compiled, strict=True)
@@ -160,7 +161,10 @@ def _packed(launch: Any, compiled: Any, place_of: PlaceOf) -> bytes:
         run.global_scratch_size or run.profile_scratch_size or getattr(run, "gsan_enabled", False)
     )
     if entry is None or unknown or clusters != 1 or shared > 228 * 1024:
-        raise ValueError("a launch of an unknown kind")
+        raise ValueError(
+            "launcher.c cannot launch a kernel with scratch memory, clusters, more than 228 KiB of "
+            "shared memory or a launcher of an unknown kind"
+        )
     values: list[int] = []
     places: list[int] = []
     maps: list[int] = []
@@ -180,7 +184,7 @@ def _packed(launch: Any, compiled: Any, place_of: PlaceOf) -> bytes:
         elif kind[0] in "iu":
             values.append(arg)
         elif kind != "constexpr":
-            raise ValueError(f"an argument of type {kind}")
+            raise ValueError(f"launcher.c cannot pass a kernel argument of type {kind}")
 
     args = [*launch.args, *launch.constants.values()]
     for index, pair in enumerate(zip(compiled.src.signature.values(), args, strict=True)):
@@ -189,7 +193,10 @@ def _packed(launch: Any, compiled: Any, place_of: PlaceOf) -> bytes:
     count, rest = divmod(len(maps), _MAP)
     assert not rest
     if len(values) > _VALUES or count > _MAPS:
-        raise ValueError(f"{len(values)} values, {count} TMA maps")
+        raise ValueError(
+            f"a kernel must have at most {_VALUES} values and {_MAPS} TMA maps for launcher.c, "
+            f"not {len(values)} and {count}"
+        )
     grid, attributes = (
         (*launch.grid, 1, 1)[:3],
         (bool(run.launch_pdl), bool(run.launch_cooperative_grid)),
@@ -212,9 +219,12 @@ _MAP = 24 + _WAYS * 17  # the numbers that a Map has
 
 
 def _packed_map(descriptor: Any, how: Any) -> list[int]:
-    """What launcher.c's Map says of a tensor descriptor. how: its entry in Entry.maps."""
+    """Return the words of launcher.c's struct Map for a tensor descriptor. how: its entry in
+    Entry.maps."""
     if how is None or how["fp4_padded"] or getattr(descriptor, "round_f32_to_tf32", False):
-        raise ValueError("a TMA map of an unknown kind")
+        raise ValueError(
+            "launcher.c cannot encode a TMA map of fp4 numbers, rounded to tf32 or of unknown kind"
+        )
     bytes_each, sizes = how["elem_size"], list(descriptor.shape)[::-1]
     strides = [bytes_each * stride for stride in list(descriptor.strides)[-2::-1]]
     span = 1 + sum(
@@ -228,8 +238,8 @@ def _packed_map(descriptor: Any, how: Any) -> list[int]:
 
 
 def repeated(*launched: Any) -> "Repeated | Interpreted | None":
-    """Return Launches that were started as a Repeated, whose arguments these are; None
-    if that is impossible."""
+    """Return what repeats launches that were just run, made of Repeated's arguments: an Interpreted
+    in Triton's interpreter, else a Repeated, or None if launcher.c cannot launch them."""
     if INTERPRETED:
         return Interpreted(*launched)
     if release() in RELEASES and launcher() is not None:
@@ -239,7 +249,7 @@ def repeated(*launched: Any) -> "Repeated | Interpreted | None":
 
 
 class Interpreted:
-    """A Repeated for Triton's interpreter."""
+    """What Repeated is on a GPU, in Triton's interpreter: it launches the kernels from Python."""
 
     def __init__(
         self, launches: Sequence[Any], compiled: Sequence[Any], place_of: PlaceOf, index: None,
@@ -282,7 +292,8 @@ class Interpreted:
 
 
 def _behind(x: Tensor, offset: int, dtype: torch.dtype) -> Tensor:
-    """All of x's memory from so many bytes behind its start."""
+    """Return x's memory from `offset` bytes after its start to the end of its storage, as a 1-D
+    tensor of this dtype."""
     storage = x.untyped_storage()
     first = (x.data_ptr() - storage.data_ptr() + offset) // dtype.itemsize
     size = torch.Size([storage.nbytes() // dtype.itemsize - first])

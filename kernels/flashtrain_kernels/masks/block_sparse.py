@@ -163,8 +163,8 @@ def _in_band(
     left: int | None,
     right: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """(nq, nk) bool twice: has the block a pair in the band, and is it whole, inside the
-    band and inside Sq and Sk?"""
+    """Return two (nq, nk) bool tensors: whether a block has a pair in the band, and whether all its
+    pairs are in the band and within Sq and Sk."""
     first_query = (torch.arange(blocks.shape[2], device=blocks.device) * size[0])[:, None]
     first_key = (torch.arange(blocks.shape[3], device=blocks.device) * size[1])[None, :]
     last_query, last_key = first_query + size[0] - 1, first_key + size[1] - 1
@@ -181,7 +181,8 @@ def _in_band(
 
 
 class _Lists:
-    """Rows of block numbers, gathered head by head."""
+    """The rows and blocks of a BlockMask (query_rows and query_blocks, or the keys'), collected
+    head by head."""
 
     def __init__(self) -> None:
         self.rows: list[Tensor] = []
@@ -227,7 +228,8 @@ def _check(
     causal: bool,
     window_size: tuple[int, int],
 ) -> tuple[int, int]:
-    """Raise for what is no pattern; return the queries and keys a block."""
+    """Raise TypeError or ValueError unless the arguments of block_mask are valid; return the block
+    size as (queries, keys)."""
     size = block_size if isinstance(block_size, tuple) else (block_size, block_size)
     if len(size) != 2 or any(isinstance(side, bool) or side not in _SIZES for side in size):
         raise ValueError(

@@ -241,7 +241,8 @@ def _of_segments(
 
 
 def _documents_like(name: str, x: Tensor, documents: Documents | Tensor | None) -> Documents:
-    """The boundaries of documents with x's shape (B, S), or of one document a row."""
+    """Return `documents` as Documents, checked to have the shape (B, S) of x; without them, one
+    document a row. name: what messages call x."""
     if documents is None:
         start = torch.zeros(x.shape, dtype=torch.int32, device=x.device)
         return Documents(start, torch.full_like(start, x.shape[1]))

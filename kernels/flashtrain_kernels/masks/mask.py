@@ -121,8 +121,8 @@ class Mask(NamedTuple):
         return Mask(self.queries.index_select(2, queries), positions, keys.shape[0])
 
     def within(self, left: int, right: int = -1) -> "Mask":
-        """Return the mask under which a query sees, of what it sees here, `left` keys before
-        it and `right` after it.
+        """Return this mask with further pairs hidden: those whose key is more than `left` positions
+        before the query or more than `right` after it.
 
         Args:
             left, right: numbers of positions, -1 for no bound; a sliding window of w

@@ -100,7 +100,8 @@ def _kinds(
     block_k: int,
     loops_over_keys: bool,
 ) -> Tensor:
-    """(Bm, owned tiles, looped tiles): 0 for a tile to skip, 1 masked, 2 full."""
+    """Return (Bm, owned tiles, looped tiles): 0 for a tile to skip, 1 masked, 2 full. Each program
+    owns a tile, of queries if it loops over keys, else of keys."""
     least, greatest = _key_ranges(queries, keys, seqlen_k, block_k)
     seen, full = _compare(queries[LOW], queries[HIGH], least, greatest, block_q)
     if queries.shape[0] == 7:
@@ -127,8 +128,9 @@ def _key_ranges(
 def _compare(
     low: Tensor, high: Tensor, least: Tensor, greatest: Tensor, block: int
 ) -> tuple[Tensor, Tensor]:
-    """For each tile of queries and of keys (Bm, nq, nk): may a pair be visible, and
-    are all, by one interval?"""
+    """Return two (Bm, nq, nk) bool tensors, for each tile of queries and of keys: whether a pair
+    may be visible by the interval [low, high), and whether all are. least, greatest: from
+    _key_ranges; block: queries in a tile."""
     empty = low >= high
     low, high = torch.where(empty, _INT_MAX, low), torch.where(empty, -1, high)
     first, past = _tiled(low, block, _INT_MAX).amin(-1), _tiled(high, block, -1).amax(-1)
@@ -140,13 +142,14 @@ def _compare(
 
 
 def _tiled(x: Tensor, block: int, fill: int) -> Tensor:
-    """(Bm, S) -> (Bm, tiles, block), filled up."""
+    """Return x (Bm, S) as (Bm, tiles, block), the last tile filled up with `fill`."""
     x = torch.nn.functional.pad(x, (0, -x.shape[1] % block), value=fill)
     return x.reshape(x.shape[0], x.shape[1] // block, block)
 
 
 def _table(kinds: Tensor) -> Tensor:
-    """(Bm, n, m) kinds of tiles -> (Bm, n, 16): their runs."""
+    """Return the rows (Bm, n, 16) of a Plan table for kinds of tiles (Bm, n, m), as `_kinds`
+    returns them."""
     table = torch.zeros(*kinds.shape[:2], COLUMNS, dtype=torch.int32, device=kinds.device)
     if kinds.shape[2] == 0:
         return table
@@ -173,8 +176,8 @@ def _table(kinds: Tensor) -> Tensor:
 
 
 def _runs(chosen: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """How many runs of True, and the first tile (none: _INT_MAX) and the length of
-    the first four of them."""
+    """Return the number of runs of True in the last dimension, and the first tile (_INT_MAX where
+    there is none) and the length of the first four runs, (..., 4) each."""
     starts = chosen & ~torch.nn.functional.pad(chosen, (1, 0))[..., :-1]
     number = starts.cumsum(-1) - 1
     first = [torch.where(starts & (number == run), index, _INT_MAX).amin(-1) for run in range(4)]

@@ -154,7 +154,7 @@ def _causal_global(
 
 
 def _at(x: Tensor, index: Tensor) -> Tensor:
-    """x[b, index[b, i]], with the index clamped into the row."""
+    """Return, for x and index (B, S), x[b, index[b, i]] with the index clamped into the row."""
     return x.gather(1, index.clamp(0, max(x.shape[1] - 1, 0)).to(torch.int64))
 
 

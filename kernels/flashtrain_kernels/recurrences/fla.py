@@ -47,7 +47,7 @@ def unavailable(operator: str, device: torch.device) -> str | None:
 def short_convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows, silu: bool
 ) -> Tensor:
-    """Compute convolution.short_convolution."""
+    """Compute convolution.short_convolution by fla's kernel."""
     from fla.modules.causal_conv1d import causal_conv1d
 
     given = _one_row(x.mT), weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
@@ -58,7 +58,7 @@ def short_convolution(
 def gated_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, rows: Rows, normalize: bool
 ) -> Tensor:
-    """Compute delta_rule.gated_delta_rule."""
+    """Compute delta_rule.gated_delta_rule by fla's kernel."""
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
     from fla.ops.kda import chunk_kda
 
@@ -68,7 +68,7 @@ def gated_delta_rule(
 
 
 def decayed_sum(v: Tensor, g: Tensor, k: Tensor, q: Tensor, rows: Rows) -> Tensor:
-    """Compute linear_recurrence.decayed_sum."""
+    """Compute linear_recurrence.decayed_sum by fla's kernel."""
     from fla.ops.simple_gla import chunk_simple_gla
 
     k, q = (x.repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (k, q))  # it has no groups

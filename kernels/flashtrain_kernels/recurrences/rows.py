@@ -12,8 +12,8 @@ from torch import Tensor
 
 
 class Chunks(NamedTuple):
-    """Tokens in chunks that never cross a document: its last one ends in slots of zeros,
-    which change no state."""
+    """Tokens in chunks that hold tokens of one document each. The last chunk of a document is
+    filled up with zeros, which change no state."""
 
     size: int  # C
     slots: Tensor  # (T,) int64, the slot of each token
@@ -34,8 +34,8 @@ class Rows:
 
     Args:
         positions: (B, S) integers. A document begins with each row, and where a position is not
-            the one before plus one, which is transformers' rule. Padding that counts on is part
-            of the document before it.
+            the one before plus one, which is transformers' rule. Padding whose positions count
+            on belongs to the document before it.
     """
 
     def __init__(self, positions: Tensor) -> None:

@@ -59,9 +59,9 @@ _CONSTRAINTS = gl.constexpr(",".join(["=&f"] * 8 + ["f"] * 40))
 
 @gluon.jit
 def load_slope(slopes_ptr, stride, sequence, sequences, head, PACKED: gl.constexpr):
-    """Load a query head's ALiBi slope times log2(e). stride: between the slopes of two sequences,
-    0 if all share them; sequence: number of the batch row or, if PACKED, of the packed sequence,
-    of `sequences` in all."""
+    """Load a query head's ALiBi slope times log2(e). stride: distance between two sequences'
+    slopes, 0 if all share them; sequence: the number of the batch row or, if PACKED, of one of the
+    `sequences` packed sequences (one beyond the last gets the last one's slope)."""
     if PACKED:  # tokens past the last end are one sequence more, without slopes of its own
         sequence = gl.minimum(sequence, sequences - 1)
     return gl.load(slopes_ptr + sequence.to(gl.int64) * stride + head) * _LOG2E

@@ -62,7 +62,7 @@ def capped_terms(a: float, b: float, m: float) -> tuple[float, ...]:
 
 
 def _number(x: float) -> str:
-    """A float32 as PTX has it."""
+    """Return a float32 as a PTX literal, such as 0f3F800000 for 1."""
     return f"0f{struct.unpack('<I', struct.pack('<f', x))[0]:08X}"
 
 

@@ -101,8 +101,8 @@ def _serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | 
 
 
 def _is_faster_portable(q: Tensor, k: Tensor, options: Options) -> bool:
-    """Measured: in short causal backward passes at D = 64 the portable kernels win if
-    programs have no whole heads."""
+    """Return whether the portable backward is faster for this call: measured for short causal calls
+    at D = 64 without whole heads (backward.has_whole_heads, which the caller has tested)."""
     causal = options.mask is None and options.right is not None and not options.rich
     return causal and q.shape[3] == 64 and max(q.shape[1], k.shape[1]) <= 512
 
@@ -123,13 +123,14 @@ def changes_sequences(options: Options, head_dim: int) -> bool:
 
 def finds_sequences(device: torch.device, head_dim: int, dtype: torch.dtype, changed: bool) -> bool:
     """Return whether the Hopper kernels read packed sequences from cu_seqlens, without a Mask, in
-    forward and backward. changed: the call has ALiBi, dropout or a bias that `changes_sequences`
-    does not accept: then they do not."""
+    forward and backward. changed: whether the call has ALiBi, dropout or a bias in a form that
+    `changes_sequences` refuses; if so, False."""
     return _both_passes(head_dim) and not changed and _available(device, dtype)
 
 
 def _both_passes(head_dim: int) -> bool:
-    """Are calls with masks of this head dimension served in both passes?"""
+    """Return whether the Hopper kernels run the forward and the backward of calls with a mask at
+    this head dimension."""
     # Under torch.compile head_dim may be symbolic: comparisons make constants of it.
     return True if head_dim >= 64 and head_dim <= 128 and head_dim % 8 == 0 else False  # noqa: SIM210
 

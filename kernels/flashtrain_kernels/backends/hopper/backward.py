@@ -198,22 +198,22 @@ def schedules_dynamically(q: Tensor, k: Tensor, options: Options) -> bool:
 
 
 def keys_of_item(width: int) -> int:
-    """Return how many keys a program of the fused kernel computes dK and dV of at a
-    time. width: D, padded."""
+    """Return the number of keys of a work item: those that a program of the fused kernel computes
+    dK and dV of at a time. width: D, padded to 64, 128 or 256."""
     return KEYS if width <= 128 else KEYS // 2
 
 
 def splits_of_group(items: int, q: Tensor, k: Tensor, options: Options) -> int:
-    """Return among how many items the query heads of a key/value head are split, each
-    with a part of dK and dV.
+    """Return into how many work items to split the query heads that share a block of keys;
+    each item then computes a part of the block's dK and dV. 1: no split.
 
-    With few key/value heads a whole group an item leaves multiprocessors idle: there are at least a
-    round of items, or two where a causal mask or packed sequences make them uneven. At D = 128 an
-    item has at most ITEM_HEADS query heads as well, if the parts take no more than PART_BYTES; even
-    items keep their group where that left them a single head.
+    With few key/value heads, unsplit items would leave multiprocessors idle. There should be an
+    item for each multiprocessor, or two if a causal mask or packed sequences make items uneven. At
+    D = 128 an item should also have at most ITEM_HEADS query heads, if all parts take at most
+    PART_BYTES; items of even length are not split for this into single query heads.
 
     Args:
-        items: how many there are without splitting.
+        items: number of work items without splitting.
         q, k, options: the call's. q (B, Sq, H, D), k (B, Sk, K, D).
     """
     group = q.shape[2] // k.shape[2]
@@ -240,20 +240,20 @@ def tiles_of_queries(seqlen_q: int, options: Options) -> int:
 
 
 def heads_together(key_tiles: int, all_heads: int, width: int, options: Options) -> int:
-    """Return how many key/value heads' items are sorted together by their tiles of keys,
-    the first tiles first.
+    """Return the size of the groups of key/value heads whose work items run in one order: all
+    items of the first block of keys, then those of the second, and so on.
 
-    Below a causal mask the first tiles have most to do, and the last items to start should be
-    short. A group holds about a round of items (SORTED_ITEMS) and no more, because its heads share
-    the second-level cache. It divides the heads evenly, because a smaller last group would end with
-    long items, and into an even number of groups if that can be: a group that starts with long
-    items follows one that ends with short ones.
+    Below a causal mask the first blocks have most to do, and the last items to start should be
+    short. A group has about SORTED_ITEMS items, one for each multiprocessor, and not many more,
+    because its heads share the second-level cache. Its size divides all_heads, because a smaller
+    last group would end with long items; the number of groups is even if possible, as a group that
+    starts with long items follows one that ends with short ones.
 
     Args:
-        key_tiles: the items of a head.
-        all_heads: B K.
+        key_tiles: work items (blocks of keys) of a head.
+        all_heads: key/value heads of the whole batch, B K.
         width: D, padded: 64, 128 or 256.
-        options: the call's, of which the mask counts.
+        options: the call's; only window and mask are read.
     """
     if isinstance(options.mask, Sequences):
         return PACKED_HEADS[width]
@@ -271,9 +271,9 @@ def heads_together(key_tiles: int, all_heads: int, width: int, options: Options)
 
 
 def is_queued(constants: Choices, width: int) -> bool:
-    """Return whether each item is a program of its own, which the GPU starts when another has
-    ended, longest first. Else a program a multiprocessor takes every n-th, or the next one
-    (`schedules_dynamically`): fewer starts."""
+    """Return whether each work item is a program of its own, the longest first, which the GPU
+    starts when another ends. Else there is one program a multiprocessor, which takes every n-th
+    item, or the next one (`schedules_dynamically`)."""
     causal = constants.kind == BAND.value and constants.right and not constants.left
     uneven = (causal or constants.packed or constants.intervals > 0) and not (
         constants.whole or constants.counted
@@ -283,7 +283,8 @@ def is_queued(constants: Choices, width: int) -> bool:
 
 def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, ...]:
     """Return the launches of a backward, in order, with new workspaces: the statistics of queries,
-    the fused kernel, dQ at D = 256, and what remains. The last one may have an empty grid."""
+    the fused kernel, dQ at D = 256, and finish_kernel, which stores dQ, recomputes tiles with NaN
+    and sums up parts. The last one may have an empty grid."""
     q, k, v, options = call
     dout, dlse, out, lse, dq, dk, dv, _ = gradients
     batch, seqlen_q, heads, head_dim = q.shape

@@ -44,14 +44,16 @@ NAN = gl.constexpr(6)  # the place in `notes` where the first warpgroup says whe
 
 @gluon.jit
 def _out_of_register_order(flat, LAYOUT: gl.constexpr):
-    """The inverse of in_register_order, for 64 queries."""
+    """Return the (64 keys, 64 queries) tile, in LAYOUT, of which `flat` is the result of
+    in_register_order."""
     tile = flat.reshape([4, 8, 8, 4, 2, 2]).permute((0, 4, 2, 1, 3, 5)).reshape([HALF, BLOCK_Q])
     return gl.convert_layout(tile, LAYOUT, assert_trivial=True)
 
 
 @gluon.jit
 def _weights(s, tile, masked, key, walk, masks, rows, call, dtype: gl.constexpr, C: gl.constexpr):
-    """(P^T rounded and packed, the factor by which dP^T - delta gives dS^T) of a tile."""
+    """Return (P^T in dtype, two neighboring queries packed into an int32; the factor by which dP^T
+    - delta gives dS^T) of a tile, from s = K Q^T. masked: hide masked pairs."""
     mma: gl.constexpr = s.type.layout
     s = exponent(s, rows, call, C)
     if masked:
@@ -62,8 +64,8 @@ def _weights(s, tile, masked, key, walk, masks, rows, call, dtype: gl.constexpr,
 
 @gluon.jit
 def value_consumer(memory, bars, call, C: gl.constexpr):
-    """Compute P^T and dV of 64 keys (the first warpgroup). dV is computed a tile late,
-    next to the exponentials."""
+    """Run the first consumer warpgroup: compute P^T and dV of 64 keys. The product for dV of a tile
+    runs during the next tile's exponentials."""
     k_smem, _v_smem, q_ring, do_ring, row_ring, p_smem, _staging, _target, notes = memory
     kv_full, q_full, do_full = bars
     walk, masks, first_key, _head_place = work_of(gl.program_id(0), call, notes, C)
@@ -132,8 +134,8 @@ def value_consumer(memory, bars, call, C: gl.constexpr):
 
 @gluon.jit
 def key_consumer(memory, bars, call, C: gl.constexpr):
-    """Compute dS^T and dK of 64 keys (the second warpgroup). dK is computed a tile
-    late, while P^T is awaited."""
+    """Run the second consumer warpgroup: compute dS^T and dK of 64 keys. The product for dK of a
+    tile runs while the next tile's P^T is awaited."""
     k_smem, v_smem, q_ring, do_ring, row_ring, p_smem, _staging, _target, notes = memory
     kv_full, q_full, do_full = bars
     walk, _masks, _first_key, _head_place = work_of(gl.program_id(0), call, notes, C)
@@ -197,8 +199,8 @@ def key_consumer(memory, bars, call, C: gl.constexpr):
 
 @gluon.jit
 def _store(value, scale, call, notes, staging, WHICH: gl.constexpr, C: gl.constexpr):
-    """Store dK (WHICH 0) or dV (1) and, if pairs may be masked, with dK the
-    flag of a NaN in either."""
+    """Store `value` times `scale` as dK (WHICH 0) or dV (WHICH 1) of the program's keys. If pairs
+    may be masked, WHICH 0 also stores the flag that says whether dK or dV holds a NaN."""
     _walk, _masks, first_key, head_place = work_of(opaque(gl.program_id(0)), call, notes, C)
     batch = head_place // call.heads
     kv_head = head_place % call.heads // C.group

@@ -34,8 +34,8 @@ def await_taken(notes, number, WG: gl.constexpr):
 
 @gluon.jit
 def hand_over(staging, notes, dq, number, WG: gl.constexpr, PART: gl.constexpr):
-    """Pass dq, warpgroup WG's half of a tile of dQ^T, to WG's adding warp in shared
-    memory. number: the call's."""
+    """Pass dq, warpgroup WG's half of a tile of dQ^T, to WG's adding warp in shared memory. number:
+    how many times WG has called this before."""
     await_taken(notes, number, WG)
     staging.index(WG).store(in_register_order(dq, PART).reshape([2 * PART, 32]))
     shared_stored()
@@ -44,8 +44,9 @@ def hand_over(staging, notes, dq, number, WG: gl.constexpr, PART: gl.constexpr):
 
 @gluon.jit
 def _await_steps(counter, needed, known):
-    """Wait until a counter is at least `needed`, unless `known` is; return it. Additions
-    before it come before ours."""
+    """Wait until the number at `counter` in global memory is at least `needed`, unless `known`, a
+    number read before, already is; return the number. Additions to dQ before the number was stored
+    come before ours."""
     return gl.inline_asm_elementwise(
         "{ .reg .pred p; mov.b32 $0, $3; setp.ge.s32 p, $3, $2; @p bra KNOWN; AGAIN: "
         "ld.acquire.gpu.global.b32 $0, [$1]; setp.lt.s32 p, $0, $2; @p bra AGAIN; "
@@ -57,7 +58,8 @@ def _await_steps(counter, needed, known):
 
 @gluon.jit
 def _count(counter, steps):
-    """Let a counter say `steps`: what the warp waited for (stores_done) comes before."""
+    """Store the number `steps` at `counter` in global memory. Additions to dQ that this warp waited
+    for (stores_done) come before it."""
     gl.inline_asm_elementwise(
         "{ .reg .pred p; .reg .b32 t; bar.warp.sync 0xffffffff; mov.u32 t, %laneid; setp.eq.u32 p, "
         "t, 0; @p st.release.gpu.global.b32 [$1], $2; mov.u32 $0, 0; }",

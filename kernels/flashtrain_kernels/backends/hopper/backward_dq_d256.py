@@ -47,9 +47,9 @@ Call = namedtuple(
 
 @gluon.jit
 def _work(program, call, C: gl.constexpr):
-    """(batch row, query head, first query, first tile of keys, past the last one, tiles without
-    a mask from and to): of each `heads_together` heads the last queries come first, which see
-    most below a causal mask."""
+    """Return, for a program: batch row, query head, first query, the tiles of keys [first, past)
+    that its queries see, and those tiles [begin, past) of them that need no mask. Of each
+    `heads_together` heads the last queries come first, which see most below a causal mask."""
     group = program // (call.heads_together * call.tiles)
     place = program % (call.heads_together * call.tiles)
     together = gl.minimum(call.heads_together, call.all_heads - group * call.heads_together)
@@ -123,7 +123,9 @@ def _gradients(
     dtype: gl.constexpr,
     C: gl.constexpr,
 ):
-    """dS, rounded and packed, from s = Q K^T and dp = dO V^T. first: the rows' first query."""
+    """Return dS in dtype, two neighboring keys packed into an int32, from s = Q K^T and dp = dO V^T
+    of tile number `tile` of keys. lse2, delta: the queries' statistics; first: index of the first
+    query; full_begin, full_past: tiles from and up to which no mask is needed."""
     LAYOUT: gl.constexpr = s.type.layout
     if C.softcap:
         x = capped(s, call.scale_log2)
@@ -143,8 +145,8 @@ def _gradients(
 
 @gluon.jit
 def _consume(memory, call, W: gl.constexpr, C: gl.constexpr):
-    """Compute dQ of consumer warpgroup W's 64 queries: of each tile late, next to the
-    exponentials of the next."""
+    """Run consumer warpgroup W: compute dQ of its 64 queries. The product for dQ of a tile runs
+    during the next tile's exponentials."""
     q_smem, _do_smem, k_ring, _v_smem, own_full, _k_full, _v_full = memory
     batch, head, first, begin, past, full_begin, full_past = _work(gl.program_id(0), call, C)
     dtype: gl.constexpr = q_smem.dtype
@@ -242,7 +244,7 @@ def dq_kernel(
         flags_ptr: (flags_before + B H row_tiles,) int32: whether 64 queries got a NaN,
             if pairs may be masked.
         tiles, row_tiles: a head's tiles of 128 and of 64 queries. all_heads: B H.
-        heads_together: how many heads' programs are sorted by their tiles.
+        heads_together: in how many heads' programs the last queries come first.
     """
     dtype: gl.constexpr = q_desc.dtype
     q_smem = gl.allocate_shared_memory(dtype, [2, 1, BLOCK_Q, 1, D], q_desc.layout)

@@ -171,8 +171,8 @@ def backward_kernel(
             C.deterministic 1 + 2 B K key_tiles counters, set to 0: of programs that began,
             and of the steps in which each block of keys has added to each half of dQ; with
             C.counted one, of the items that were taken.
-        dk_ptr, dv_ptr: (B, Sk, K, D); with C.split > 1 both the parts, float32
-            (backward_parts.store_part).
+        dk_ptr, dv_ptr: (B, Sk, K, D); with C.split > 1 both point to the float32 parts of dK
+            and dV that work items store (backward_parts.store_part).
         all_heads: B K C.split. mask_ptr to list_ptr: see portable/launch.py; for packed
             sequences backward_launches.
         dq_ptr: (B, Sq, H, D), written with C.whole only.

@@ -39,8 +39,8 @@ class Inputs(NamedTuple):
 
 @triton.jit
 def _load(x, batch, head, GROUP: tl.constexpr, row, limit, D: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """Rows of head // GROUP of a Strided tensor; those from `limit` on read as zero, and
-    so do columns up to D."""
+    """Load rows `row` of a Strided tensor at batch row `batch` and head head // GROUP, padded to D
+    columns; rows from `limit` on and columns from HEAD_DIM on are 0."""
     base = x.pointer + batch * x.batch + (head // GROUP) * x.head
     column = tl.arange(0, D)
     rows = base + row.to(tl.int64)[:, None] * x.row
@@ -55,7 +55,8 @@ def _load(x, batch, head, GROUP: tl.constexpr, row, limit, D: tl.constexpr, HEAD
 
 @triton.jit
 def _leaning(head, sequence, call, distance, F: tl.constexpr):
-    """What ALiBi takes from scores in base 2. distance: from queries' positions to keys'."""
+    """Return what ALiBi subtracts from base-2 scores, 0 without it. distance: key positions minus
+    query positions."""
     taken = 0.0
     if F.alibi:
         # Tokens past the last end of packed sequences are one sequence more, which has no slopes.
@@ -67,8 +68,8 @@ def _leaning(head, sequence, call, distance, F: tl.constexpr):
 
 @triton.jit
 def _steps(row_ptr, length, BLOCK: tl.constexpr):
-    """How many steps visit everything that may be visible: all of it, or what a row
-    of a block list names."""
+    """Return the number of loop steps, of STEP positions each, over all that may be visible: [0,
+    length), or with BLOCK the blocks that the block list's row at row_ptr names."""
     if BLOCK:
         count = ((tl.load(row_ptr + 2) - tl.load(row_ptr)) * (BLOCK // STEP)).to(tl.int32)
     else:
@@ -78,7 +79,7 @@ def _steps(row_ptr, length, BLOCK: tl.constexpr):
 
 @triton.jit
 def _position(i, row_ptr, list_ptr, BLOCK: tl.constexpr):
-    """The first position of step i."""
+    """Return the first position that step i of the loop visits (see _steps)."""
     if BLOCK:
         PER: tl.constexpr = BLOCK // STEP
         position = tl.load(list_ptr + tl.load(row_ptr) + i // PER) * BLOCK + (i % PER) * STEP
@@ -89,7 +90,7 @@ def _position(i, row_ptr, list_ptr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _exponent(products, call, F: tl.constexpr):
-    """(Scores in base 2, the derivative of softcap, else 1.)"""
+    """Return (base-2 scores, softcap's derivative, 1 without softcap) from products q k^T."""
     slope = 1.0
     if F.softcap:
         capped = tanh(products * call.scale_log2[0])
@@ -106,8 +107,8 @@ def queries_again(
     GROUP: tl.constexpr,
     F: tl.constexpr,
 ):  # fmt: skip
-    """Recompute dQ of 64 queries from first_query on, before its factors: the softmax scale and,
-    with dropout, 1 / (the probability of keeping a weight). head_index: b H + h, for batch row b
+    """Recompute dQ of 64 queries from first_query on, not yet multiplied by the softmax scale and,
+    with dropout, by 1 / (the probability of keeping a weight). head_index: b H + h, for batch row b
     and query head h; call: Inputs."""
     batch = (head_index // call.heads).to(tl.int64)
     head = (head_index % call.heads).to(tl.int64)
@@ -162,8 +163,8 @@ def keys_again(
     GROUP: tl.constexpr,
     F: tl.constexpr,
 ):  # fmt: skip
-    """Recompute (dK, dV) of 64 keys from first_key on; dK before its factors, as
-    dQ in `queries_again`."""
+    """Recompute (dK, dV) of 64 keys from first_key on; dK is not yet multiplied by the factors that
+    `queries_again` leaves out."""
     key = first_key + tl.arange(0, ROWS)
     k = _load(call.k, batch, kv_head, 1, key, call.bounds.seqlen_k, D, HEAD_DIM)
     v = _load(call.v, batch, kv_head, 1, key, call.bounds.seqlen_k, D, HEAD_DIM)

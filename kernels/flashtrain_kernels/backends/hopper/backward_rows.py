@@ -27,12 +27,12 @@ def prepare_kernel(
     WHOLE: tl.constexpr,
     PACKED: tl.constexpr, COUNTERS: tl.constexpr, D: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Compute the fused kernel's statistics of each query, 64 queries of a head a program, and
-    clear its workspaces. rows_ptr: of each tile 64 base-2 log-sum-exps (+inf for rows that see
-    nothing and for padding: weight 0), then 64 deltas, rowsum(dO * O) - dLSE. Zeros go to dQ's
-    workspace dq_ptr or, if WHOLE and RECOMPUTE (finish_kernel), to the tile's flag; if COUNTERS
-    also to flags_before + 1 counters, after as many flags. PACKED: tiles are slots (sequences.py)
-    of sequences whose queries end where cu_ptr says."""
+    """Kernel: one program computes the fused kernel's statistics of 64 queries of a head and clears
+    its workspaces. rows_ptr: of each tile 64 base-2 log-sum-exps (+inf for rows that see nothing
+    and for padding: weight 0), then 64 deltas, rowsum(dO * O) - dLSE. Zeros are stored in dQ's
+    workspace dq_ptr or, if WHOLE, in the tile's flag if RECOMPUTE (see finish_kernel); if COUNTERS,
+    also in the flags_before + 1 counters that follow flags_before flags. PACKED: tiles are slots
+    (sequences.py) of sequences whose queries end where cu_ptr says."""
     tile = tl.program_id(0) % query_tiles
     head_index = tl.program_id(0) // query_tiles
     batch = (head_index // heads).to(tl.int64)
@@ -125,13 +125,14 @@ class OfKeys(NamedTuple):
 
 @triton.jit
 def _moved(x, rows):
-    """The tensor from a row on."""
+    """Return the Strided tensor x from row number `rows` on."""
     return Strided(x.pointer + rows.to(tl.int64) * x.row, x.batch, x.row, x.head)
 
 
 @triton.jit
 def _of_sequence(number, inputs, cu_q_ptr, cu_k_ptr, OF_KEYS: tl.constexpr):
-    """(what is read, first query, first key) of a packed sequence by itself. inputs.plane: N."""
+    """Return (Inputs of packed sequence `number` alone, the packed row's indices of its first query
+    and its first key). inputs: the packed row's, whose `plane` is the number of sequences."""
     query, key, bounds = sequence_of(
         number, cu_q_ptr, cu_k_ptr, inputs.plane, inputs.bounds, OF_KEYS
     )
@@ -150,7 +151,8 @@ def _of_sequence(number, inputs, cu_q_ptr, cu_k_ptr, OF_KEYS: tl.constexpr):
 def _store_queries(
     program, first_query, dq, inputs, target, D: tl.constexpr, HEAD_DIM: tl.constexpr
 ):
-    """Store a tile of dQ."""
+    """Store dq, a tile of dQ whose first query is first_query, in `target` (a Strided). program:
+    the tile's number over all heads."""
     head_index = program // inputs.query_tiles
     batch = (head_index // inputs.heads).to(tl.int64)
     base = (
@@ -200,8 +202,9 @@ def _keys_again(
     F: tl.constexpr,
     PACKED: tl.constexpr, SPLIT: tl.constexpr, RECOMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Store 64 keys' dK and dV: summed up from their parts if SPLIT > 1, computed again if these
-    have a NaN or there are none."""
+    """Store 64 keys' dK and dV. If SPLIT > 1 they are the sums of the parts that work items stored,
+    recomputed if a sum has a NaN and RECOMPUTE; else they are recomputed. half: number of the 64
+    keys over all heads."""
     dk_to = of_keys.dk
     dv_to = of_keys.dv
     inputs = of_keys.inputs

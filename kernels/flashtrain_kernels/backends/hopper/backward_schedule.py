@@ -51,8 +51,8 @@ class Call(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """Tiles [first, past) of 64 queries that see a block of keys: visited from `start`
-    on, then from `first` on."""
+    """The tiles [first, past) of 64 queries that see a block of keys. They are visited from `start`
+    to `past`, then from `first` to `start`."""
 
     first: Any
     first_full: Any  # tiles in [first_full, past_full) need no mask
@@ -254,8 +254,8 @@ def steps_behind(walk, first_key, C: gl.constexpr):
 
 @gluon.jit
 def counter_of(first_key, walk, head_place, call, C: gl.constexpr):
-    """Return the index of the step counters of the block of keys at first_key
-    (C.deterministic). Rest: of work_of."""
+    """Return the index, among all blocks of keys, of the block that starts at first_key, by which
+    its step counters are found (C.deterministic). walk, head_place: from work_of."""
     tile = walk.item_tile if C.packed else first_key // BLOCK_K
     kv_heads = call.heads // C.group
     return (
@@ -280,7 +280,8 @@ def share(call, notes, C: gl.constexpr):
 
 @gluon.jit
 def take_number(counter):
-    """Add 1 to `counter` in global memory (int32), and return what it was. For a warp."""
+    """Add 1 to `counter`, an int32 in global memory, and return its value before. All threads of
+    one warp must call this together."""
     return gl.inline_asm_elementwise(
         "{ .reg .pred p; .reg .b32 t; mov.u32 t, %laneid; setp.eq.u32 p, t, 0; mov.u32 "
         "$0, 0; @p atom.relaxed.gpu.global.add.u32 $0, [$1], 1; shfl.sync.idx.b32 $0, "

@@ -73,7 +73,7 @@ def settle(dq, target, tile, first_key, head_place, call, notes, WG: gl.constexp
 def _store_queries(
     flat, tile, head_place, notes, DTYPE: gl.constexpr, WG: gl.constexpr, C: gl.constexpr
 ):
-    """Half a tile of dQ, given as `in_register_order` has it."""
+    """Store half a tile of dQ, flattened by `in_register_order`, to dQ in global memory."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     value = flat.reshape([4, PART // 8, 8, 4, 2, 2]).permute((1, 3, 5, 0, 4, 2)).reshape([PART, D])
     value = gl.convert_layout(value.to(DTYPE), layout)

@@ -86,8 +86,8 @@ def keep_scale_of(options: Options) -> float:
 
 
 def _rounds(group: int, first: int) -> list[str]:
-    """The rounds of Philox from number `first` on, of words l and r, and which half
-    of which word is whose."""
+    """Return PTX lines that run Philox's rounds from number `first` to the last on a counter's two
+    words, in the registers l{group} and r{group}."""
     lines = []
     for number in range(first, philox.ROUNDS):
         lines += [
@@ -106,7 +106,8 @@ def _rounds(group: int, first: int) -> list[str]:
 #     number  0    1        2        3            4        5        6            7
 #     pair    r c  r c + 1  r + 8 c  r + 8 c + 1  r c + 8  r c + 9  r + 8 c + 8  r + 8 c + 9
 def _assembly(queries_are_rows: bool) -> str:
-    """Of eight numbers x >= 0 those that are dropped become 0 (forward) or -x (backward)."""
+    """Return PTX for eight numbers x >= 0 of which dropped ones become 0 (forward, where queries
+    are rows) or -x (backward)."""
     # Operands, eight each: results, x, then of the forward the words of Philox's first round but
     # for the key's group, which follows, and of the backward the counter's two words; the key; the
     # threshold, in the upper half.
@@ -172,18 +173,17 @@ def keep_scale(threshold):
 
 @gluon.jit
 def first_round(stream, query):
-    """Compute Philox's first round for query positions, as far as keys do not change it: (first
-    word, before its xor with a key's counter; second word). stream: the head's
-    dropout_rng.Stream."""
+    """Compute the part of Philox's first round that query positions decide: (first word, still to
+    be xored with a key's counter; second word). stream: the head's dropout_rng.Stream."""
     counter = group_of(query) + stream.first
     return gl.umulhi(counter, _MULTIPLIER) ^ stream.key, counter * _MULTIPLIER
 
 
 @gluon.jit
 def drop(weights, queries, first_key, stream, threshold):
-    """Set the weights (queries, keys) that dropout drops to 0. queries: from `first_round`;
-    first_key: position of the first column, a multiple of 16; stream: the head's; threshold: a
-    16-bit random number below it drops a weight."""
+    """Set the weights (queries, keys) that dropout drops to 0: those whose 16-bit random number is
+    below threshold. queries: from `first_round`; first_key: position of the first column, a
+    multiple of 16; stream: the head's dropout_rng.Stream."""
     LAYOUT: gl.constexpr = weights.type.layout
     BLOCK_K: gl.constexpr = weights.shape[1]
     word, other = queries

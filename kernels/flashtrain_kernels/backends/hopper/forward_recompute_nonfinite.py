@@ -40,8 +40,9 @@ def attend_again(
     DTYPE: gl.constexpr,
     F: gl.constexpr, C: gl.constexpr, LAYOUT: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
-    """Recompute and store lse, and the columns of out from FIRST on that LAYOUT
-    has, for queries `row`."""
+    """Recompute and store lse and, from column FIRST on, as many columns of out as LAYOUT has, for
+    the queries `row` of tile `item`: (batch row or packed sequence, head, first query). origins:
+    from note_origin."""
     BLOCK_K: gl.constexpr = C.block_k
     TILES: gl.constexpr = C.tiles
     TILE_Q: gl.constexpr = C.consumers * C.rows

@@ -48,8 +48,8 @@ def _divide(x, multiplier, shift):
 
 @gluon.jit
 def rounds(work, PAIRED: gl.constexpr):
-    """Return how many tiles of queries this program computes. PAIRED: a long and
-    a short tile at a time."""
+    """Return how many tiles of queries this program computes. PAIRED: they come in pairs of a long
+    and a short tile."""
     programs = gl.num_programs(0)
     whole = work.total // programs
     rest = work.total - whole * programs
@@ -62,8 +62,9 @@ def rounds(work, PAIRED: gl.constexpr):
 
 @gluon.jit
 def _place_in_round(number):
-    """Programs take their turn from the first to the last and back again, so that each gets
-    its share of long tiles."""
+    """Return which tile of round `number`, one tile for each program, this program computes. Every
+    other round goes from the last program to the first, so that each gets its share of long
+    tiles."""
     program = gl.program_id(0)
     return gl.where(number % 2 == 0, program, gl.num_programs(0) - 1 - program)
 

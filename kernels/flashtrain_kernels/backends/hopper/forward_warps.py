@@ -96,7 +96,8 @@ def produce(arguments, F: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit
 def _arrived(full, buffer, number, C: gl.constexpr):
-    """The tile of keys or values in ring place number % stages, once it is there."""
+    """Wait until tile `number` of keys or values is in the ring (at number % C.stages), and return
+    its buffer."""
     slot = number % C.stages
     mbarrier.wait(full.index(slot), (number // C.stages) & 1)
     return buffer.index(slot).reshape([C.block_k, C.block_d])
@@ -104,8 +105,8 @@ def _arrived(full, buffer, number, C: gl.constexpr):
 
 @gluon.jit
 def _capped(scores, terms, F: gl.constexpr):
-    """Softcap's tanh of scores, where there is one; with C.bounded the weights' exponents.
-    Pairs are hidden later."""
+    """Return softcap's tanh of the scores (with C.bounded the exponents of the weights), the scores
+    themselves without softcap. Masked pairs are hidden later."""
     if F.softcap:
         scores = capped(scores, terms)
     return scores
@@ -127,7 +128,7 @@ def _softmax(scores, row_max, scale, C: gl.constexpr):
 
 @gluon.jit
 def _rescaled(acc, rescale, C: gl.constexpr):
-    """The output so far for the new maximum of each row."""
+    """Return acc, the sum of weighted values so far, rescaled to the new maximum of each row."""
     if not C.bounded:
         acc = acc * gl.convert_layout(rescale, gl.SliceLayout(1, acc.type.layout))[:, None]
     return acc
@@ -135,8 +136,8 @@ def _rescaled(acc, rescale, C: gl.constexpr):
 
 @gluon.jit
 def _sums(weights, C: gl.constexpr):
-    """Row sums. C.tight: (rows, 4), what each of the four threads of a row has of it, so
-    that they need not talk."""
+    """Return the sum of each row of weights: (rows,), or with C.tight (rows, 4), a partial sum for
+    each of the four threads that hold a row, so that they need not exchange numbers."""
     if C.tight:
         ROWS: gl.constexpr = weights.shape[0]
         GROUPS: gl.constexpr = weights.shape[1] // 8
@@ -148,7 +149,7 @@ def _sums(weights, C: gl.constexpr):
 
 @gluon.jit
 def _add(sums, rescale, weights, C: gl.constexpr):
-    """The sums with those of another tile of weights."""
+    """Return the row sums so far, rescaled to the new maximum, plus those of another tile."""
     more = _sums(weights, C)
     if C.bounded:
         rescale = 1.0
@@ -159,8 +160,8 @@ def _add(sums, rescale, weights, C: gl.constexpr):
 
 @gluon.jit
 def _rounded(weights, DTYPE: gl.constexpr, LAYOUT: gl.constexpr, C: gl.constexpr):
-    """Weights as they are kept until their product. C.tight: as integers, or LLVM rounds
-    them at that product only."""
+    """Return the weights in DTYPE, as the left operand of their product with V. C.tight: packed in
+    int32 (assembly.packed), else LLVM would round them only just before the product."""
     if C.tight:
         p = packed(weights, DTYPE)
     else:
@@ -214,8 +215,8 @@ def _finish(
 
 @gluon.jit
 def _store_rows(buffer, place_out, left, origins, C: gl.constexpr):
-    """Store the first `left` rows of a tile: the copy engine would write the
-    next sequence's, too."""
+    """Store the first `left` rows of a tile of the output. (The TMA unit would write whole tiles,
+    and so into the next packed sequence.)"""
     ROWS: gl.constexpr = C.rows
     BLOCK_D: gl.constexpr = C.block_d
     WIDE: gl.constexpr = BLOCK_D // 8

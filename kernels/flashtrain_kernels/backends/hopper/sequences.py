@@ -57,8 +57,8 @@ def find(slot, lanes, cu_ptr, sequences, tokens, TILE: tl.constexpr):
 
 @triton.jit
 def _tiles_from(level, number, cu_ptr, sequences, tokens, TILE: tl.constexpr):
-    """How many tiles of each sequence have at least `level` tiles before them; 0 for a
-    tail past the last end."""
+    """Return, for each sequence `number`, how many of its tiles have at least `level` tiles before
+    them in the sequence; 0 for numbers past the last sequence."""
     begin = begin_of(number, cu_ptr, sequences, tokens)
     end = begin_of(number + 1, cu_ptr, sequences, tokens)
     tiles = (tl.maximum(end - begin, 0) + TILE - 1) // TILE

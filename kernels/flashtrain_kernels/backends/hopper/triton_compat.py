@@ -33,8 +33,8 @@ def forward_tile(tile: ForwardTile) -> ForwardTile:
 
 
 def ranks_tiles() -> bool:
-    """Return whether packed sequences' tiles go by rank (sequences.find_by_rank), where
-    this spills no registers."""
+    """Return whether tiles of packed sequences are computed in the order of sequences.find_by_rank,
+    which spills registers from Triton 3.8 on."""
     return environment.release() < (3, 8)
 
 

@@ -50,8 +50,9 @@ class Constants(NamedTuple):
 
 @triton.jit
 def page_and_row(table, row, inside, size, pages, PAGED: tl.constexpr):
-    """Return (page, row in that page) of the rows `row` of a sequence's cache. table: its
-    pages; size: rows a page."""
+    """Return (page, row in that page) for the indices `row` into a sequence's cache. table: pointer
+    to the numbers of its pages; inside: which rows exist; size: rows a page; pages: pages in the
+    cache."""
     if PAGED:
         page = tl.load(table + row // size, mask=inside, other=0)
         place = row % size

@@ -55,8 +55,8 @@ def dbias_kernel(
 ):  # fmt: skip
     """Kernel: one program computes a tile of the bias's gradient. dbias_strides: by batch row,
     head, query, key; batches: B; bias_batches, bias_heads: the bias's first two sizes; EACH_QUERY,
-    EACH_KEY: whether the bias has a number for each query, each key; table_*: a BlockMask, a byte a
-    block. Others: see dkdv_kernel."""
+    EACH_KEY: whether the bias has a number for each query, each key; table_*: BlockMask.blocks(), a
+    byte for each block, with its strides. Others: see dkdv_kernel."""
     call = Arguments(
         bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane,
         interval_batch,

@@ -30,8 +30,9 @@ def _over_keys(
     high, position, slope,
     scale_log2, cap_in, cap_log2, RECOMPUTE: tl.constexpr, STEP: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """The sums, maxima and products of the keys [first, past). RECOMPUTE: with masked values that
-    are not finite kept out, and how many such each number of the output sees, which is else 0."""
+    """Return (sums of weighted values, row sums, row maxima, counts) of online softmax over the
+    keys [first, past). RECOMPUTE: masked inf and NaN values are kept out, and counts say, for each
+    number of the output, how many inf and NaN values its row sees; else they are 0."""
     ROWS: tl.constexpr = C.rows
     BLOCK_D: tl.constexpr = C.block_d
     acc = tl.zeros([ROWS, BLOCK_D], tl.float32)

@@ -147,9 +147,9 @@ def _add_heads(
     MASKED: tl.constexpr, RECOMPUTE: tl.constexpr, F: tl.constexpr, C: tl.constexpr,
     STEP: tl.constexpr,
 ):  # fmt: skip
-    """Add what the queries of the group's heads give. queries: of the first head, but for
-    lse2 and delta, which `row` is added to. q_head, dout_head: strides. intervals, bias,
-    table_base: of the batch row."""
+    """Add to dk and dv what the queries of all heads of the group give, and return them. queries:
+    of the first head, but lse2 and delta before `row`, its offset, is added; q_head, dout_head:
+    strides between heads; intervals, bias, table_base: pointers for the batch row."""
     q_base = queries.q
     dout_base = queries.dout
     # Pointers are moved on from head to head: computed anew, their parts would stay in

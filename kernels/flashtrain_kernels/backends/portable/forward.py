@@ -104,8 +104,8 @@ def _attend(
 def _reached(
     reached, rows, keys, bounds, pieces, head, F: tl.constexpr, C: tl.constexpr, STEP: tl.constexpr
 ):  # fmt: skip
-    """Add up, for each number of the output, how many inf and NaN values of
-    its column its row sees."""
+    """Return `reached` plus, for each number of the output (row, column), how many inf and NaN
+    values of that column of V the row sees."""
     for i in tl.range(0, steps(pieces, True, True, C.block_k // STEP), num_stages=1):
         first_key = position_of_step(
             i, 0, pieces, keys.blocks, True, True, F, C.tiles, C.block_k, STEP

@@ -71,7 +71,8 @@ class Launch:
         return compiled
 
     def _compile(self) -> Any:
-        """Triton's own launch, which compiles where it must."""
+        """Launch the kernel as Triton does, which compiles it if necessary, and return the compiled
+        kernel."""
         return self.kernel[self.grid](*self.args, **self.constants, **self.options)
 
     repeated = staticmethod(repeated)
@@ -289,8 +290,8 @@ def broadcast_strides(x: torch.Tensor) -> tuple[int, int, int, int]:
 
 
 def mask_arguments(mask: AnyMask | None, unused: torch.Tensor) -> tuple[Any, int, int, Any, int]:
-    """Return Mask.queries, its strides, Mask.keys and its stride, as in Arguments. For
-    Sequences `plane` is N."""
+    """Return Arguments' intervals (Mask.queries), plane, interval_batch, positions (Mask.keys) and
+    position_batch. For Sequences `plane` is N, the number of sequences."""
     if isinstance(mask, Sequences):
         return (unused, mask.number, 0, unused, 0)
     if not isinstance(mask, Mask):
@@ -304,8 +305,8 @@ def mask_arguments(mask: AnyMask | None, unused: torch.Tensor) -> tuple[Any, int
 
 
 def table_of(mask: AnyMask | None, unused: torch.Tensor, kernel: str) -> Table:
-    """Return the tiles that kernel "forward", "dq" or "dkdv" visits; of packed Sequences,
-    cu_seqlens in their place."""
+    """Return the Table of the tiles that kernel "forward", "dq" or "dkdv" visits; for packed
+    Sequences a Table whose rows and blocks are cu_seqlens of keys and of queries."""
     if isinstance(mask, Sequences):
         return Table(mask.cu_seqlens_k, 0, 0, 0, mask.cu_seqlens_q)
     if isinstance(mask, Mask):

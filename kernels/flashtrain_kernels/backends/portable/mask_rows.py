@@ -44,7 +44,7 @@ def place(chunks, seqlen, TOKENS: tl.constexpr):
 
 @triton.jit
 def _begins(ids, row, index, valid):
-    """Does a document begin at each token? Past the row's end none does."""
+    """Return whether a document begins at each token; False past the end of the row."""
     own = tl.load(ids + row + index, mask=valid, other=0)
     before = tl.load(ids + row + index - 1, mask=valid & (index > 0), other=0)
     return valid & ((index == 0) | (own != before))
@@ -146,7 +146,8 @@ def _ordinal(start, counts, index, valid, NOTES: tl.constexpr):
 
 @triton.jit
 def _reach(position, left, right, start, end):
-    """LOW and HIGH under an inclusive window; no bound is one of WIDEST."""
+    """Return (LOW, HIGH) of Mask.queries for an inclusive window within [start, end). left, right:
+    tokens before and after the query, WIDEST for no bound."""
     return tl.maximum(start, position - left), tl.minimum(end, position + right + 1)
 
 
@@ -164,8 +165,9 @@ def _segment_rows(
     seqlen,
     SHARED: tl.constexpr,
 ):
-    """Segments that see themselves causally. SHARED: and the first one; else the last one
-    sees the whole document."""
+    """Return (LOW, HIGH, HIGH2) for tokens that see their own segment causally. SHARED: they also
+    see the document's first segment, from LOW2 = start to HIGH2; else tokens of its last segment
+    see the whole document causally, and HIGH2 is unused."""
     first = tl.maximum(tl.load(first_ptr + row + index, mask=valid, other=0), start)
     past = tl.minimum(tl.load(past_ptr + row + index, mask=valid, other=0), end)
     high = tl.minimum(position + 1, past)
@@ -184,8 +186,9 @@ def _segment_rows(
 
 @triton.jit
 def _global_rows(position, start, end, left, right, count, CAUSAL: tl.constexpr):
-    """A window, and the document's first `count` tokens, which see everything in it and
-    are seen by all of it."""
+    """Return (LOW, HIGH, HIGH2), with LOW2 = start, for a window and `count` global tokens at each
+    document's start, which see and are seen by all of the document. CAUSAL: later tokens are
+    hidden."""
     last = tl.minimum(end, position + 1) if CAUSAL else end
     low, high = _reach(position, left, right, start, end)
     global_end = tl.minimum(last, start + count)

@@ -19,7 +19,7 @@ def merge_kernel(
     seqlen, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Kernel: one program merges a tile of the part's out (B, S, H, D) and lse (B, H, S) into out
-    and lse, in place. Of rows that see no key of the part (lse -inf) neither is read or written."""
+    and lse, in place. Rows that see no key of the part (its lse is -inf) stay as they are."""
     head_index = tl.program_id(0) // tiles
     query = (tl.program_id(0) % tiles) * ROWS + tl.arange(0, ROWS)
     batch = (head_index // heads).to(tl.int64)

@@ -19,7 +19,9 @@ _CHUNK = 256  # tiles a program of the second judges at once
 
 @triton.jit
 def _judge(first, past, first_full, past_full, least, greatest):
-    """May a pair be visible, and are all? Of one interval; one side is a vector of tiles."""
+    """Return (may a tile have a visible pair, are all its pairs visible) for one interval a query,
+    from what `_summarised` returns for queries and the least and greatest position of keys; queries
+    or keys are a vector of tiles."""
     return (first <= greatest) & (past > least), (first_full <= least) & (past_full > greatest)
 
 
@@ -37,7 +39,8 @@ def _kinds_of_keys(
     TWO: tl.constexpr,
     HAS_KEYS: tl.constexpr,
 ):
-    """0 skip, 1 masked, 2 full: tiles of keys, for the queries summarised by own and own2."""
+    """Return the kind of each tile `tile` of keys, 0 skip, 1 masked, 2 full, for the queries whose
+    plan_summary.interval results are own and, with TWO, own2."""
     valid = (tile >= 0) & (tile < tiles)
     if HAS_KEYS:
         least = tl.load(summary + number * tiles + tile, mask=valid, other=0)
@@ -73,8 +76,8 @@ def _summarised(base, step, valid):
 def _kinds_of_queries(
     tile, least, greatest, summary, number, batch, tiles, seqlen_q, BLOCK, TWO: tl.constexpr
 ):
-    """0 skip, 1 masked, 2 full: tiles of queries, for the keys at positions
-    from least to greatest."""
+    """Return the kind of each tile `tile` of queries, 0 skip, 1 masked, 2 full, for the keys at
+    positions from least to greatest."""
     valid = (tile >= 0) & (tile < tiles)
     step = tl.cast(batch, tl.int64) * tiles
     base = summary + number * tiles + tile
@@ -91,8 +94,9 @@ def _kinds_of_queries(
 
 @triton.jit
 def _count_runs(chosen, before, tile, count, first, length):
-    """Add a chunk of tiles to the runs counted so far; before: was the tile
-    before each one chosen?"""
+    """Return (count, first, length) of runs of chosen tiles after a further chunk of tiles: the
+    number of runs, and the first tile and length of the first four. before: whether the tile before
+    each one was chosen."""
     starts = chosen & (before == 0)
     number = count + tl.cumsum(starts.to(tl.int32), 0) - 1
     slot = tl.arange(0, 4)[None, :]
@@ -105,8 +109,8 @@ def _count_runs(chosen, before, tile, count, first, length):
 
 @triton.jit
 def _store_row(table, masked_count, masked, masked_length, full_count, full, full_length, last):
-    """Write the 16 numbers. More runs than places: one masked run takes everything from the
-    first without a place."""
+    """Store the 16 numbers of a Plan table's row. If there are more than four masked or two full
+    runs, one masked run holds all tiles from the first run that has no place in the row."""
     slot = tl.arange(0, 4)
     overflow = (masked_count > 4) | (full_count > 2)
     cut = tl.minimum(
@@ -136,7 +140,8 @@ def _query_row(
     TWO: tl.constexpr, HAS_KEYS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """One row of the forward or the dQ table: which tiles of keys the queries of `tile` visit."""
+    """Store one row of the forward or the dQ table: which tiles of keys the queries of `tile`
+    visit."""
     row = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
     own = interval(queries, row, 0, batch, number, seqlen_q, 0)
     own2 = own
@@ -173,7 +178,7 @@ def _query_row(
 
 @triton.jit
 def _groups_between(least, greatest, summary, number, batch, groups, CHUNK: tl.constexpr):
-    """The first and one past the last group of query tiles that may see keys at positions
+    """Return the first and one past the last group of query tiles that may see keys at positions
     from least to greatest."""
     begin = groups
     past = groups * 0
@@ -195,7 +200,7 @@ def _key_row(
     CHUNK: tl.constexpr,
     GROUP: tl.constexpr,
 ):  # fmt: skip
-    """One row of the dK/dV table: which tiles of queries visit the keys of `tile`."""
+    """Store one row of the dK/dV table: which tiles of queries visit the keys of `tile`."""
     least = tile * BLOCK_K
     greatest = tl.minimum(least + BLOCK_K, seqlen_k) - 1
     if HAS_KEYS:
@@ -225,7 +230,8 @@ def _key_row(
 
 @triton.jit
 def _no_runs(tile):
-    """Counters at their start, as values that a loop can carry."""
+    """Return (count, first, length) of masked and of full runs before any tile, and -1, the last
+    visible tile so far; as tensors, which a loop can carry."""
     zero = tile * 0
     first = tl.full([4], INT_MAX, tl.int32)
     length = tl.zeros([4], tl.int32)

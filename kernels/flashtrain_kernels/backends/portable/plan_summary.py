@@ -39,7 +39,8 @@ def interval(queries, row, low_row, batch, number, seqlen_q, AXIS: tl.constexpr)
 def _key_summary(
     keys, out, number, batch, program, seqlen_k, tiles, BLOCK: tl.constexpr, TOKENS: tl.constexpr
 ):
-    """Least and greatest position of TOKENS // BLOCK tiles of keys, into out (2, Bm, tiles)."""
+    """Store the least and the greatest position of the keys of TOKENS // BLOCK tiles in out (2, Bm,
+    tiles)."""
     tile = program * (TOKENS // BLOCK) + tl.arange(0, TOKENS // BLOCK)
     key = tile[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     position = tl.load(keys + number * seqlen_k + key, mask=key < seqlen_k, other=0)

@@ -16,8 +16,8 @@ _ROWS = 64
 
 @triton.jit
 def _place(tiles, heads, seqlen, ROWS: tl.constexpr):
-    """Of this program's tile: (batch row, head, indices of its queries, their
-    places in the log-sum-exps)."""
+    """Return this program's batch row, head, the indices of its tile's queries, and their indices
+    in a log-sum-exp tensor (B, H, Sq)."""
     head_index = tl.program_id(0) // tiles
     query = (tl.program_id(0) % tiles) * ROWS + tl.arange(0, ROWS)
     batch = (head_index // heads).to(tl.int64)

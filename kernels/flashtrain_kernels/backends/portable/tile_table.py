@@ -345,7 +345,8 @@ def architecture(capability: tuple[int, int]) -> str:
 
 
 def _replacements(key: Key, kind: str) -> dict[str, Any]:
-    """What the installed release of Triton needs other than the table's, for a kind of call."""
+    """Return the fields of the table's tiles that the installed release of Triton needs changed for
+    a kind of call, with their values."""
     installed = environment.release()
     table = OLDEST if installed == (3, 6) else NEWEST if installed >= (3, 9) else {}
     return table.get(key, {}).get(kind, {})

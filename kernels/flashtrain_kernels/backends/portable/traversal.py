@@ -33,8 +33,9 @@ class Pieces(NamedTuple):
 
 @triton.jit
 def _band(low, full_low, full_high, high, BLOCK: tl.constexpr):
-    """Positions -> tiles, so that first <= first_full <= past_full <= past
-    whatever the intervals are."""
+    """Return the Pieces of the positions [low, high) in tiles of BLOCK, of which those within
+    [full_low, full_high) are full. The results are ordered, first <= first_full <= past_full <=
+    past, for any arguments."""
     low = tl.maximum(low, 0)
     high = tl.maximum(high, low)
     first = low // BLOCK
@@ -62,7 +63,7 @@ def _band(low, full_low, full_high, high, BLOCK: tl.constexpr):
 
 @triton.jit
 def _planned(row):
-    """One row of a plan's table."""
+    """Load the Pieces in one row of a plan's table (masks.Plan)."""
     return Pieces(
         tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3), tl.load(row + 4),
         tl.load(row + 5),
@@ -73,7 +74,8 @@ def _planned(row):
 
 @triton.jit
 def _listed(row, TILES: tl.constexpr):
-    """A row of a block list: begin, split and end. p0 and f0 are places in the list."""
+    """Load the Pieces in a row (begin, split, end) of a BlockMask. Their p0 and f0 are indices into
+    its list of blocks, not tiles."""
     begin = tl.load(row)
     split = tl.load(row + 1)
     end = tl.load(row + 2)
@@ -88,8 +90,9 @@ def in_band(
     own, past, limit, before, after, HAS_BEFORE: tl.constexpr, HAS_AFTER: tl.constexpr,
     BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Return the tiles of the other side, up to `limit`, that [own, past) meet, `before` to `after`
-    of each position (where HAS_BEFORE, HAS_AFTER), as Pieces."""
+    """Return, as Pieces, the tiles below `limit` of keys for queries [own, past), or of queries for
+    keys [own, past), that a window reaches: from `before` (if HAS_BEFORE) to `after` (if HAS_AFTER)
+    of each position."""
     low = 0
     full_low = 0
     high = limit
