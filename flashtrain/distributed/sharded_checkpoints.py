@@ -89,8 +89,8 @@ class ShardedCheckpoints(ModelParallelStrategy):
         odd = next((name for name, tensor in tensors.items() if not _is_plain(tensor)), None)
         if odd is not None:
             raise UserError(
-                f"{odd} cannot be saved in a sharded checkpoint. "
-                "Use trainer.checkpoint_format=file."
+                f"{odd} cannot be saved in a sharded checkpoint: safetensors does not support its "
+                "kind of tensor. Use trainer.checkpoint_format=file."
             )
         generation = self.broadcast(sharded.next_generation(path, checkpoint.get("global_step", 0)))
         self._writer.start(plain, tensors, path, generation)
@@ -106,8 +106,8 @@ class ShardedCheckpoints(ModelParallelStrategy):
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Load a file or a folder of shards; neither can run code. Raises UserError if
-        it is of another model."""
+        """Load a checkpoint, a file or a folder of shards, without running any code from it.
+        Raises UserError if it is of another model."""
         path = Path(self.broadcast(checkpoint_path))
         self._writer.finish()
         checkpoint = (
@@ -157,7 +157,8 @@ class ShardedCheckpoints(ModelParallelStrategy):
 
 
 def _tied(module: nn.Module) -> dict[str, str]:
-    """Names of tied weights, such as a tied head's -> the first name of the same weight."""
+    """Return, for each weight that has several names (a tied output head), its further names ->
+    its first name."""
     first: dict[int, str] = {}
     tied: dict[str, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -169,7 +170,8 @@ def _tied(module: nn.Module) -> dict[str, str]:
 
 
 def _plain(value: Any) -> Any:
-    """A gathered 8-bit optimiser state, dequantised; any other value as it is."""
+    """Return an 8-bit optimiser state, gathered from its shards, as an ordinary tensor of its
+    values; return any other value as it is."""
     # torch 2.13 can neither send tensors of this class to the ranks that resume, nor wait for the
     # tensors inside. torchao quantises them again by each block's largest number. The lowest code
     # is the negative of it here, so that all codes come out the same.
@@ -185,7 +187,7 @@ def _plain(value: Any) -> Any:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether safetensors can store it; an 8-bit optimiser's state, for example, is a
-    subclass that it cannot."""
+    """Return whether safetensors can store the tensor; it cannot store subclasses, such as an
+    8-bit optimiser's state."""
     local = getattr(tensor, "_local_tensor", tensor)
     return type(local) in (torch.Tensor, nn.Parameter)

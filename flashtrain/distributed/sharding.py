@@ -32,17 +32,17 @@ def shard(
     and before torch.compile.
 
     Args:
-        module: the model. Its `forward_methods` are called with gathered weights, as forward is;
-            `loss` if it has none.
+        module: the model. Weights are gathered for calls of forward and of the methods that its
+            attribute `forward_methods` names; without the attribute, of `loss`.
         device_mesh: Lightning's (`self.device_mesh` under ModelParallelStrategy), whose dimension
             data_parallel is used.
-        precision: Lightning's name. The mixed ones gather weights and compute in bf16 or fp16,
-            and reduce gradients in float32. Mixers with decays (DECAYS) are gathered in
-            float32, each by itself.
+        precision: Lightning's name, such as "bf16-mixed". Mixed precisions gather weights and
+            compute in bf16 or fp16, and reduce gradients in float32. Mixers with decays (DECAYS)
+            are gathered in float32, each by itself.
         blocks: the submodules that are gathered, used and freed in turn; None: `module.blocks`, or
             a transformers model's layers. The rest (embeddings, final norm) is gathered as one.
-        group_bytes: consecutive blocks are gathered in groups of at least so many bytes, a smaller
-            model whole; 0: each block by itself.
+        group_bytes: consecutive blocks are gathered together in groups of at least so many bytes,
+            and a model that is smaller than this as a whole; 0: each block by itself.
 
     Raises:
         UserError: no blocks are given or found.
@@ -78,8 +78,8 @@ def shard(
 def groups_of(
     module: nn.Module, blocks: Iterable[nn.Module], computed: torch.dtype | None, group_bytes: int
 ) -> list[list[nn.Module]]:
-    """Return consecutive blocks in groups of at least `group_bytes` as gathered; [] if the
-    whole module is smaller."""
+    """Return consecutive blocks in groups that have at least `group_bytes` once gathered in the
+    dtype `computed` (None: as stored); [] if the whole module has less."""
 
     def gathered(part: nn.Module) -> int:
         return sum(x.numel() * (computed or x.dtype).itemsize for x in part.parameters())

@@ -48,9 +48,9 @@ class Format(NamedTuple):
         return same and ("kv_heads" in self.sizes or own["kv_heads"] == own["heads"])
 
     def parts(self, name: str, rows: int, config: DecoderConfig) -> list[Part]:
-        """Return transformers' tensors whose concatenation along the rows is our tensor `name` (of
-        `rows` rows), as (name without self.prefix, number of rows). For example, name is
-        "blocks.0.attention.qkv.weight"."""
+        """Return transformers' tensors whose concatenation along the rows is our tensor `name`,
+        such as "blocks.0.attention.qkv.weight", of `rows` rows: (name without self.prefix, number
+        of rows) each."""
         module, kind = name.rsplit(".", 1)
         if not module.startswith("blocks."):
             return [

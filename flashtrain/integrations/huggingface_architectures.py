@@ -73,8 +73,8 @@ def attention_calls(model_class: Any, config: Any) -> tuple[int | None, str | No
 def check_architecture(
     model: Any, layers: Sequence[nn.Module], path: str, *, ours: bool = True
 ) -> None:
-    """Raise UserError unless every layer mixes tokens by the registered attention,
-    or as a served hybrid's.
+    """Raise UserError unless every layer mixes tokens by the registered attention, or the model is
+    a hybrid that huggingface_mixers.py serves.
 
     Args:
         model: The decoder.
@@ -102,8 +102,8 @@ def check_architecture(
 def _counted(
     model_class: Any, config: Any, mask: Callable[..., Any] = AttentionMask
 ) -> tuple[int | None, str | None]:
-    """What attention_calls returns. mask: Makes a mask from its batch, queries and keys; by
-    default one like ours."""
+    """Return what attention_calls does, without its cache. mask: makes the mask that layers get,
+    from the numbers of rows, queries and keys; by default one like ours."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     calls = width = 0

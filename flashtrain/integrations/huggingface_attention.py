@@ -166,8 +166,8 @@ def _over_devices(
     | None,
     options: dict[str, Any],
 ) -> Tensor | None:
-    """Attention of this device's queries (B, n, H, D) to the whole sequence; None where
-    it is to something else."""
+    """Compute the attention of this device's queries (B, n, H, D) to the whole sequence; None if
+    query and key are not shards of it, as in cross-attention."""
     own = query.shape[1] == key.shape[1] == sequence.held and inputs_of(sequence) is not None
     if request is None or not own:
         sequence.refuse_own_part(key.shape[1], f"transformers' {type(module).__name__}: attention")
@@ -181,7 +181,7 @@ def _over_devices(
         )
         raise UserError(
             f"no {what} under context parallelism. "
-            "Use a model without, or another strategy (fsdp, ddp)."
+            "Use a model without them, or another strategy (fsdp, ddp)."
         )
     mask = _layer_mask(
         module, given, is_causal, (query.shape[0], sequence.length, sequence.length), query.dtype
@@ -256,8 +256,8 @@ def _one_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tenso
 
 
 def _narrow(out: Tensor, width: int) -> Tensor:
-    """The first `width` of (B, Sq, H, D), contiguous; a view of all of it would cost
-    autograd an extra step."""
+    """Return the first `width` numbers of each head of `out` (B, Sq, H, D), contiguous; without a
+    slice if that is all of D, since autograd would pay for it."""
     return (out if out.shape[3] == width else out[..., :width]).contiguous()
 
 

@@ -186,7 +186,7 @@ def differences_from_bert(config: BertConfig) -> list[str]:
 
 
 def _bare(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under a BertModel's current names."""
+    """Return the tensors under a bare BertModel's current names, without a classifier's head."""
     bare = {}
     for name, tensor in tensors.items():
         name = name.removeprefix(PREFIX)
@@ -200,8 +200,8 @@ def _bare(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _without_tied(tensors: dict[str, Tensor], where: str | Path) -> dict[str, Tensor]:
-    """The tensors without copies of tied ones; UserError where a copy differs, so that
-    the decoder is not tied."""
+    """Return the tensors without copies of tied ones; UserError if a copy differs, which means
+    that the decoder is not tied to the embedding."""
     tied = {
         "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -241,8 +241,8 @@ def _our_config(
 
 
 def _their_names(name: str) -> tuple[str, ...]:
-    """Our parameter's names in a BertModel: one, or three for the packed projection, in
-    the order of its rows."""
+    """Return the names in a BertModel of our parameter: one, or for the packed projection of
+    queries, keys and values three, in the order of its rows."""
     module, kind = name.rsplit(".", 1)
     if not module.startswith("encoder.blocks."):
         return (f"{NAMES[module]}.{kind}",)

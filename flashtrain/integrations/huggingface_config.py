@@ -21,7 +21,8 @@ OLDER_ROTARY = ("rope_scaling", "rope_theta", "partial_rotary_factor")
 
 
 def published_shapes() -> dict[str, dict[str, Any]]:
-    """Return name -> entries of a transformers configuration, of conf/decoder_shapes.yaml."""
+    """Return the published models of conf/decoder_shapes.yaml: name -> entries of its
+    transformers configuration."""
     return yaml.safe_load((conf_folder() / "decoder_shapes.yaml").read_text(encoding="utf-8"))
 
 
@@ -107,8 +108,8 @@ def _check_names(kind: str, content: Mapping[str, Any], changes: Iterable[str]) 
 def _with_rotary(
     kind: str, content: Mapping[str, Any], changes: Mapping[str, Any]
 ) -> tuple[dict, dict]:
-    """(content, changes) with all rotary entries in the changes, completed by the
-    model's own base and length."""
+    """Return (content, changes) with the rotary entries of both moved into the changes, where the
+    model's own base and length complete the given ones."""
     from transformers import AutoConfig
 
     others = {name: value for name, value in changes.items() if name != ROTARY}
@@ -123,7 +124,8 @@ def _with_rotary(
 
 
 def _rotary_with(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The model's rotary entries, or those of each kind of layer, replaced by the given ones."""
+    """Return the model's rotary entries `own` with the given ones in their place; where each kind
+    of layer has entries of its own, those of a kind."""
     from transformers.modeling_rope_utils import RopeParameters
 
     kinds = {name for name, value in own.items() if isinstance(value, dict)}

@@ -122,7 +122,8 @@ def _by_name(model: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
 def _shared(
     sequence: ShardedSequence, model: Any, args: tuple, kwargs: dict[str, Any]
 ) -> tuple[tuple, dict[str, Any]] | None:
-    """The arguments of a model's forward as keywords, with this device's positions added."""
+    """Return (no arguments, all arguments of a model's forward as keywords), with this device's
+    positions added; None, for no change, if its tokens are not this device's shard."""
     names, given = inspect.signature(model.forward).parameters, _by_name(model, args, kwargs)
     tokens = given.get("input_ids")
     tokens = given.get("inputs_embeds") if tokens is None else tokens
@@ -152,7 +153,8 @@ def _shared(
 def _part_and_whole(
     sequence: ShardedSequence, given: Any, name: str, tokens: Tensor
 ) -> tuple[Tensor, Tensor | None] | None:
-    """This device's shard of an argument, and the whole; None where the argument is None."""
+    """Return (this device's shard, the whole tensor) of a forward's argument, given as either;
+    None if it is None."""
     if given is None:
         return None
     if (
@@ -216,8 +218,8 @@ def _check(model: nn.Module, sequence: ShardedSequence, given: dict[str, Any]) -
 
 
 def _check_counting(model: Any) -> None:
-    """Raise UserError for a model that may not count positions from 0, but
-    from padding or an offset."""
+    """Raise UserError for a model that may count positions from the end of padding or from an
+    offset, not from 0."""
     config = model.config.get_text_config()
     if getattr(config, "rope_parameters", None) is None and config.model_type not in COUNT_FROM_0:
         raise UserError(
@@ -227,7 +229,7 @@ def _check_counting(model: Any) -> None:
 
 
 def _scales_with_length(module: nn.Module) -> bool:
-    """Whether rotary embeddings depend on the largest position."""
+    """Return whether a module's rotary embeddings depend on the largest position in the batch."""
     kinds = getattr(module, "rope_type", None)
     kinds = kinds.values() if isinstance(kinds, dict) else (kinds,)
     return any(
@@ -258,8 +260,8 @@ def _drop_longest(module: nn.Module, args: tuple, output: Any) -> Any:
 
 
 def _finds_in_whole(find: Callable[[Tensor], Tensor | None]) -> Callable[[Tensor], Tensor | None]:
-    """transformers' search for documents, which for a shard looks whether the
-    whole sequence has any."""
+    """Return `find`, transformers' search for documents in positions, changed so that for a shard
+    it reports documents if the whole sequence has any."""
 
     @wraps(find)
     def in_whole(position_ids: Tensor) -> Tensor | None:
@@ -275,7 +277,7 @@ def _finds_in_whole(find: Callable[[Tensor], Tensor | None]) -> Callable[[Tensor
 
 
 def _of_whole(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A loss of transformers that shifts labels within the whole sequence."""
+    """Return a loss of transformers, changed so that it shifts labels within the whole sequence."""
     names = list(inspect.signature(loss).parameters)
 
     @wraps(loss)

@@ -254,7 +254,8 @@ class HuggingFaceDecoder(Trainable):
             ).logits
 
     def _rows(self, positions: Tensor | None) -> Rows | None:
-        """The documents within which a hybrid's recurrences and convolutions compute."""
+        """Return the documents within which a hybrid's recurrences and convolutions compute; None
+        for a model without them, or without positions."""
         return (
             Rows(positions)
             if self.mixes and positions is not None and not positions.is_meta
@@ -262,8 +263,8 @@ class HuggingFaceDecoder(Trainable):
         )
 
     def _positions(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
-        """The model's numbers of positions (B, S) that count from 0, by default those of
-        the tokens in their rows."""
+        """Return positions (B, S) as the model numbers them, from self.first on (0 but in RoBERTa's
+        family). positions: counted from 0; None: those of the tokens in their rows."""
         if positions is None:  # also in rows that are sharded over devices
             positions = next_positions(tokens.shape[1], None, tokens.device).expand(
                 tokens.shape[0], -1
@@ -279,8 +280,8 @@ class HuggingFaceDecoder(Trainable):
         mask: Mask | None = None,
         reduction: str = "mean",
     ) -> Tensor:
-        """Return the mean cross-entropy as in Trainable.loss, which equals transformers'
-        own; "none": each token's.
+        """Return the mean cross-entropy as in Trainable.loss, which equals transformers' own; with
+        reduction="none" each token's, (B, S).
 
         In training the mean includes the routers' balancing loss where the configuration
         has output_router_logits. A mask must be the causal mask of the documents that
@@ -314,8 +315,8 @@ class HuggingFaceDecoder(Trainable):
         return loss if reduction == "none" else self._balanced(loss, found, tokens)
 
     def _balanced(self, loss: Tensor, found: Any, tokens: Tensor) -> Tensor:
-        """The loss, in training plus the routers' balancing loss, which is also
-        stored for logging."""
+        """Return the loss, in training plus the routers' balancing loss times its coefficient;
+        the balancing loss is also stored for logging."""
         if self.balance is None or not self.training:
             return loss
         balancing = self.balance.loss(found.router_logits, tokens.shape[0])
@@ -350,8 +351,8 @@ class HuggingFaceDecoder(Trainable):
         )
 
     def _copy(self) -> HuggingFaceDecoder:
-        """An adapted model in full precision on the CPU, its frozen weights read anew
-        where they have an origin."""
+        """Return a copy of an adapted model in full precision on the CPU; frozen weights are read
+        anew from `origin`, if there is one."""
         parameters, place = {}, "cpu" if self.origin is None else "meta"
         for one in self.parameters():
             value = one.detach().to(place, torch.promote_types(one.dtype, torch.float32)).clone()
@@ -394,7 +395,7 @@ class HuggingFaceDecoder(Trainable):
                 odd = sorted([*missing, *found.unexpected_keys])[0]
                 raise UserError(
                     "the checkpoint's adapters do not match the model's: "
-                    f"only one of both has '{odd}'."
+                    f"'{odd}' is in only one of the two. Use the adapter settings of its training."
                 )
             return
         self.load_state_dict(weights, assign=True)
@@ -404,8 +405,8 @@ class HuggingFaceDecoder(Trainable):
 
 
 def _size_in_4_bits(adapted: tuple[str, Any]) -> int:
-    """The parameters that an adapted nn.Linear has in 4 bits; 0 where it does not fit
-    torchao's blocks and stays."""
+    """Return how many parameters of an adapted layer, given as (name, layer), are stored in 4
+    bits; 0 if it is not an nn.Linear that torchao's blocks divide."""
     base = adapted[1].get_base_layer()
     return (
         base.weight.numel()
@@ -415,7 +416,7 @@ def _size_in_4_bits(adapted: tuple[str, Any]) -> int:
 
 
 def _trained_alone(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """Drop frozen weights from an adapted model's state."""
+    """Drop frozen weights from the state dict of an adapted model."""
     if isinstance(module, HuggingFaceDecoder) and module.keeps_part:
         trained = {prefix + name for name, one in module.named_parameters() if one.requires_grad}
         for name in [name for name in state if name.startswith(prefix) and name not in trained]:

@@ -24,8 +24,8 @@ class _Forward:
 
 
 class _Running(threading.local):
-    """This thread's running forwards, the innermost last. Recomputation in a
-    backward is in none."""
+    """This thread's running forwards, the innermost last; a recomputation in the backward is not
+    part of any."""
 
     def __init__(self) -> None:
         self.forwards: list[_Forward] = []
@@ -63,8 +63,8 @@ def documents_of(positions: Tensor) -> Tensor | None:
 
 
 def documents_beside_padding(tokens: int) -> Tensor | None:
-    """Return documents_in the running forward's positions and padding mask; None without
-    one of so many tokens."""
+    """Return documents_in of the running forward's positions and padding mask; None if it has no
+    padding mask of `tokens` tokens."""
     given = _running.forwards[-1].given if _running.forwards else {}
     mask, crosses = given.get("attention_mask"), given.get("encoder_hidden_states") is not None
     if (
@@ -116,7 +116,8 @@ def found_once(positions: Tensor, find: Callable[[Tensor], Tensor | None]) -> Te
 
 
 def _known(positions: Tensor) -> tuple[bool, Tensor | None]:
-    """(whether the documents in positions are known without a search, their ids or None)."""
+    """Return (whether the documents in positions are known without a search, their ids; None if
+    there are none or they are unknown)."""
     if positions.is_meta:
         return True, None
     if not _running.forwards or torch.compiler.is_compiling():
@@ -130,8 +131,8 @@ def _known(positions: Tensor) -> tuple[bool, Tensor | None]:
 
 
 def _is_same(x: Tensor, y: Tensor) -> bool:
-    """Whether positions (B or 1, S) share memory; a row may be expanded to a
-    batch. x must be alive."""
+    """Return whether two tensors of positions, (B or 1, S), are the same memory; one may be a row
+    that the other expands to a batch. The caller must hold x, so that its memory is not reused."""
     repeated = all(each.shape[0] == 1 or each.stride(0) == 0 for each in (x, y))
     rows = repeated or (x.shape[0] == y.shape[0] and x.stride(0) == y.stride(0))
     return (

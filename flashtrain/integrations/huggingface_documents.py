@@ -52,8 +52,8 @@ def document_lengths(position_ids: Tensor) -> dict[str, Any]:
     (ModernBERT) need these arguments.
 
     Args:
-        position_ids: (B, S) integers that begin anew at each document: at the row's first one (0;
-            in RoBERTa's family the padding index + 1) or below.
+        position_ids: (B, S) integers that begin anew at each document, at a position that is at
+            most the row's first one (0; in RoBERTa's family the padding index + 1).
 
     Returns:
         cu_seq_lens_q and cu_seq_lens_k (N + 1,) int32 over the flattened rows,
@@ -138,14 +138,14 @@ def settled(given: Any, hidden: Tensor, others: dict[str, Any], *, head_dim: int
 
 
 def _from_lengths(cu_seq_lens: Tensor, batch: int, seqlen: int) -> Documents:
-    """Documents (B, S) from boundaries in the flattened rows."""
+    """Return the Documents (B, S) between the boundaries cu_seq_lens in the flattened rows."""
     found = documents_from_cu_seqlens(cu_seq_lens, batch * seqlen)
     row = torch.arange(batch, device=cu_seq_lens.device, dtype=torch.int32)[:, None] * seqlen
     return Documents(*((bound.view(batch, seqlen) - row).clamp(0, seqlen) for bound in found))
 
 
 def _from_positions(position_ids: Tensor, batch: int, seqlen: int) -> Documents | None:
-    """Documents (B, S) of the rows whose positions begin anew; None when no row's do."""
+    """Return the Documents (B, S) that begin where positions begin anew; None if no row's do."""
     # A row whose positions jump beyond its first one, or jump at every token, is one document. This
     # synchronizes the device unless transformers has searched the positions or made them. Under
     # torch.compile documents are always made.
@@ -165,8 +165,8 @@ def _made_once(
     query: Tensor,
     find: Callable[[Tensor, int, int], Documents | None],
 ) -> AttentionMask:
-    """`requested` within the documents that `find` makes of `source`, made once for all
-    layers with the same mask."""
+    """Return the mask `requested`, restricted to the documents that find(source, batch, seqlen)
+    returns; it is made once for all layers with the same source and mask."""
 
     def make() -> AttentionMask:
         documents = find(source, requested.batch, requested.seqlen_q)

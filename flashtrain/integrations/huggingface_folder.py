@@ -257,7 +257,7 @@ def allocated(unit: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 def _part(value: Tensor, like: Tensor) -> Tensor:
-    """The value, sharded as `like`."""
+    """Return the whole tensor `value` sharded as `like` is, if `like` is sharded."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(like, DTensor):

@@ -220,7 +220,8 @@ class ChunkedFeedForward:
         return [one for one in self.module.parameters() if one.requires_grad]
 
     def _is_plain(self, token: Tensor) -> bool:
-        """Whether it draws no random numbers and returns one tensor, by a trial with one token."""
+        """Return whether the feed-forward draws no random numbers and returns one tensor; a trial
+        with one token (1, 1, E) finds out."""
         if token.is_meta:
             return False  # draws cannot be detected there
         training, devices = self.module.training, [token.device] if token.is_cuda else []
@@ -238,8 +239,8 @@ class ChunkedFeedForward:
 
 
 class _Saved(torch.autograd.Function):
-    """x, saved for the backward: recomputation of a checkpointed layer, in which nothing
-    later is saved, stops here."""
+    """Returns x and saves it for the backward. When a checkpointed layer is recomputed, torch stops
+    at the last saved tensor: here, before the feed-forward, which saves nothing."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -252,8 +253,8 @@ class _Saved(torch.autograd.Function):
 
 
 class _OneByOne(torch.autograd.Function):
-    """A feed-forward of x (1, T, E) in chunks, each recomputed in the backward and
-    freed before the next."""
+    """Computes a feed-forward of x (1, T, E) in chunks; the backward recomputes each chunk and
+    frees it before the next."""
 
     # saved is the node of `_Saved` that holds x (None: x needs no gradient); the gradients of the
     # weights, those that need any, are summed in float32 (float64 for float64).
@@ -302,8 +303,8 @@ class _OneByOne(torch.autograd.Function):
 
 
 def _autocast_of(x: Tensor) -> dict[str, Any]:
-    """torch.autocast's current arguments, without its cache, which would reuse weights
-    cast without gradients."""
+    """Return torch.autocast's current arguments, but with its cache off, since the cache would
+    reuse weights that were cast without gradients."""
     device = x.device.type
     enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
     return {"device_type": device, "dtype": dtype, "enabled": enabled, "cache_enabled": False}

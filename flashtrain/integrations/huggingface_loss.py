@@ -110,7 +110,8 @@ def head_of(module: Any) -> Head | None:
 
 
 def _states(hidden: Tensor) -> Any:
-    """A body's output with these states, and None for any other attribute that a head may read."""
+    """Return an output of a model's body that has these states, and None for any other attribute
+    that a head may read."""
     from transformers.modeling_outputs import BaseModelOutputWithPast
 
     class States(BaseModelOutputWithPast):

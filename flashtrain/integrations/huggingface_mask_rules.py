@@ -101,7 +101,7 @@ def intervals(
 
 
 def _all_of(parts: list[Rules]) -> Rules:
-    """The conjunction of the parts' rules."""
+    """Return the rules that hold where those of all parts hold."""
     lefts = [part.left for part in parts if part.left is not None]
     rights = [part.right for part in parts if part.right is not None]
     merged = Rules(min(lefts, default=None), min(rights, default=None))

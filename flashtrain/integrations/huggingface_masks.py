@@ -76,8 +76,8 @@ def attention_mask(
     """Make the mask of one kind of layer (full, sliding, ...); the arguments are those of
     transformers' sdpa_mask.
 
-    Where padding is passed, the device is synchronized once to find on which sides it is, and
-    documents beside it. Under torch.compile the graph breaks here.
+    If an attention_mask with padding is passed, the device is synchronized once, to find on which
+    sides padding is and whether rows hold documents. Under torch.compile the graph breaks here.
 
     Args:
         attention_mask: (B, keys so far) bool, False for padding; or an earlier result of
@@ -137,8 +137,8 @@ def _of_whole(
     tokens: int,
     device: torch.device | str,
 ) -> AttentionMask | None:
-    """The mask of all tokens of a sharded sequence, where transformers describes this
-    device's; None for others."""
+    """Return the mask of the whole of a sharded sequence, in place of the mask of this device's
+    tokens that transformers asks for; None if the tokens are not its shard."""
     inputs = inputs_of(sequence)
     if inputs is None or tokens != sequence.held:
         return None
@@ -166,7 +166,7 @@ def _of_whole(
     if found.mask is not None and found.mask.keys is not None:
         raise UserError(
             "attention_mask with padding between tokens under context parallelism: "
-            "expected on one side."
+            "expected padding at the ends of rows only."
         )
     return found
 
@@ -182,7 +182,8 @@ def _of_rules(
     may_skip: bool,
     device: torch.device | str,
 ) -> AttentionMask | None:
-    """The mask of these rules and padding (B, Sk), without a plan."""
+    """Return the mask of these rules and padding, without a plan; None as in attention_mask.
+    padding: (B, Sk) bool, False for padding. may_skip: whether it may have no tensors."""
     one_sided = False
     if padding is not None and may_skip:
         none, one_sided, packed = _look_at(padding, rules.documents)
@@ -232,8 +233,8 @@ def dense_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
 def _without_tensors(
     rules: Rules, batch: int, seqlen_q: int, seqlen_k: int, shift: int
 ) -> tuple[bool, AttentionMask | None]:
-    """(whether the rules need no tensors, the mask then). shift: The first
-    query's index among the keys."""
+    """Return (whether causal and window_size alone express the rules, the mask in that case).
+    shift: the first query's index among the keys."""
     if rules.documents is not None or rules.chunk is not None:
         return False, None
     # Drop bounds that no query of this call reaches.
@@ -252,8 +253,8 @@ def _without_tensors(
 
 
 def _of_keys(attention_mask: Tensor, kv_offset: int, kv_length: int) -> Tensor:
-    """(B, Sk), which of this call's keys are real; keys past the mask are a static
-    cache's, not yet written."""
+    """Return (B, Sk) bool, which of this call's keys are real; keys past the end of attention_mask
+    are False: they are a static cache's, not yet written."""
     missing = kv_offset + kv_length - attention_mask.shape[-1]
     given = attention_mask.to(torch.bool)
     if missing > 0:
@@ -271,8 +272,8 @@ def _ends(padding: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _look_at(padding: Tensor, documents: Tensor | None) -> tuple[bool, bool, bool]:
-    """(every key is real, no row has padding between real keys, a row has documents); all
-    False for meta tensors."""
+    """Return (whether every key is real, whether no row has padding between real keys, whether
+    a row has several documents); all False for meta tensors."""
     if padding.is_meta:
         return False, False, False
     first, last = _ends(padding)

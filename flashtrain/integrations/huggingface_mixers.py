@@ -31,8 +31,8 @@ RUNNING: ContextVar[Rows | None] = ContextVar("rows", default=None)
 
 @contextmanager
 def using(rows: Rows | None) -> Iterator[None]:
-    """Compute with these rows: in a forward, and in its recomputation, which autograd runs
-    in a thread of its own."""
+    """Within this context, served mixers compute within the documents of `rows`; a recomputation
+    needs it again, since autograd runs it in a thread of its own."""
     token = RUNNING.set(rows)
     try:
         yield
@@ -41,7 +41,8 @@ def using(rows: Rows | None) -> Iterator[None]:
 
 
 def served(kind: type) -> bool:
-    """Whether a class of transformers is of a hybrid whose packed documents are kept apart."""
+    """Return whether a transformers class is of FAMILIES: hybrids whose recurrences this file
+    computes within packed documents."""
     others, _, own = kind.__module__.partition("transformers.models.")
     return not others and own.partition(".")[0] in FAMILIES
 
@@ -68,8 +69,8 @@ def serve_mixers(kind: type) -> None:
 def _within_documents(
     original: Callable[..., Any], of_rows: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """`original` outside of a forward with packed rows, in which of_rows(rows,
-    *arguments) is called."""
+    """Return a function that calls of_rows(rows, *arguments) in a forward with packed rows, and
+    `original` elsewhere."""
 
     @torch.compiler.disable  # rows would become inputs of the graph, and be guarded by their values
     @wraps(original)
@@ -115,7 +116,8 @@ def _selective_scan(
 def _lightning(
     rows: Rows, layer: Any, hidden_states: Tensor, *_: Any, **__: Any
 ) -> tuple[Tensor, None]:
-    """MiniMaxLightningAttention.forward, which has its recurrence inline."""
+    """Compute MiniMaxLightningAttention.forward within documents; it calls no function that could
+    be replaced instead."""
     qkv = layer.act_fn(layer.qkv_proj(hidden_states)).unflatten(2, (layer.num_attention_heads, -1))
     q, k, v = qkv.split(layer.head_dim, 3)
     out = recurrences.decayed_sum(v, -layer.slope_rate.flatten().expand(v.shape[:3]), k, q, rows)
@@ -125,23 +127,23 @@ def _lightning(
 
 
 def _projection(rows: Rows, layer: Any, hidden_states: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    """ZayaCCAProjection.forward, convolutions of queries and keys and values of the
-    token before: by documents."""
+    """Compute ZayaCCAProjection.forward, which convolves queries and keys and reads the values of
+    the token before, one document at a time."""
     documents = hidden_states.flatten(0, 1)[None].split(rows.bounds.diff().tolist(), 1)
     found = zip(*(type(layer).forward.original(layer, one, None) for one in documents), strict=True)
     return tuple(torch.cat(parts, 1)[0].unflatten(0, hidden_states.shape[:2]) for parts in found)
 
 
 def _mask(rows: Rows, **named: Any) -> Any:
-    """create_causal_mask, to which Granite passes no positions."""
+    """Call create_causal_mask with the positions of the rows, which Granite does not pass."""
     from transformers.masking_utils import create_causal_mask
 
     return create_causal_mask(**{**named, "position_ids": rows.positions})
 
 
 def _unfused(rows: Rows, *_: Any, **__: Any) -> None:
-    """Decline mamba_ssm's fused mixer: it knows no documents, and reads
-    out_proj.weight without its adapters."""
+    """Return None in place of mamba_ssm's fused mixer, so that the layer computes step by step: the
+    mixer knows no documents, and reads out_proj.weight without its adapters."""
 
 
 # By their names in transformers' modules, with the operator that a GPU's kernels may run.

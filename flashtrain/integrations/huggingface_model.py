@@ -117,7 +117,8 @@ def transformers_decoder(
     known = model.shape.context
     if context is not None and context > known:  # rotary ones were extended
         raise UserError(
-            f"context={context} is longer than the {known} learned positions of {given}. Lower it."
+            f"context={context} is longer than the {known} learned positions of {given}. "
+            f"Set context={known} or less."
         )
     return model
 
@@ -164,8 +165,8 @@ def _add_adapters(module: Any, lora: Mapping[str, Any], name: str) -> None:
         if not module._hf_peft_config_loaded:
             raise UserError(
                 f"model.adapter=lora: transformers {transformers.__version__} does not accept peft "
-                f"{__version__} ({first_line(error)}). Install that, or releases that work "
-                "together: pip install 'flashtrain[hub]'."
+                f"{__version__} ({first_line(error)}). Install releases that work together: "
+                "pip install 'flashtrain[hub]'."
             ) from error
         refusal = error
     # peft ignores names that no layer has; it has removed those of experts' matrices
@@ -209,8 +210,8 @@ def _stretch(
     path: str,
     older: bool,
 ) -> int | None:
-    """Extend the configuration's rotary positions to `context` tokens; returns them where
-    it does not say so then."""
+    """Extend the configuration's rotary positions to `context` tokens; return `context` if the
+    configuration's own longest context must stay as it is, else None."""
     trained = getattr(config, "max_position_embeddings", None)
     rotary = getattr(config, "rope_parameters", None)
     if rotary is None:

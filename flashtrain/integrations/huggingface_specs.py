@@ -51,10 +51,10 @@ class OtherSpec:
     any_mask: ClassVar[bool] = False
 
     def make(self, embed: int, **options: Any) -> Any:
-        raise NotImplementedError(self.kind)
+        raise NotImplementedError(f"{self.kind}: transformers makes this mixer, not its spec")
 
     def new_cache(self, tokens: int) -> Any:
-        raise NotImplementedError(self.kind)
+        raise NotImplementedError(f"{self.kind}: transformers makes the cache of this mixer")
 
     def flops(self, context: int) -> float:
         return math.nan
@@ -114,7 +114,8 @@ class HuggingFaceShape(DecoderShape):
     quantized: int = 0
 
     def plain(self) -> dict[str, Any]:
-        """Return plain values that a checkpoint stores, by which another model's is detected."""
+        """Return plain values that a checkpoint stores, so that loading the checkpoint into
+        another model is detected."""
         own = {name: value for name, value in vars(self).items() if name != "layers"}
         return {
             **own,
@@ -153,8 +154,8 @@ def head_dim_of(config: Any) -> int:
 
 
 def heads_of(config: Any) -> int:
-    """Return a configuration's number of heads; without attention those of the
-    recurrence, or 1 (Mamba)."""
+    """Return a configuration's number of attention heads; of a model without attention the number
+    of the recurrence's heads, or 1 (Mamba)."""
     return getattr(config, "num_attention_heads", None) or int(getattr(config, "num_heads", 1))
 
 
@@ -209,7 +210,8 @@ def states_of(kind: type, config: Any) -> str:
 
 
 def mixer_of(config: Any, kind: str, layer: nn.Module, *, rotary: bool) -> MixerSpec:
-    """Return the mixer of a layer of this kind."""
+    """Return the spec of a layer's mixer. kind: the layer's entry in layer_types; rotary: whether
+    its queries and keys are rotated."""
     if kind in FEED_FORWARDS:
         return StateSpec(kind)
     if kind in STATES:
@@ -244,8 +246,8 @@ def mixer_of(config: Any, kind: str, layer: nn.Module, *, rotary: bool) -> Mixer
 
 
 def state_of(kind: str, layer: nn.Module, beside: Any) -> MixerSpec:
-    """Return the recurrence or convolution of a layer, by the names of its sizes in
-    transformers' modules."""
+    """Return the spec of a layer's recurrence or convolution, recognized by the names of its sizes
+    in transformers' modules. beside: the spec of attention in the same layer, or None."""
     mixes = [
         one
         for one in layer.modules()

@@ -77,7 +77,8 @@ def save_tokenizer(
 
 
 def _takes(library: Library, special: SpecialTokens) -> bool:
-    """Add a BERT's four tokens to the library's tokenizer; returns whether they have these ids."""
+    """Add a BERT's four special tokens to the library's tokenizer; return whether they then have
+    the ids of `special`."""
     # New tokens are added in the order of their ids; WordPiece has them already.
     library.add_special_tokens(
         [AddedToken(name, normalized=False, special=True) for name in NAMES.values()]

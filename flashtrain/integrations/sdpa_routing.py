@@ -106,7 +106,7 @@ def _arguments(
 
 
 def _reason(q: Tensor, k: Tensor, v: Tensor, devices: tuple[str, ...]) -> str | None:
-    """Why torch computes a call (None: our kernels do)."""
+    """Return in words why torch computes a call (None: our kernels do)."""
     for x in (q, k, v):
         if type(x) not in (Tensor, nn.Parameter) or x.is_nested:
             return (

@@ -109,8 +109,8 @@ def checkpointed(
 
 
 def _to_host(x: Tensor) -> tuple[torch.device, torch.Size, list[Tensor]]:
-    """x in host memory. No synchronization is needed: whatever reads the copy is queued
-    on the device after it."""
+    """Return (x's device, x's shape, a copy of x in host memory, in parts). No synchronization is
+    needed: what reads the copy is queued on the device after it."""
     parts = x.flatten().split(PINNED_BYTES // x.element_size())
     pinned = [torch.empty(one.shape, dtype=x.dtype, pin_memory=x.is_cuda) for one in parts]
     return (

@@ -102,8 +102,8 @@ class Attention(nn.Module):
             mask: Which tokens each token sees, in place of `causal` (flashtrain_kernels.masks or a
                 BlockMask), for example masks.document(ids, causal=True). Or the PackedSequences of
                 one packed row, to which `causal` applies; without a cache.
-            cache: Keys and values of the rows' earlier tokens, which these tokens see;
-                those of these tokens are appended to it. A mask then has S queries and, as
+            cache: Keys and values of the rows' earlier tokens, which the tokens of x see; keys
+                and values of x are appended to it. A mask then has S queries and, as
                 keys, all tokens so far.
 
         Returns:

@@ -4,7 +4,7 @@ that agree up to rounding.
 - causal is aligned bottom-right: the last query sees every key, as queries after
   a key/value cache need;
 - a mask (flashtrain_kernels.masks, or a BlockMask) replaces `causal` and `window`: it
-  contains its own rule;
+  is the whole rule of which keys are seen;
 - window (left, right): a query sees that many keys before and after its own
   position, -1 for all of them;
 - grouped-query attention: query head h reads key/value head h // (H // K);
@@ -84,9 +84,9 @@ class PackedSequences(NamedTuple):
 def takes_block_rows(q: Tensor, k: Tensor, v: Tensor, mask: object) -> bool:
     """Return whether block_rows_attention can compute attention with these arguments.
 
-    It needs a BlockMask of whole blocks without a band, the same for all rows and
-    heads, no torch.compile, and no gradients (each block of queries would make a
-    gradient as large as all keys).
+    It needs a BlockMask of whole blocks, without a causal rule or window and the same for
+    all rows and heads, no torch.compile, and no gradients (each block of queries would make
+    a gradient as large as all keys).
     """
     if not isinstance(mask, BlockMask) or torch.compiler.is_compiling():
         return False
@@ -210,7 +210,7 @@ ATTENTION_FUNCTIONS: dict[str, InnerAttention] = {
 def plan_mask(
     mask: AnyMask | None, x: Tensor, *, attention: str, head_dim: int, dropout: float = 0.0
 ) -> AnyMask | None:
-    """Plan a mask for our kernels once per batch, instead of in every layer.
+    """Plan a mask for our kernels (Mask.planned) once per batch, instead of in every layer.
 
     Args:
         mask: Which tokens each token sees (None: no mask). A BlockMask needs no plan.
@@ -262,8 +262,8 @@ def visible_keys(
     visible = mask.dense() if isinstance(mask, BlockMask) else mask.dense()[:, None]
     if visible.shape[2:] != (q.shape[1], k.shape[1]):
         raise UserError(
-            f"a mask of {tuple(visible.shape[2:])} (queries, keys): "
-            f"expected {(q.shape[1], k.shape[1])}."
+            f"the mask is for {tuple(visible.shape[2:])} (queries, keys): expected "
+            f"{(q.shape[1], k.shape[1])}, the numbers of queries and keys of this call."
         )
     return visible
 

@@ -26,7 +26,7 @@ FEW_BYTES, PART_BYTES = 33 << 20, 256 << 20
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Self-attention (see Attention)."""
+    """The sizes and rules of a self-attention: the MixerSpec whose module is Attention."""
 
     heads: int
     kv_heads: int
@@ -67,8 +67,8 @@ class AttentionSpec:
         return LayerCache(tokens)
 
     def flops(self, context: int) -> float:
-        """12 H D times the mean number of keys that a token sees (Chowdhery et al.
-        2022, appendix B, halved)."""
+        """Return a token's FLOPs of scores and weighted sums, forward and backward: 12 H D times
+        the mean number of keys that it sees (Chowdhery et al. 2022, appendix B)."""
         return (
             6.0
             * self.heads

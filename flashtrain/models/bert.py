@@ -194,8 +194,8 @@ class Bert(Trainable):
 
     @torch.no_grad()
     def score(self, tokens: Tensor, masked: Tensor, labels: Tensor, **given: Any) -> MaskedScore:
-        """Compute a batch's sums, whose totals over all batches give exact loss and
-        accuracy; arguments as in loss."""
+        """Return a batch's MaskedScore; its sums, added up over all batches, give the exact loss
+        and accuracy. Arguments as in loss."""
         head = self._head()
         hidden = self.encoder(tokens, **given)
         states = hidden.reshape(-1, hidden.shape[-1]).index_select(0, masked)
@@ -227,8 +227,8 @@ class Bert(Trainable):
 
 
 def first_tokens(hidden: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
-    """Select the state of each sequence's first token; for an empty sequence it is another's
-    (set its label to -100).
+    """Select the state of each sequence's first token; an empty sequence gets the state of some
+    other token (set its label to -100).
 
     Args:
         hidden: The encoder's states (B, S, E), or (T, E) of packed tokens.

@@ -99,7 +99,7 @@ class SequenceClassifier(nn.Module):
 
 class TokenClassifier(nn.Module):
     """A classifier that assigns each token one label: BERT's encoder, dropout, linear
-    layer. It needs two labels."""
+    layer. It needs at least two labels."""
 
     def __init__(self, encoder: BertEncoder, labels: int, *, dropout: float = 0.0) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class TokenClassifier(nn.Module):
 
 
 def _mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean over the labels that are not -100; 0 where there are none, for
-    which torch gives NaN."""
+    """Return the mean over the labels that are not -100; 0 if all are -100, where torch gives
+    NaN."""
     total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
     return total / (labels != IGNORED).sum().clamp(min=1)

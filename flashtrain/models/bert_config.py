@@ -170,7 +170,7 @@ class BertConfig(AlikeLayers):
         return self.flops_of(sum(lengths), sum(length * length for length in lengths), masked)
 
     def flops_of(self, tokens: int, pairs: int, masked: int = 0) -> float:
-        """Return the same as `flops`, from sums over a batch.
+        """Return a batch's FLOPs as `flops` does, but from sums over its sequences.
 
         Args:
             tokens: Sum of the sequences' lengths.

@@ -112,7 +112,8 @@ class BertEncoder(nn.Module):
     def _embed(
         self, tokens: Tensor, segments: Tensor | None, positions: Tensor, packed: bool
     ) -> Tensor:
-        """(B, S) -> (B, S, E)."""
+        """Compute the first block's input (B, S, E) from tokens (B, S): the sum of the embeddings
+        after norm and dropout. packed: whether a row contains several sequences."""
         x = self.token_embedding(tokens)
         if self.position_embedding is not None:
             x = x + self.position_embedding(positions, packed=packed)
@@ -134,8 +135,8 @@ class BertEncoder(nn.Module):
     def _packed(
         self, cu_seqlens: Tensor, tokens: Tensor, drops: bool
     ) -> tuple[Mask | PackedSequences, Tensor]:
-        """The mask that separates the sequences of a packed row, and each token's position in
-        its own, (1, T) int32."""
+        """Return the mask that separates the sequences of a packed row, and each token's position
+        in its sequence, (1, T) int32. drops: whether attention has dropout."""
         documents = documents_from_cu_seqlens(cu_seqlens, tokens.shape[0])
         index = torch.arange(tokens.shape[0], device=tokens.device, dtype=torch.int32)[None]
         positions = torch.where(documents.end > documents.start, index - documents.start, 0)

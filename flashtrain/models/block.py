@@ -36,7 +36,7 @@ def normalization(
 
 
 def norm_of(config: Any) -> nn.LayerNorm | nn.RMSNorm:
-    """Make a norm as a model's configuration says."""
+    """Make the norm that a model's configuration names: its norm, embed, bias and epsilon."""
     return normalization(config.norm, config.embed, config.bias, config.epsilon)
 
 
@@ -89,8 +89,8 @@ class Block(nn.Module):
         dropout: Dropout probability for attention weights and for both branches
             before they are added.
         causal, attention: See Attention.
-        rotary: Makes the module that rotates queries and keys of a head dimension (None:
-            no layer rotates them).
+        rotary: A function from a head dimension to the module that rotates queries and keys
+            (None: no layer rotates them).
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Block(nn.Module):
 
     @property
     def mixer_norm(self) -> nn.Module:
-        """The norm before the mixer (post-norm: after it)."""
+        """The norm before the mixer; in a post-norm block, the norm after it."""
         return cast(nn.Module, self._modules[f"{self.layer.mixer.kind}_norm"])
 
     def save_memory(self, savings: MemorySavings) -> None:
@@ -190,8 +190,8 @@ class PostNormBlock(Block):
 
 
 def make_blocks(config: Any, layers: Iterable[LayerSpec], **options: Any) -> nn.ModuleList:
-    """Make a block of each layer, pre-norm or post-norm as it says, with the norm, bias, dropout
-    and epsilon of the model's configuration; options: Block's other keyword arguments."""
+    """Make a Block or, if layer.norms is "post", a PostNormBlock for each layer, with the norm,
+    bias, dropout and epsilon of `config`; options: Block's other keyword arguments."""
     kinds = {"pre": Block, "post": PostNormBlock}
     options |= {name: getattr(config, name) for name in ("norm", "bias", "dropout", "epsilon")}
     return nn.ModuleList(kinds[layer.norms](config.embed, layer, **options) for layer in layers)

@@ -278,7 +278,7 @@ class Classifier(nn.Module):
         if self.pattern is None:
             return None if lengths is None else padding_mask(tokens.shape[1], lengths)
         if lengths is not None:
-            raise UserError("block-sparse patterns need rows of equal length. Use pattern=dense.")
+            raise UserError("block-sparse patterns do not support padded rows. Use pattern=dense.")
         return self.pattern()
 
 
@@ -289,8 +289,8 @@ def _rotary(config: ClassifierConfig, head_dim: int) -> nn.Module:
 
 
 def _rows(tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Tokens (rows, S) and lengths (rows,), in which the two sequences of a sample
-    are two consecutive rows."""
+    """Return tokens (rows, S) and lengths (rows,); of samples of two sequences, (B, 2, S), each
+    sequence becomes a row, and a sample two consecutive rows."""
     if tokens.dim() == 2:
         return tokens, lengths
     return tokens.flatten(0, 1), None if lengths is None else lengths.flatten()

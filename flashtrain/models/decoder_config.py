@@ -94,18 +94,19 @@ class DecoderConfig(DecoderShape):
                 check_rotary(head_dim, self.rope_base)
         if self.positions != "rotary" and self.rope.factor != 1:
             raise UserError(
-                f"rope_factor={self.rope.factor:g} with learned positions. Set positions=rotary."
+                f"rope_factor={self.rope.factor:g} with learned positions, which have no angles "
+                "to scale. Set positions=rotary, or remove rope_factor."
             )
 
     @property
     def outside(self) -> int:  # type: ignore[override]
-        """Parameters outside the layers: of the embedding table and of learned positions."""
+        """Number of parameters outside the layers: of the embedding table and learned positions."""
         return (self.vocab_rows + (self.context if self.positions == "learned" else 0)) * self.embed
 
     @property
     def alike(self) -> LayerSpec | None:
-        """The layer that every layer is, if it is attention to all tokens;
-        None where layers differ."""
+        """The spec that all layers have, if they are alike: attention to all tokens, with rotary
+        positions if the model has them; else None."""
         first = self.layers[0]
         mixer = first.mixer
         whole = (
@@ -118,8 +119,8 @@ class DecoderConfig(DecoderShape):
     def plain(self) -> dict[str, Any]:
         """Return plain values for a file, of which `of_plain` makes the configuration again.
 
-        Layers that are all alike are their number and their sizes, as files had them
-        before layers could differ.
+        Where all layers are `alike`, `layers` is their number, and their sizes are values of
+        their own (heads, kv_heads, ffn, activation), the form of files before layers could differ.
         """
         own = {one.name: getattr(self, one.name) for one in fields(self)}
         own["rope_factor"] = own.pop("rope").plain()
@@ -132,8 +133,8 @@ class DecoderConfig(DecoderShape):
 
     @classmethod
     def of_plain(cls, values: Mapping[str, Any], **changes: Any) -> DecoderConfig:
-        """Make a configuration of the values of `plain`, with some of them changed.
-        UserError: they do not fit."""
+        """Make a configuration of the values of `plain`, with some of them changed. Raises
+        UserError if the values do not fit together."""
         own = {**values, **changes}
         rope = RopeScaling.of_entries(own.pop("rope_factor", 1.0))
         if isinstance(own["layers"], int):
@@ -189,7 +190,8 @@ class DecoderConfig(DecoderShape):
             rope, rope_factor: Scaling of rotary positions from context / rope_factor tokens, a kind
                 of RopeScaling (None: ntk) and its factor (None: 1).
             layers, width, heads, kv_heads, ffn: Sizes in place of those of the named size.
-            pattern: The mixers of the layers, which it is repeated over (layer_pattern.py).
+            pattern: The layers' mixers as words (layer_pattern.py); the list is repeated until
+                all layers have one.
 
         Raises:
             UserError: A size, family or mixer is unknown, sizes do not fit together, or rope_base
@@ -202,7 +204,8 @@ class DecoderConfig(DecoderShape):
         positions = positions or ("rotary" if llama else "learned")
         if rope_base is not None and positions != "rotary":
             raise UserError(
-                f"rope_base={rope_base:g} with {positions} positions. Set positions=rotary."
+                f"rope_base={rope_base:g} with {positions} positions, which have no angles. "
+                "Set positions=rotary, or remove rope_base."
             )
         embed, heads = width or row.embed, heads or row.heads
         if kv_heads is None:  # the size's own share of the heads, as far as it divides them

@@ -174,7 +174,7 @@ def _or_empty(gradient: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _inner(x: Tensor, up: Tensor, up_bias: Tensor | None, activation: str) -> tuple[Tensor, Tensor]:
-    """(T, E) -> activation(outer) (T, F) and outer = up(x) (T, U)."""
+    """Return (activation(outer), (T, F); outer = up(x), (T, U)) of x (T, E)."""
     if activation == "gelu":
         bias = up.new_zeros(up.shape[0]) if up_bias is None else up_bias
         inner, outer = torch.ops.flashtrain_kernels.linear_gelu(x, up, bias)
@@ -187,7 +187,8 @@ def _inner(x: Tensor, up: Tensor, up_bias: Tensor | None, activation: str) -> tu
 
 
 def _outer_gradient(dy: Tensor, down: Tensor, outer: Tensor, activation: str) -> Tensor:
-    """(T, E), (T, U) -> (T, U); a gated activation's gradient overwrites outer."""
+    """Return the gradient (T, U) of outer = up(x) (T, U) from dy, that of the output (T, E); with
+    a gated activation it overwrites outer."""
     if activation == "gelu":
         return torch.ops.flashtrain_kernels.product_times_gelu_gradient(dy, down, outer)
     dinner = dy @ down

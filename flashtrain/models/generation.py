@@ -139,10 +139,10 @@ def row_mask(make: MaskMaker, seqlen: int, device: torch.device, read: int = 0) 
 def _draw(
     logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator
 ) -> Tensor:
-    """One token per row, (B, 1), from logits (B, V)."""
+    """Sample one token per row, (B, 1), from logits (B, V)."""
     largest = logits.max(dim=-1, keepdim=True).values
     if not bool(largest.isfinite().all()):  # the largest of a row with a NaN is NaN
-        raise UserError("the model outputs NaN or infinity: this checkpoint cannot be used.")
+        raise UserError("the model outputs NaN or infinity. Use another checkpoint.")
     if temperature < MIN_TEMPERATURE:
         return logits.argmax(dim=-1, keepdim=True)
     logits = (logits - largest).float() / temperature  # at a small temperature the largest stays 0

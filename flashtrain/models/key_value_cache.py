@@ -40,7 +40,7 @@ class LayerCache:
         if end > self.context:
             raise UserError(
                 f"{end} tokens for a cache of {self.context}: "
-                f"expected at most {self.context} tokens."
+                f"expected at most {self.context}. Make a larger one by new_cache(tokens)."
             )
         if self._keys is None or self._values is None:
             shape = (k.shape[0], self.context, *k.shape[2:])

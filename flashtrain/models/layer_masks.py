@@ -1,5 +1,5 @@
-"""The mask of each layer of a decoder: layers of attention to a window see
-less of the batch's mask."""
+"""The mask of each layer of a decoder: a layer of attention to a window gets the batch's
+mask, restricted to the window."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def layer_masks(
     attention: str,
     dropout: float = 0.0,
 ) -> list[AnyMask | None]:
-    """Return the mask of each layer: one planned mask for all attention of the same
-    window and head dimension.
+    """Return the mask of each layer; layers of attention with the same window and head dimension
+    share one planned mask.
 
     Args:
         mask, x, attention, dropout: As plan_mask's.

@@ -3,7 +3,7 @@
     [window:1024, window:1024, full]
 
 A word is full (attention to all earlier tokens), window:TOKENS, nope (full, without positions;
-Kazemnejad et al. 2023), or the kind of a registered mixer, with what it reads after a colon.
+Kazemnejad et al. 2023), or the kind of a registered mixer: KIND, or KIND:VALUE if it has a value.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A layer of a decoder or encoder as plain values: its mixer, its feed-forward, and
 where its norms stand.
 
-A model's configuration holds a tuple of them. In a file (`plain`, `layer_of`) a spec has
-only what is no default.
+A model's configuration holds a tuple of layers. A file (`plain`, `layer_of`) stores only the
+fields of a spec that differ from their defaults.
 
 Letters: E embedding width, F width inside the feed-forward.
 """
@@ -32,12 +32,12 @@ class FeedForwardSpec:
 
     @property
     def width_of_token(self) -> int:
-        """The inner width that a token's product has."""
+        """The inner width that one token uses: with experts, the sum over those that it goes to."""
         return self.width
 
     @property
     def gated(self) -> bool:
-        """Whether there are two inner matrices, such as SwiGLU's."""
+        """Whether the activation is gated, with a second inner matrix, as SwiGLU is."""
         return self.activation in GATED
 
 
@@ -57,7 +57,7 @@ class ExpertsSpec(FeedForwardSpec):
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """A layer."""
+    """One layer: its mixer, its feed-forward and where its norms stand."""
 
     mixer: MixerSpec
     feed_forward: FeedForwardSpec
@@ -74,8 +74,8 @@ class LayerSpec:
 
 
 def layer_of(values: Mapping[str, Any]) -> LayerSpec:
-    """Make a layer of the values of LayerSpec.plain. UserError: no mixer of
-    this kind is registered."""
+    """Make a layer of the values of LayerSpec.plain. Raises UserError if no mixer of this kind is
+    registered."""
     mixer = {name: value for name, value in values["mixer"].items() if name != "kind"}
     inner = values["feed_forward"]
     form = ExpertsSpec if "experts" in inner else FeedForwardSpec
@@ -131,6 +131,6 @@ def mixers(layers: Sequence[LayerSpec], kind: type) -> list[Any]:
 
 
 def _given(spec: Any) -> dict[str, Any]:
-    """The fields that have not their default values."""
+    """Return a spec's fields whose values differ from their defaults."""
     default = {one.name: one.default for one in fields(spec)}
     return {name: value for name, value in asdict(spec).items() if value != default[name]}

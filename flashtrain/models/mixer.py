@@ -19,7 +19,7 @@ Rotary = Callable[[int], nn.Module]  # head dimension -> the module that rotates
 
 
 class Mixer(Protocol):
-    """The module, an nn.Module."""
+    """What a block asks of its mixer, an nn.Module that a MixerSpec makes."""
 
     output: nn.Linear  # the projection that writes into the residual stream
 
@@ -36,12 +36,14 @@ class Mixer(Protocol):
             positions: (B, S) or (1, S) integers, 0 at the first token of each document.
             mask: Which tokens each token sees (see Attention.forward), planned; None:
                 the mixer's own rule.
-            cache: What the spec's new_cache made, which this call continues; None: none.
+            cache: A cache from the spec's new_cache, to which this call appends x's tokens; None:
+                no cache.
         """
 
 
 class MixerMemory(NamedTuple):
-    """The bytes of a mixer in a training step: of each token, but for `temporary`."""
+    """The bytes that a mixer needs in a training step; all fields but `temporary` are bytes of one
+    token."""
 
     inputs: float  # what the backward needs besides the result, such as queries, keys and values
     result: float  # the mixer's result, with what the backward needs of it
@@ -56,14 +58,14 @@ class MixerMemory(NamedTuple):
 class MixerSpec(Protocol):
     """A mixer as plain values: a frozen dataclass, stored with the weights.
 
-    One that is registered as `mixer` also has the class method of_pattern(value, attention), which
-    makes the spec that `KIND` (value is None) or `KIND:value` names in model.pattern; `attention`
-    has the sizes of the model's attention.
+    A spec that is registered as `mixer` also has the class method of_pattern(value, attention),
+    which makes the spec for a word of model.pattern, `KIND` (value is None) or `KIND:value`;
+    `attention` is the model's AttentionSpec, for its sizes.
     """
 
     @property
     def kind(self) -> str:
-        """Its name in files, in model.pattern and among a block's submodules."""
+        """The mixer's name in files, in model.pattern and among a block's submodules."""
 
     @property
     def crosses_devices(self) -> str | None:
@@ -72,28 +74,29 @@ class MixerSpec(Protocol):
 
     @property
     def any_mask(self) -> bool:
-        """Whether it computes any mask; if not, the causal one within documents alone."""
+        """Whether the mixer supports any mask; False: only the causal mask within documents."""
 
     def make(self, embed: int, *, rotary: Rotary | None, **options: Any) -> Any:
         """Make the Mixer of width `embed`; options: causal, bias, dropout,
         attention (see Attention)."""
 
     def new_cache(self, tokens: int) -> Any:
-        """Make an empty cache of one layer for `tokens` tokens; it has `length`, the
-        tokens that it has read."""
+        """Make an empty cache of one layer for `tokens` tokens; its attribute `length` is the
+        number of tokens that it has read."""
 
     def flops(self, context: int) -> float:
-        """Return a token's FLOPs, forward and backward, besides the products with
-        weights; nan where unknown."""
+        """Return a token's FLOPs, forward and backward, without the products with weights; nan
+        where unknown."""
 
     def memory(
         self, *, tokens: int, context: int, activation: int, attention: str
     ) -> MixerMemory | None:
-        """Return what a training step stores; None where that is unknown, so
-        that nothing is estimated.
+        """Return the memory of the mixer in a training step; None where it is unknown, so that a
+        run estimates none.
 
         Args:
-            tokens, context: tokens of a micro-batch on a device, and of its longest sequence.
+            tokens: number of tokens of a micro-batch on a device.
+            context: number of tokens of its longest sequence.
             activation: bytes of one element of an activation.
             attention: "flash", "sdpa", "masked" (torch's with a mask of documents) or "standard".
         """

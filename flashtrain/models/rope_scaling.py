@@ -1,8 +1,8 @@
 """Rotary positions at a longer context than that of the original training, with
 transformers' names and formulas.
 
-Pair i of a head of D numbers turns by base^(-2i/D) a token. Scalings slow the slow pairs,
-which read long distances.
+Pair i of a head of D numbers turns by base^(-2i/D) radians from token to token. Scalings slow
+down the slow pairs, by which attention distinguishes long distances.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ ENTRIES = {
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """A scaling of rotary positions. UserError: rope_type is unknown, or the factor or the
-    original context too low."""
+    """A scaling of rotary positions. Raises UserError if rope_type is unknown, or if the factor or
+    the original context is too low."""
 
     # Or linear (Chen et al. 2023), yarn (Peng et al. 2023), llama3 (Llama 3.1).
     rope_type: str = "ntk"
@@ -59,8 +59,8 @@ class RopeScaling:
 
     @classmethod
     def of_entries(cls, given: float | Mapping[str, Any]) -> RopeScaling:
-        """Make a scaling of transformers' entries, or of the value of `plain`. UserError:
-        it is of another kind."""
+        """Make a scaling from transformers' rope_parameters, or from a value of `plain`. Raises
+        UserError for another kind than default, linear, yarn and llama3."""
         if not isinstance(given, Mapping):
             return cls(factor=given)
         kind = given.get("rope_type") or given.get("type") or "default"
@@ -80,8 +80,8 @@ class RopeScaling:
         )
 
     def plain(self) -> float | dict[str, Any]:
-        """Return a plain value for a file: transformers' entries; of ntk the factor, as
-        when there was no other."""
+        """Return a plain value for a file: transformers' entries, or for ntk the factor alone, the
+        form of files from before there were other scalings."""
         written, default = ("rope_type", *ENTRIES[self.rope_type]), asdict(RopeScaling())
         own = {
             name: one
@@ -91,13 +91,14 @@ class RopeScaling:
         return self.factor if self.rope_type == "ntk" else own
 
     def parameters(self, base: float, head_dim: int) -> dict[str, Any]:
-        """Return transformers' entries with the base; of ntk the base alone."""
+        """Return transformers' rope_parameters: the base of the angles with the scaling's entries;
+        ntk is the base alone."""
         own = self.plain()
         return {"rope_theta": self.base(base, head_dim), **(own if isinstance(own, dict) else {})}
 
     def scaled(self, kind: str | None, factor: float | None, original: float) -> RopeScaling:
-        """Return the scaling with model.rope and model.rope_factor; `original`: tokens of a
-        context without scaling."""
+        """Return this scaling, changed to the kind model.rope and the factor model.rope_factor;
+        `original`: the context in tokens that needs no scaling."""
         if kind is not None and factor is None:
             raise UserError(
                 f"model.rope={kind} needs model.rope_factor, such as model.rope_factor=4."
@@ -116,8 +117,8 @@ class RopeScaling:
         return replace(self, factor=factor)
 
     def base(self, base: float, head_dim: int) -> float:
-        """Return the base of the angles. ntk (posted by bloc97 in June 2023; Peng et al. 2023,
-        section 3.1) raises it.
+        """Return the base of the angles, which ntk (posted by bloc97 in June 2023; Peng et al.
+        2023, section 3.1) raises.
 
         The slowest pair then turns `factor` times slower, so that the longest distance turns it no
         further than in training; the fastest pair, which distinguishes neighbours, turns as before.
@@ -128,8 +129,8 @@ class RopeScaling:
     def frequencies(
         self, head_dim: int, base: float, device: Any = None, dtype: Any = torch.float64
     ) -> tuple[Tensor, float]:
-        """Return the inverse frequencies (D/2,), in radians a token, and the
-        factor of queries and keys."""
+        """Return (the inverse frequencies (D/2,) in radians a token, the factor by which queries
+        and keys are multiplied: yarn's, else 1)."""
         exponent = torch.arange(0, head_dim, 2, device=device, dtype=dtype) / head_dim
         plain = self.base(base, head_dim) ** -exponent
         if self.rope_type in ("ntk", "linear"):
@@ -147,8 +148,8 @@ class RopeScaling:
         return plain * left + plain / self.factor * (1 - left), by
 
     def _pairs(self, head_dim: int, base: float) -> tuple[float, float]:
-        """yarn: the numbers of the pairs that turn beta_fast and beta_slow times
-        in the original context."""
+        """Return for yarn the indices of the pairs that turn beta_fast and beta_slow times in the
+        original context."""
         original, turns = (
             self.original_max_position_embeddings / math.tau,
             (self.beta_fast, self.beta_slow),

@@ -90,8 +90,8 @@ def real_tokens(length: int, lengths: Tensor) -> Tensor:
 
 
 def _sequence_of(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """The index (T,) of each token's sequence; tokens past the last end get one
-    more, which callers drop."""
+    """Return the index (T,) of each token's sequence; tokens past the last end get N, a row that
+    callers drop."""
     index = torch.arange(hidden.shape[0], device=hidden.device, dtype=cu_seqlens.dtype)
     return torch.searchsorted(cu_seqlens[1:].contiguous(), index, right=True)
 
@@ -108,7 +108,8 @@ _MAX_OF_SEQUENCES = torch.ops.flashtrain.max_of_sequences.default
 
 @torch.library.impl("flashtrain::max_of_sequences", ("cpu", "cuda"))
 def _max_of_sequences(hidden: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
-    """The maxima (N, E) and the tokens that have them, int64 (N, E); T for an empty sequence."""
+    """Return (the maxima (N, E), the index of the token with each, int64 (N, E)); the index is T
+    for an empty sequence."""
     tokens, embed = hidden.shape
     of = _sequence_of(hidden, cu_seqlens)[:, None].expand_as(hidden)
     values = hidden.new_zeros(len(cu_seqlens), embed).scatter_reduce(

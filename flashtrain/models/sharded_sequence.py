@@ -146,9 +146,9 @@ def mean_over_context(loss: Tensor) -> Tensor:
     """Weight a mean over this rank's labels, so that the mean over ranks is
     the mean over all labels.
 
-    The strategy weights the loss that a step returns, passes to manual_backward or logs with
-    sync_dist=True. Call this function only in a step that computes something else from its mean. A
-    step that only logs the result must return the same loss tensor that it passed in, not a copy.
+    The strategy does this itself to the loss that a step returns, passes to manual_backward or
+    logs with sync_dist=True. Call this function only in a step that uses its mean loss in another
+    way. A step that only logs the result must return the very tensor that it passed in, not a copy.
 
     Args:
         loss: A scalar, the mean over this rank's labels.

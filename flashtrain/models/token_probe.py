@@ -1,8 +1,8 @@
 """Finding whether a model's tokens see each other by anything but the attention that devices share.
 
-The model runs twice where that attention shows each token itself alone, the second time with some
-tokens changed. If a state of another token moves, something else reached it: a recurrence, a
-convolution, an attention of the model's own.
+The model runs twice while that attention is replaced by one in which each token sees only itself,
+the second time with some tokens changed. If the state of an unchanged token moves, something else
+reached it: a recurrence, a convolution, an attention of the model's own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def probe(run: Callable[[bool], Any], tokens: int, others: slice) -> tuple[int, 
     Args:
         run: Computes one row of tokens (1, S) without random numbers; run(True) with some
             of the tokens changed.
-        tokens: S, which should be no other dimension of the model.
+        tokens: S; choose a number that no other dimension of the model's tensors has.
         others: The tokens that run(True) does not change.
     """
     before: dict[Any, Tensor] = {}

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 class DecoderShape:
-    """What a decoder is made of: from it memory, FLOPs and communication are counted
-    (such as a DecoderConfig)."""
+    """The sizes of a decoder, from which a run estimates memory, FLOPs and communication; a
+    DecoderConfig is one."""
 
     vocab_size: int
     vocab_rows: int  # of the embedding table
@@ -42,7 +42,8 @@ class DecoderShape:
     quantized: int  # of them, those stored in 4 bits
 
     def plain(self) -> dict[str, Any]:
-        """Return plain values that a checkpoint stores, by which another model's is detected."""
+        """Return plain values that a checkpoint stores, so that loading the checkpoint into
+        another model is detected."""
         own: dict[str, Any] = asdict(self) if is_dataclass(self) else {}
         return {**own, "layers": [layer.plain() for layer in self.layers]}
 
@@ -126,13 +127,14 @@ class Trainable(nn.Module):
         return None
 
     def save_memory(self, savings: MemorySavings) -> None:
-        """Use these memory options from now on; UserError for a model that is not made
+        """Use these memory options from now on; UserError if any is on and the model is not made
         of flashtrain's blocks."""
         blocks = self._blocks()
         if savings != MemorySavings() and not blocks:
             raise UserError(
-                f"{type(self).__name__} has no memory savings. "
-                "Set memory.activation_checkpointing=none."
+                f"{type(self).__name__} has no memory savings: its layers are not flashtrain's "
+                "blocks. Set memory.activation_checkpointing=none, memory.offload=false, and "
+                "memory.ffn_chunk and memory.loss_chunk to null."
             )
         self.savings = savings
         for block in blocks:
@@ -196,8 +198,8 @@ class Trainable(nn.Module):
         """
 
     def materialise(self, device: torch.device) -> None:
-        """Load or initialize the weights of a model on the meta device, on
-        `device`; they may be sharded."""
+        """Put the weights of a model that is on the meta device, sharded or not, on `device`:
+        load or initialize them."""
 
     def fill(self, weights: Mapping[str, Tensor]) -> None:
         """Load a checkpoint's weights (CPU tensors); RuntimeError or UserError

@@ -46,7 +46,7 @@ def carry_weights(model: Classifier, config: ClassifierConfig, state: dict[str, 
     if differing:
         parts = ", ".join(f"{name}={given[name]} (expected {expected[name]})" for name in differing)
         raise UserError(
-            f"the weights belong to another model: {parts}. Use the settings that they had."
+            f"the weights belong to another model: {parts}. Use the settings of their training."
         )
     state = dict(state)
     if config.grey_bins != model.config.grey_bins:

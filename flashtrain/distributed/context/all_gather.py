@@ -119,8 +119,8 @@ class AllGather:
         part: Part,
         scores: Scores,
     ) -> tuple[Tensor, list[Transfer]]:
-        """(dq of these queries, the sums of dk and dv of each piece of heads,
-        which are under way)."""
+        """Return dq of these queries, and for each piece of heads the transfer that sums its dk
+        and dv over the ranks."""
         dqs: list[Tensor] = []
         sums: list[Transfer] = []
         for piece, (keys, values) in arriving:
@@ -142,16 +142,16 @@ class AllGather:
         return _whole(dqs), sums
 
     def _arriving(self, q: Tensor, k: Tensor, v: Tensor) -> Arriving:
-        """Start gathering, and return the pieces of heads with their keys and values."""
+        """Start gathering, and return an iterator over (piece of heads, its keys and values)."""
         return overlapped(self._pieces(q, k), partial(self._gather, k, v))
 
     def _pieces(self, q: Tensor, k: Tensor) -> list[Piece]:
-        """The heads that go together; the same on every rank."""
+        """Divide the heads into the pieces that are gathered one by one; the same on every rank."""
         return pieces_of(q.shape[2], k.shape[2])
 
     def _gather(self, k: Tensor, v: Tensor, piece: Piece) -> Transfer:
-        """Start gathering some heads of all keys and values; the result is both in
-        order, (B, S, heads, D)."""
+        """Start gathering a piece's heads of all ranks' keys and values; the result is (keys,
+        values), each (B, S, heads, D) in the sequence's order."""
         own = torch.stack((k[:, :, piece.keys], v[:, :, piece.keys]), 2)
         gathered = own.new_empty((self.size * own.shape[0], *own.shape[1:]))
         work = all_gather_single(gathered, own, group=self.group, async_op=True)
@@ -162,8 +162,8 @@ class AllGather:
         return take(of_ranks.flatten(1, 2), self.places).unbind(2)
 
     def _reduce(self, keys: Tensor, values: Tensor) -> Transfer:
-        """Start summing gradients (B, S, heads, D) over the ranks; the result is both
-        of this rank's tokens."""
+        """Start summing gradients of keys and values (B, S, heads, D) over the ranks; the result
+        is (dk, dv) of this rank's tokens, each (B, n, heads, D)."""
         summed = take(torch.stack((keys, values), 2), self.held_tokens).to(
             summing_dtype(keys.dtype)
         )
@@ -180,10 +180,11 @@ class AllGatherNeeded(AllGather):
     (packed documents: few).
 
     This is MagiAttention's group-cast and group-reduce (SandAI 2025,
-    https://github.com/SandAI-org/MagiAttention). The ranks exchange parts of unequal size; large
-    exchanges are divided by heads. Queries that see no other rank's keys are computed while the
-    first keys come, over the rank's keys and values as they are. The others are copied, if they are
-    few. Gradients return in the kernels' dtype, and are summed in at least float32, rank by rank.
+    https://github.com/SandAI-org/MagiAttention). Ranks send each other different numbers of tokens;
+    large exchanges are divided by heads. Outward queries, which see a key of another rank, are
+    copied and computed over the fetched keys; the other queries are computed over the rank's own
+    keys meanwhile. Where most queries are outward, all are computed over the fetched keys. The
+    gradients return in the kernels' dtype, and are summed in at least float32, rank by rank.
 
     Args:
         layout, group, local_masks: see AllGather.
@@ -271,8 +272,8 @@ class AllGatherNeeded(AllGather):
         return pieces_of(q.shape[2], k.shape[2], min(MAX_PIECES, 1 + coming // PIECE_BYTES))
 
     def _gather(self, k: Tensor, v: Tensor, piece: Piece) -> Transfer:
-        """Start fetching some heads of the keys and values that the outward queries see:
-        both (B, p, heads, D)."""
+        """Start fetching a piece's heads of the keys and values that the outward queries see; the
+        result is (keys, values), each (B, p, heads, D)."""
         own = k[:, :, piece.keys], v[:, :, piece.keys]
         sent = k.new_empty((len(self.given), len(k), 2, *own[0].shape[2:]))
         for index, x in enumerate(own):
@@ -280,8 +281,8 @@ class AllGatherNeeded(AllGather):
         return self._exchange(sent, self.gives, self.gets, self._in_order)
 
     def _in_order(self, received: Tensor) -> Sequence[Tensor]:
-        """The keys and values that came, (m, B, 2, heads, D), by their tokens:
-        both (B, m, heads, D)."""
+        """Return (keys, values), each (B, m, heads, D) with ascending tokens, from what was
+        received, (m, B, 2, heads, D)."""
         found = []
         for x in received.movedim(0, 1).unbind(2):
             found.append(x.new_empty(x.shape))
@@ -289,7 +290,8 @@ class AllGatherNeeded(AllGather):
         return found
 
     def _reduce(self, keys: Tensor, values: Tensor) -> Transfer:
-        """Start sending gradients (B, p, heads, D) to the ranks that hold their tokens."""
+        """Start sending the gradients (B, p, heads, D) of fetched keys and values to the ranks
+        that hold these tokens."""
         batch, count, *heads = keys.shape
         sent = keys.new_empty((count, batch, 2, *heads), dtype=self.dtype)
         for index, x in enumerate((keys, values)):
@@ -299,8 +301,8 @@ class AllGatherNeeded(AllGather):
         return self._exchange(sent, self.gets, self.gives, spare=1)
 
     def _add(self, owns: Sequence[Tensor], came: Tensor) -> None:
-        """Add gradients that came, (w + 1, B, 2, heads, D) in the order of ranks, to this
-        rank's (B, n, heads, D)."""
+        """Add the received gradients `came`, (w + 1, B, 2, heads, D) in the ranks' order with a
+        spare last row, to `owns`: dk and dv of this rank's tokens, each (B, n, heads, D)."""
         came[-1].zero_()  # for tokens that fewer ranks fetched
         total = torch.stack([take(own, self.wanted).movedim(1, 0) for own in owns], 2).to(
             summing_dtype(came.dtype)
@@ -319,8 +321,9 @@ class AllGatherNeeded(AllGather):
         finish: Callable[[Tensor], object] | None = None,
         spare: int = 0,
     ) -> Transfer:
-        """Start sending the first gives[0] of `sent` to rank 0 and so on; what comes is in the
-        ranks' order, then `spare` that are left empty."""
+        """Start an exchange with every rank: gives[r] rows of `sent`, in order, go to rank r, and
+        gets[r] rows come from it. The result has the received rows in the ranks' order, then
+        `spare` unset rows, and passes through `finish`."""
         received = sent.new_empty((sum(gets) + spare, *sent.shape[1:]))
         work = dist.all_to_all_single(
             received[: sum(gets)], sent, gets, gives, group=self.group, async_op=True
@@ -329,8 +332,8 @@ class AllGatherNeeded(AllGather):
 
 
 def _parts_of(which: Tensor, count: int) -> Tensor:
-    """The places (c, count) in `which` of each number below `count`, in order; len(which)
-    where there are fewer."""
+    """Return (c, count): column i has the indices at which `which` equals i, ascending, and below
+    them len(which) as a filling; c is how often the most frequent number occurs."""
     order = which.argsort(stable=True)
     numbers = which.bincount(minlength=count)
     nth = torch.arange(len(which)) - (numbers.cumsum(0) - numbers)[which[order]]
@@ -340,6 +343,6 @@ def _parts_of(which: Tensor, count: int) -> Tensor:
 
 
 def _whole(pieces: Sequence[Tensor]) -> Tensor:
-    """The tensor (B, tokens, heads, D) of its pieces of heads: a single one as
-    it is, without a copy."""
+    """Join pieces of heads to one tensor (B, tokens, heads, D); a single piece is returned as it
+    is, without a copy."""
     return torch.cat(list(pieces), 2) if len(pieces) > 1 else pieces[0]

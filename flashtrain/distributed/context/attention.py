@@ -144,8 +144,8 @@ class SharedAttention:
             softcap: scores become softcap * tanh(score / softcap); 0: none.
             sinks: (H,), one more score in every row, whose value is 0 (gpt-oss). Sum its
                 gradient over the ranks.
-            dropout: probability of dropping a weight; one process with the first rank's
-                seed drops the same ones.
+            dropout: probability of dropping an attention weight. A single process that starts
+                from the first rank's random state drops the same weights.
 
         Returns:
             (B, n, H, D), with gradients for q, k and v; padding tokens give 0 and get no gradient.

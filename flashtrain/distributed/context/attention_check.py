@@ -33,7 +33,7 @@ DECLARE = (
 
 
 class _StepEnded(Exception):
-    """Ends a probed step at the backward that it calls itself."""
+    """Raised by a probed step's call of manual_backward, where the probe of this step ends."""
 
 
 def check_shared(
@@ -43,8 +43,8 @@ def check_shared(
     sequence: ContextSequence,
     *given: Any,
 ) -> bool:
-    """Raise UserError if a step mixes tokens by anything but the attention that devices
-    share, or has none of that.
+    """Raise UserError if a step calls no attention that devices share, or if anything else in it
+    mixes tokens.
 
     It runs the step in evaluation mode on a few tokens of the batch. What the module
     logs, its lists and metrics, modes and random states stay as they are. Under FSDP
@@ -57,8 +57,8 @@ def check_shared(
         given: the step's arguments, this rank's part of the batch first.
 
     Returns:
-        False for a training step that is passed over before any attention, of
-        which nothing is known.
+        False for a training step that returned None before any attention: it shows nothing, and
+        the next step must be checked. Otherwise True.
     """
     tokens = min(PROBED, sequence.length)
     modes = [(one, one.training) for one in module.modules()]
@@ -80,7 +80,7 @@ def check_shared(
     except Exception as error:
         fails = f"{type(module).__name__}.{step} fails on {tokens} tokens ({first_line(error)})"
         raise UserError(
-            f"{fails}, with which a step is probed for what mixes tokens. {DECLARE}"
+            f"{fails}, on which it is run first to find what mixes tokens. {DECLARE}"
         ) from error
     finally:
         for one, mode in modes:
@@ -101,8 +101,8 @@ def check_shared(
 
 
 def _twin(module: pl.LightningModule) -> Any:
-    """The module, except that it logs nothing, and that its lists and whatever has
-    no weights are copies."""
+    """Return a stand-in for the module that logs nothing; its lists, dicts and sets, and
+    submodules without weights, are copies, so that a probe does not change the module's."""
     twin: Any = object.__new__(type(module))
     vars(twin).update(
         {name: copy(x) if type(x) in (dict, list, set) else x for name, x in vars(module).items()}

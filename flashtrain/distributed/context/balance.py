@@ -40,9 +40,9 @@ def assign(
     Args:
         costs: (S,) integers, the number of keys that each token's query sees.
         edges: (pieces + 1,), the first token of each piece, then S.
-        bonds: arrays (pieces,): whether a piece goes to the rank of the piece before it: SAME,
-            SHARED (up to a limit of pieces) or APART (not necessarily). Tried in order until the
-            work is even, else the most even is used.
+        bonds: arrays (pieces,), one for each attempt: whether a piece goes to the rank of the
+            piece before it (SAME), does so up to a limit of pieces (SHARED) or need not (APART).
+            The first attempt with even work (is_even) is used, else the most even one.
         room: the most tokens that one rank may hold; ranks * room is at least S.
         already: (ranks,), the work of each rank from earlier rows of the batch.
 
@@ -70,7 +70,8 @@ def is_even(work: Sequence[int]) -> bool:
 
 
 def _units(edges: np.ndarray, bond: np.ndarray, limit: int) -> list[Run]:
-    """The runs that are assigned together."""
+    """Join pieces to the runs that are assigned as one: a piece joins the run before it if its
+    bond is SAME, or if it is SHARED and the run has fewer than `limit` pieces."""
     units: list[Run] = []
     pieces = 0
     for begin, end, tie in zip(edges[:-1].tolist(), edges[1:].tolist(), bond.tolist(), strict=True):
@@ -95,8 +96,8 @@ class _Assignment:
         self.runs: list[list[Run]] = [[] for _ in already]
 
     def assign(self, units: Sequence[Run]) -> None:
-        """Assign the most expensive first; one that fits nowhere comes back as its pieces,
-        and a piece as two parts."""
+        """Assign units, the most expensive first; a unit that no rank has room for is divided into
+        its pieces, and such a piece into two runs."""
         queue = [self._entry(*unit) for unit in units]
         heapq.heapify(queue)
         while queue:

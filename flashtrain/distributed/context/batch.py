@@ -130,8 +130,8 @@ def _documents(batch: Mapping[str, Any], name: str, length: int) -> Tensor | Non
 def _counted(
     labels: Tensor | None, part: dict[str, Any], layout: Layout, group: ContextGroup
 ) -> tuple[int, int]:
-    """The labels that count, on this rank and on all of the group; without labels, the
-    tokens without padding."""
+    """Return the numbers of labels that are not ignored, of this rank and of the whole group;
+    without labels, of tokens. A rank that has no label gets one in `part`."""
     if labels is None:
         return int((layout.tokens[:, group.rank] >= 0).sum()), layout.tokens.shape[
             0

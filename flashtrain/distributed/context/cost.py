@@ -28,8 +28,8 @@ COPIES, TOKEN_COPIES = 1.6e12, 2.4e12
 
 
 def linear_seconds(sizes: Sizes) -> float:
-    """Return the seconds of a rank's kernels for a layer, forward and backward, if
-    nothing else took time."""
+    """Return the seconds that a rank's attention kernels need for a layer, forward and backward,
+    at full speed: without idle time, copies and transfers."""
     visible = sizes.visible or sizes.held * sizes.degree / 2
     return 14 * sizes.held * visible * sizes.heads * sizes.head_dim / FLOPS[sizes.head_dim > 64]
 
@@ -41,7 +41,8 @@ def expected_seconds(
 
     Args:
         sizes, heads_degree, gathers: as for traffic.traffic.
-        share: the share of the other ranks' keys that is gathered; below 1 only these are sent.
+        share: with gathers, the share of the other ranks' keys that is gathered; below 1, only
+            the keys that this rank's queries see (AllGatherNeeded).
     """
     degree, heads, kv_heads, head_dim, held, size = sizes[:6]
     near = sizes.near if sizes.near > 1 else degree

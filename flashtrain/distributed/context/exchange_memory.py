@@ -23,9 +23,9 @@ def exchange_bytes(choice: Choice) -> int:
     """Estimate the bytes that one layer's communication takes on one rank at its peak, which
     is in the backward pass.
 
-    The kernels' float32 sums of the gradients of queries are in it where they are live at the peak
-    (not for ulysses). The memory is freed before the next layer. The forward pass needs less: it
-    has no gradients, and a ring merges partial results in place.
+    The kernels' float32 sums of the gradients of queries are counted where they are in memory at
+    the peak (not for ulysses). The memory is freed before the next layer. The forward pass needs
+    less: it has no gradients, and a ring merges partial results in place.
 
     Args:
         choice: the context-parallel method with the sizes of the attention (choose_method).

@@ -39,35 +39,35 @@ def copy(target: Tensor, x: Tensor) -> None:
 
 
 def take_into(target: Tensor, x: Tensor, index: Tensor) -> None:
-    """Write the tokens of x (m, ...) at the indices (p,) into target (p, ...), with any
-    strides and x's dtype."""
+    """Write the tokens of x (m, ...) at the indices (p,) into target (p, ...), which has x's dtype
+    and any strides."""
     words, read = _both(target, x)
     torch.index_select(read, 0, index, out=words)
 
 
 def ascending(tokens: Tensor) -> Tensor:
-    """Return the indices (B or 1, p) that sort token numbers of that shape, padding
-    (below 0) last; a stable sort."""
+    """Return the indices that sort each row of token numbers (B or 1, p), in that shape; padding
+    (numbers below 0) comes last, and the sort is stable."""
     return torch.where(tokens < 0, torch.iinfo(torch.int64).max, tokens).argsort(dim=1, stable=True)
 
 
 def inverse(order: Tensor, length: int) -> Tensor:
-    """Return the index in its row of `order` (B or 1, m) of each of 0 .. length - 1, or
-    -1, as (B or 1, length)."""
+    """Return (B or 1, length): for each number 0 .. length - 1 its index in the same row of
+    `order` (B or 1, m), or -1 where the row does not contain the number."""
     places = torch.full((order.shape[0], length), -1, dtype=torch.int64, device=order.device)
     index = torch.arange(order.shape[1], device=order.device).expand(order.shape[0], -1)
     return places.scatter_(1, order, index)
 
 
 def _both(target: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as words, or both as they are."""
+    """Return both tensors as _words, or both unchanged if one of them cannot be viewed so."""
     words, written = _words(target), _words(x)
     return (target, x) if words is target or written is x else (words, written)
 
 
 def _words(x: Tensor) -> Tensor:
-    """The same memory as words of 8 bytes, where its last dimension is made of
-    such; x itself elsewhere."""
+    """Return x viewed as int64 words of 8 bytes; x itself where its sizes and strides do not allow
+    that, or it needs a gradient."""
     # torch copies indexed elements one by one: half-precision ones at a quarter of what
     # the memory could do.
     each = WORD.itemsize // x.element_size()

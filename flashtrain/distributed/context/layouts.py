@@ -1,4 +1,4 @@
-"""The layouts by name, made by what a mask costs: how many keys each query sees.
+"""The layouts by name; "balanced" divides a sequence by how many keys each query sees.
 
 A layout depends only on the mask and the number of ranks. It is computed on the host, the same on
 every rank, without communication.
@@ -53,8 +53,8 @@ def balanced(mask: Mask, degree: int) -> Layout:
 
     Runs of up to MAX_BLOCK tokens, about BLOCKS_A_RANK for each rank, are assigned by the number of
     keys that their queries see. Plain causal and full masks get the layouts zigzag and contiguous:
-    equal work, and fastest to compute. Rows without documents whose contiguous parts have nearly
-    equal work, as under a window, get these: neighbors see each other's keys.
+    equal work, and fastest to compute. Rows without documents get the layout contiguous if its
+    work is nearly equal, as under a window: neighbors see each other's keys.
 
     Args:
         mask: the mask of the whole sequence; it is read on the host, so a mask
@@ -84,8 +84,8 @@ def balanced(mask: Mask, degree: int) -> Layout:
 def _assign(
     costs: np.ndarray, starts: np.ndarray, degree: int, block: int
 ) -> tuple[list[list[list[Run]]], list[int]]:
-    """(the runs of each row's ranks, the ranks' work), for blocks of this size.
-    costs, starts: (rows, S)."""
+    """Return (the runs of each row and rank, the work of each rank) for blocks of this size.
+    costs: how many keys each query sees; starts: where its document begins; both (rows, S)."""
     room = -(-costs.shape[1] // degree)
     rows = []
     work = [0] * degree
@@ -97,8 +97,8 @@ def _assign(
 
 
 def _block(length: int, degree: int) -> int:
-    """The usual block: a power of two, some BLOCKS_A_RANK a rank; if there is one, one
-    that leaves no padding."""
+    """Return the usual block size in tokens, a power of two: a rank gets some BLOCKS_A_RANK
+    blocks, and where possible no padding remains."""
     wanted = max(1, length // (degree * BLOCKS_A_RANK))
     block = 1 << (wanted.bit_length() - 1)
     block = min(max(block, MIN_BLOCK), MAX_BLOCK)
@@ -114,8 +114,8 @@ def _block(length: int, degree: int) -> int:
 
 
 def _edges(starts: np.ndarray, block: int) -> np.ndarray:
-    """(pieces + 1,) ascending: 0, every multiple of `block`, where long
-    documents begin and end, and S."""
+    """Return the ends of the pieces, (pieces + 1,) ascending: 0, every multiple of `block`, the
+    begin and end of each long document, and S."""
     # A document whose end lies in another's block would be fetched whole by the rank
     # that holds that block.
     length = len(starts)
@@ -128,8 +128,8 @@ def _edges(starts: np.ndarray, block: int) -> np.ndarray:
 
 
 def _bonds(starts: np.ndarray, edges: np.ndarray, block: int, room: int) -> list[np.ndarray]:
-    """What holds each piece to the one before it, in several strengths:
-    `bonds` of balance.assign."""
+    """Return the argument `bonds` of balance.assign: what ties each piece to the piece before it,
+    in one array for each attempt, the strongest ties first."""
     # In the first, every document that a rank has room for stays together. In each of the
     # next the longest of those is divided, and further down all above half the length, a
     # quarter of it and so on.

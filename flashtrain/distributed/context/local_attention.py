@@ -170,7 +170,8 @@ def backward_calls(
 
 
 def _calls(part: Part, scores: Scores) -> Iterator[tuple[slice, slice, dict[str, Any]]]:
-    """(queries, keys, the kernels' keyword arguments) of each call."""
+    """Yield (queries, keys, the kernels' keyword arguments) of each kernel call that computes
+    `part`; queries and keys are slices of this rank's."""
     if isinstance(part, Mask):
         yield slice(None), slice(None), {"mask": part, **scores.options, **scores.dropped}
         return

@@ -91,8 +91,8 @@ class LocalMasks:
 
 
 def _numbered(mask: Mask, batch: int) -> Mask:
-    """The mask with rows that count their sequences on from row to row, as dropout's
-    random numbers need it."""
+    """Return the mask with a row for each row of the batch, whose sequences are numbered on from
+    row to row: dropout's random numbers depend on a sequence's number."""
     # flash_attn_func numbers a shared mask itself, but a part of a mask no longer shows how many
     # sequences there are. There is no band: only a mask tells the kernels which sequence and
     # positions a part is of.
@@ -105,7 +105,8 @@ def _numbered(mask: Mask, batch: int) -> Mask:
 
 
 def _select(mask: Mask, queries: Tensor | None, keys: Tensor | None, *, positions: bool) -> Mask:
-    """The mask of some queries and some keys: Mask.select with rows of their own, and padding."""
+    """Return the mask between these queries and keys, as Mask.select does, but for other tokens in
+    each row and with padding. positions: whether the result stores the keys' positions."""
     # Ascending keys make an interval of positions an interval of indices below p, and then the
     # kernels have no positions to load. Dropout needs the positions.
     rows = mask.queries
@@ -132,8 +133,8 @@ def _select(mask: Mask, queries: Tensor | None, keys: Tensor | None, *, position
 
 
 def _places(tokens: Tensor | None, length: int) -> np.ndarray | None:
-    """The real tokens (m,); None where the rows of a batch hold different ones, or
-    others than the last are -1."""
+    """Return the tokens (m,) without padding (for tokens=None all `length`); None if the rows of a
+    batch hold different tokens, or if padding is not last."""
     if tokens is None:
         return np.arange(length)
     if tokens.shape[0] != 1:
@@ -146,7 +147,8 @@ def _places(tokens: Tensor | None, length: int) -> np.ndarray | None:
 def _calls(
     band: tuple[int, int], queries: np.ndarray | None, keys: np.ndarray | None, length: int
 ) -> tuple[BandCall, ...] | None:
-    """The calls that a band falls into; None where they are not few."""
+    """Return the kernel calls with windows that compute a band (left, right) between these tokens;
+    None if there are none, or if they are more than MAX_CALLS."""
     if queries is None or keys is None:
         return None
     if len(queries) == len(keys) == length or band == FULL:
@@ -174,7 +176,7 @@ def _calls(
 
 
 def _runs(queries: np.ndarray) -> list[tuple[int, int]]:
-    """The runs of neighbouring tokens, (start, stop) each."""
+    """Return the runs of consecutive tokens, as (start, stop) indices into `queries`."""
     if not len(queries):
         return []
     cuts = np.flatnonzero(np.diff(queries) != 1) + 1
@@ -182,7 +184,7 @@ def _runs(queries: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _add(calls: list[BandCall], call: BandCall) -> None:
-    """Add a call, or make the last one longer where both are one."""
+    """Append a call, or extend the last call where a single kernel call computes both."""
     if calls and calls[-1].window == call.window and calls[-1].queries.stop == call.queries.start:
         grown = call.queries.stop - call.queries.start if call.window == CAUSAL else 0
         if calls[-1].keys + grown == call.keys:

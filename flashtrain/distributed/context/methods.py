@@ -119,8 +119,8 @@ def choose_method(method: str, sizes: Sizes) -> Choice:
 def gather_needed(
     usual: Choice, requested: str, mask: Mask, layout: Layout
 ) -> tuple[Choice, Needed | None]:
-    """Choose whether to gather only the keys that a mask makes visible: where they are few
-    and it takes less time.
+    """Choose whether to gather only the keys that each rank's queries see: if these are few and,
+    with "auto", if that takes less time.
 
     The choice is the same on every rank.
 

@@ -54,8 +54,8 @@ def outward_queries(layout: Layout, mask: Mask, rank: int) -> np.ndarray:
 
 
 def own_keys(layout: Layout, mask: Mask, rank: int, queries: np.ndarray) -> np.ndarray:
-    """Find the keys of a rank that some of its own queries see, in any row: ascending indices
-    below n, as `queries`."""
+    """Find the keys of a rank that these queries of the same rank see, in any row of the batch;
+    both `queries` and the result are ascending indices below n."""
     found = np.zeros(layout.held, dtype=bool)
     for of_mask, tokens in _rows(layout, mask):
         found |= _seen(of_mask, tokens[rank, queries], tokens[rank])
@@ -63,8 +63,8 @@ def own_keys(layout: Layout, mask: Mask, rank: int, queries: np.ndarray) -> np.n
 
 
 def _seen(of_mask: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Whether each of the keys is seen by any of the queries; both are tokens of
-    a row, -1 for padding."""
+    """Return whether each of the keys is seen by any of the queries. of_mask: the row's part of
+    Mask.queries; queries, keys: tokens of the row, -1 for padding."""
     length = of_mask.shape[1]
     asked = queries[queries >= 0]
     edges = np.zeros(length + 1, dtype=np.int64)

@@ -34,17 +34,17 @@ class Ring:
 
     Ring attention is that of LightSeq / DistFlashAttn (Li et al. 2023, arXiv 2310.03294) and Liu et
     al. (2023, arXiv 2310.01889). Partial results are merged by their log-sum-exp in float32. In the
-    backward the gradients of other ranks' keys and values travel with them, in float32, and come
-    home from the last rank that has them. Half of the heads' own keys are computed before the first
-    keys arrive, the other half while the last gradients do.
+    backward the gradients of keys and values travel with them, in float32, and the last rank that
+    has them returns them to their own. A rank's attention to its own keys is computed for half of
+    the heads before the first keys arrive, for the other half while the last gradients do.
 
     Args:
         group: the process group; None for one rank.
         parts: parts[j] is what this rank's queries see of the keys that rank j of the ring holds.
-        moving: moving[j] are the indices (1, p) of those tokens of rank j whose keys travel, and
-            which parts[j] of another rank is about; None: all.
-        rows: the indices (1, r) of the queries that parts of other ranks'
-            keys are about; None: all.
+        moving: moving[j] are the indices (1, p) of the tokens of rank j whose keys and values
+            travel: the only keys in parts[j] on other ranks. None: all tokens.
+        rows: the indices (1, r) of this rank's queries that see keys of other ranks: the only
+            queries in parts[j] for the other ranks j. None: all queries.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class Ring:
 
     @classmethod
     def under(cls, local_masks: LocalMasks, layout: Layout, group: Any) -> Ring:
-        """Make the ring under a mask: only keys that other ranks see travel, if they are
-        few. layout: of the ring."""
+        """Make the ring under a mask: if other ranks see few of the keys, only those travel, else
+        all. layout: which rank of the ring holds which tokens."""
         mask, device, rank = local_masks.mask, local_masks.device, dist.get_rank(group)
         held = layout.tokens.to(device).unbind(1)
         # Under plain masks nearly all keys are seen.
@@ -122,8 +122,8 @@ class Ring:
         lse: Tensor,
         scores: Scores,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (dq, dk, dv) of this rank's tokens; out and lse are those of
-        `forward`. Sums are in float32."""
+        """Return (dq, dk, dv) of this rank's tokens, summed in float32; dout: the gradient of out;
+        out, lse: what `forward` returned."""
         scores.add_sink_gradients(dout, out, lse)
         if self.size == 1:
             return local_attention.backward(dout, q, k, v, out, lse, self.parts[0], scores)
@@ -182,13 +182,14 @@ class Ring:
         return self.parts[(self.rank - step) % self.size]
 
     def _send_keys(self, k: Tensor, v: Tensor) -> Transfer:
-        """Start sending what travels of this rank's keys and values."""
+        """Start sending this rank's keys and values, as far as they travel, to the next rank, and
+        receiving those of the rank before."""
         moved = None if self.moving is None else self.moving[self.rank]
         return self._send_on([_taken(x, moved).contiguous() for x in (k, v)], 0, _KEYS)
 
     def _send_on(self, tensors: list[Tensor], step: int, first_tag: int) -> Transfer:
-        """Start sending tensors of step s to the next rank and receiving their
-        likes from the one before."""
+        """Start sending tensors to the next rank; the result is such tensors from the rank before.
+        At step s rank r sends what belongs to the tokens of rank r - s."""
         after, before = ((self.rank + hop) % self.size for hop in (1, -1))
         count = tensors[0].shape[1] if self.moving is None else self.moving[before - step].shape[1]
         received = [x.new_empty((x.shape[0], count, *x.shape[2:])) for x in tensors]
@@ -208,15 +209,15 @@ def _taken(x: Tensor, index: Tensor | None) -> Tensor:
 def _add(
     found: list[tuple[slice, slice, Tensor, Tensor, Tensor]], dq: Tensor, dk: Tensor, dv: Tensor
 ) -> None:
-    """Add the gradients of kernel calls to the sums."""
+    """Add what kernel calls found, (queries, keys, dq, dk, dv) each, to the sums dq, dk, dv."""
     for queries, keys, *parts in found:
         for x, where, part in zip((dq, dk, dv), (queries, keys, keys), parts, strict=True):
             x[:, where].add_(part)
 
 
 def _sum(parts: tuple[Tensor, ...], more: Tensor, index: Tensor | None) -> Tensor:
-    """The parts of some heads each, joined, and added to them what there is `more`
-    of the tokens at index."""
+    """Return `parts`, each of some heads, joined along the heads, plus `more`: further gradients
+    of the tokens at `index` (None: of all tokens)."""
     own = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
     if index is None:
         return more.add_(own).to(own.dtype)

@@ -160,8 +160,8 @@ class ContextSequence(ShardedSequence):
         return torch.cat((torch.where(counted == 0, 0, mine[:, :1]), mine[:, 1:]), 1)
 
     def _weigh(self, here: Tensor, together: Tensor) -> Tensor:
-        """The labels of this rank over the mean of all devices, for which the
-        host does not wait."""
+        """Return this rank's number of labels divided by the mean number of all devices, a scalar
+        for which the host does not wait."""
         ranks = self.group.size
         if self.group.data_group is not None:
             together = together.to(self.group.device, copy=True)
@@ -204,7 +204,8 @@ class ContextSequence(ShardedSequence):
 
 
 class _Summed(torch.autograd.Function):
-    """The sum of all ranks' x; a gradient of each rank's is one of every x in it."""
+    """Sums x over the ranks; as every rank's sum contains x, the gradient of x is the sum of all
+    ranks' gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:

@@ -172,8 +172,8 @@ class ContextParallelStrategy(ShardedCheckpoints):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """The distributed sampler's arguments, with which ranks that share a
-        sequence get the same samples."""
+        """The distributed sampler's arguments that give ranks which share a sequence the same
+        samples."""
         return {"num_replicas": self.data_ranks, "rank": self._data_rank}
 
     def setup(self, trainer: pl.Trainer) -> None:
@@ -186,8 +186,8 @@ class ContextParallelStrategy(ShardedCheckpoints):
         super().teardown()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Handle a failure: after a broken collective wait for the failed rank's name,
-        else report to the others."""
+        """Handle a failure: after a broken collective wait until the watchdog names the failed
+        rank, else report this rank's failure to the other ranks."""
         if is_broken_connection(exception):
             self.watchdog.await_verdict()
         self.watchdog.stop(first_line(exception))
@@ -240,7 +240,8 @@ class ContextParallelStrategy(ShardedCheckpoints):
             return super().backward(closure_loss, optimizer, *args, **kwargs)
 
     def _step(self, kind: str, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A step of the module with its sequence sharded, before the first of its kind a check."""
+        """Run a step of the module on its sharded sequence; the first step of each kind is
+        checked before (check_shared)."""
         self.watchdog.mark(f"{kind} at step {self._module.global_step + 1}")
         declared = getattr(self._module, "shares_sequences", None)
         if self.check_attention and self._degree > 1 and kind not in self._checked and not declared:
@@ -265,8 +266,8 @@ class ContextParallelStrategy(ShardedCheckpoints):
 
 
 def _shard_children(module: pl.LightningModule) -> None:
-    """The default configure_model. Raises UserError if parameters lie outside
-    the module's children."""
+    """Shard the module's children, for a module without configure_model of its own. Raises
+    UserError if parameters lie outside the children."""
     own = [name for name, _ in module.named_parameters(recurse=False)]
     if own:
         raise UserError(

@@ -23,8 +23,8 @@ class Sizes(NamedTuple):
 
 
 def near_ranks(degree: int, devices: int) -> int:
-    """Return how many of the ranks that share a sequence are on one machine
-    with that many devices."""
+    """Return how many of the `degree` ranks that share a sequence are on one machine, if each
+    machine has `devices` devices."""
     return math.gcd(degree, devices)  # ranks are numbered machine by machine
 
 
@@ -50,7 +50,7 @@ def traffic(sizes: Sizes, heads_degree: int, *, gathers: bool, share: float = 1.
             hybrid between (rings of degree / heads_degree ranks).
         gathers: whether all keys and values are gathered (all-gather);
             heads_degree is then ignored.
-        share: of the keys and values, those that go around the ring.
+        share: the share of the keys and values that go around the ring; 1: all of them.
     """
     # The backward sends all of it again, and the gradients back, those of keys and values in
     # float32 if they are summed on the way.

@@ -69,10 +69,10 @@ class Transfer:
 def overlapped(
     pieces: Sequence[Piece], start: Callable[[Piece], Transfer]
 ) -> Iterator[tuple[Piece, Any]]:
-    """Begin the first transfer, and return (piece, result of its transfer) for all
-    pieces of heads, one by one.
+    """Yield (piece, result of its transfer) for each piece of heads, while the next piece's
+    transfer is under way.
 
-    start(piece) begins a transfer; from then on it is called one piece ahead.
+    start(piece) begins a transfer. The first one begins in this call, before the iteration.
     """
     coming = [start(pieces[0])]
 

@@ -38,8 +38,8 @@ PIECE_ROWS = 1 << 16
 
 
 def head_pieces(heads: int, kv_heads: int, tokens: int) -> list[Piece]:
-    """Divide a rank's own heads into pieces: by key/value heads or, where it has one, by the
-    query heads that share it.
+    """Divide a rank's own heads into pieces: by key/value heads, or by query heads where the rank
+    has a single key/value head.
 
     Args:
         heads, kv_heads: the rank's own numbers of query and key/value heads.
@@ -55,8 +55,8 @@ def head_pieces(heads: int, kv_heads: int, tokens: int) -> list[Piece]:
 
 
 class Ulysses:
-    """Context parallelism by ulysses, ring, or hybrid: heads divided over ranks,
-    rings between those groups.
+    """Context parallelism by ulysses, ring, or hybrid: groups of ranks divide the heads, and rings
+    connect the groups.
 
     hybrid is USP's (Fang and Zhao 2024, arXiv 2405.07719): 12 heads on 8 ranks as groups of 4,
     rings of 2. With heads_degree R it is ulysses alone, with heads_degree 1 the ring alone.
@@ -168,8 +168,8 @@ class Ulysses:
         return dq, _summed(dk, kv_heads), _summed(dv, kv_heads)
 
     def _pieces(self, q: Tensor, k: Tensor) -> list[Piece]:
-        """The pieces of a rank's own heads; one piece where a ring is busy with
-        communication of its own."""
+        """Divide a rank's own heads into pieces; in hybrid into a single one, since its ring
+        communicates while it computes."""
         heads, kv_heads = q.shape[2] // self.degree, k.shape[2] // self.degree
         if self.ring.size > 1:
             return [Piece(slice(0, kv_heads), slice(0, heads))]
@@ -179,15 +179,15 @@ class Ulysses:
         return dist.get_rank(self.group) * (q.shape[2] // self.degree)
 
     def _repeated(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Key/value heads repeated until every rank gets as many, each right
-        for its query heads."""
+        """Return keys and values with each head repeated until U divides the number of heads, so
+        that every rank gets the key/value heads of its query heads."""
         heads = tensors[0].shape[2]
         copies = math.lcm(heads, self.degree) // heads
         return tuple(x if copies == 1 else x.repeat_interleave(copies, 2) for x in tensors)
 
     def _to_heads(self, piece: Piece, q: Tensor, k: Tensor, v: Tensor, *like_q: Tensor) -> Transfer:
-        """Start exchanging this rank's tokens of all heads (B, n, heads, D) for all tokens
-        of a piece of its heads."""
+        """Start exchanging this rank's tokens of all heads, (B, n, heads, D), for all m tokens of
+        the heads of a piece. like_q: further tensors with q's shape."""
         chosen = [
             (q, piece.queries),
             (k, piece.keys),
@@ -201,14 +201,14 @@ class Ulysses:
         return self._exchange(sent, partial(self._of_heads, counts))
 
     def _of_heads(self, counts: list[int], received: Tensor) -> Sequence[Tensor]:
-        """The tensors (B, m, heads of the piece, D), tokens ascending, of received (U,
-        B, n, heads of all, D)."""
+        """Return the tensors (B, m, counts[i] heads, D), tokens ascending, from what was received,
+        (U, B, n, sum(counts) heads, D)."""
         joined = take(received.flatten(0, 2)[None], self.order[None])
         return joined.view(received.shape[1], -1, *received.shape[3:]).split(counts, 2)
 
     def _leave(self, leaving: list[Transfer], *tensors: Tensor) -> None:
-        """Start the way back of tensors (B, m, heads of a piece, D), after
-        that of the pieces before."""
+        """Start sending tensors (B, m, heads of a piece, D) back to the ranks that hold their
+        tokens, and append the transfer to `leaving`, once the one before is over."""
         if leaving:
             # It left while this piece was computed: what was sent is no longer needed.
             leaving[-1].wait()
@@ -222,22 +222,24 @@ class Ulysses:
         leaving.append(self._exchange(parts, lambda received: received.split(counts, 3)))
 
     def _of_tokens(self, transfers: list[Transfer]) -> list[Tensor]:
-        """The tensors (B, n, heads, D) of all pieces together."""
+        """Return the tensors (B, n, heads, D) of this rank's tokens, joined from the transfers of
+        all pieces."""
         return [
             _joined(parts)
             for parts in zip(*(transfer.result() for transfer in transfers), strict=True)
         ]
 
     def _exchange(self, sent: Tensor, finish: Callable[[Tensor], object]) -> Transfer:
-        """Start an exchange of sent (U, ...): part u goes to rank u; part u of what is
-        received comes from it."""
+        """Start an exchange of sent (U, ...): sent[u] goes to rank u, received[u] comes from rank
+        u. finish: makes the transfer's result from `received`."""
         received = torch.empty_like(sent)
         work = dist.all_to_all_single(received, sent, group=self.group, async_op=True)
         return Transfer(received, sent, [work], finish)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """The tensor (B, n, heads, D) of parts (U, B, n, heads of a piece, D)."""
+    """Join `parts`, one for each piece of the heads, (U, B, n, heads of the piece, D) from the U
+    ranks, to a tensor of all heads, (B, n, heads, D)."""
     counts = [part.shape[3] for part in parts]
     degree, batch, held, _, width = parts[0].shape
     whole = parts[0].new_empty((batch, held, degree, sum(counts), width))
@@ -247,8 +249,8 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _summed(gradient: Tensor, heads: int) -> Tensor:
-    """The gradient (B, n, heads, D) of heads, from that of their copies (B, n,
-    copies * heads, D)."""
+    """Return the gradient of heads, (B, n, heads, D), from that of their copies (_repeated),
+    (B, n, copies * heads, D)."""
     if gradient.shape[2] == heads:
         return gradient
     return (

@@ -141,8 +141,8 @@ class Watchdog:
         self._thread.start()
 
     def stop(self, failure: str | None = None) -> None:
-        """Stop watching: the others expect no more heartbeats of this rank. With `failure`
-        they end, and name it."""
+        """Stop watching, so that other ranks expect no more heartbeats of this rank. With
+        `failure`, what went wrong here, the other ranks print it with this rank and exit."""
         if self._thread is None:
             return
         self._state, self._doing = (GONE, self._doing) if failure is None else (FAILED, failure)
@@ -191,7 +191,8 @@ class Watchdog:
         )
 
     def _agreed(self, message: str | None) -> str | None:
-        """The verdict that some rank came to first, so that all say the same."""
+        """Return the message of the rank that first found a problem, so that all ranks print the
+        same; None while no rank has found one."""
         if message is None and not self._store.check([VERDICT]):
             return None
         first = self._store.compare_set(VERDICT, "", message or "").decode()
@@ -200,8 +201,8 @@ class Watchdog:
         return first
 
     def _outstay(self, seconds: float) -> None:
-        """Stay for so long, or until no other rank watches any longer: they must have
-        read what was written."""
+        """Wait until no other rank watches any longer, at most `seconds`: the store of this
+        process must stay until the others have read it."""
         end = time.monotonic() + seconds
         while time.monotonic() < end and any(
             self._read(rank).state == ALIVE for rank in range(1, self.size)
@@ -210,8 +211,8 @@ class Watchdog:
 
 
 def _own_store(rank: int, silence: float) -> dist.TCPStore:
-    """A store of the watchdogs' own on rank 0's machine: one that training waits in would
-    make the threads wait too."""
+    """Make a store on rank 0's machine for the watchdogs alone: in training's store their threads
+    would wait whenever training does."""
     host = os.environ["MASTER_ADDR"]
     options: dict[str, Any] = {"wait_for_workers": False, "timeout": timedelta(seconds=silence)}
     store = dist.TCPStore(host, 0, is_master=True, **options) if rank == 0 else None
