@@ -146,7 +146,7 @@ class HuggingFaceDecoder(Trainable):
             layer.feed_forward is None for layer in self.layers
         ):
             raise UserError(
-                f"memory.ffn_chunk does not support {type(self.module).__name__}: expected null."
+                f"memory.ffn_chunk does not support {type(self.module).__name__}. Set it to null."
             )
         self.savings = savings
         for layer in self.layers:

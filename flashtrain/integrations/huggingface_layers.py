@@ -41,7 +41,8 @@ def decoder_layers(module: Any) -> list[nn.Module]:
         if isinstance(one, nn.ModuleList) and len(one) == count:
             return list(one)
     raise UserError(
-        f"{type(module).__name__} has no list of layers as long as its num_hidden_layers={count}."
+        f"{type(module).__name__} has no list of num_hidden_layers={count} layers: expected a "
+        "decoder whose layers are in an nn.ModuleList."
     )
 
 

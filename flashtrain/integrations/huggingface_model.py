@@ -218,7 +218,8 @@ def _stretch(
         for name, value in (("rope_base", base), ("rope_factor", factor)):
             if value is not None:
                 raise UserError(
-                    f"model.{name}={value:g} needs rotary positions, but {path} has none."
+                    f"model.{name}={value:g} needs rotary positions, but {path} has none. "
+                    "Remove the setting."
                 )
         return context if served(type(config)) else None  # these hybrids have no positions at all
     kinds = [one for one in rotary.values() if isinstance(one, dict)] or [rotary]

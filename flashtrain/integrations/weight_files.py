@@ -209,7 +209,8 @@ def converted(
         found = tuple(tensors[name].shape) if name in tensors else None
         if found != expected.get(name):
             raise UserError(
-                f"{where}: '{name}' has the shape {found}: {CONFIG} expects {expected.get(name)}."
+                f"{where}: '{name}' has the shape {found} in the weights, and {CONFIG} expects "
+                f"{expected.get(name)} (None: no such tensor)."
             )
     state = {}
     for name, shape in ours.items():

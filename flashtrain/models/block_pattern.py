@@ -50,7 +50,8 @@ def check_tiles(side: int, block: int) -> None:
     height, width = tile_of(block)
     if side % width:
         raise UserError(
-            f"side={side} with tiles of {height} x {width} pixels: expected a multiple of {width}."
+            f"side={side} with tiles of {height} x {width} pixels: "
+            f"expected a side that is a multiple of {width}."
         )
 
 

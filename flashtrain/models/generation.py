@@ -85,7 +85,7 @@ def generate(
     if not 0 <= int(tokens.min()) <= int(tokens.max()) < shape.vocab_size:
         raise UserError(
             f"token ids {int(tokens.min())} to {int(tokens.max())}: "
-            f"expected ids below {shape.vocab_size}."
+            f"expected ids of at least 0 and below {shape.vocab_size}."
         )
     at_least("max_new_tokens", max_new_tokens, 0)
     between("temperature", temperature, 0, MAX_TEMPERATURE)

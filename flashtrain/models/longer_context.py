@@ -52,7 +52,8 @@ def with_context(
     for name, given in (("rope_base", rope_base), ("rope_factor", rope_factor)):
         if given is not None and not rotary:
             raise UserError(
-                f"{name}={given:g} needs rotary positions, but this model has learned ones."
+                f"{name}={given:g} needs rotary positions, but this model has learned ones. "
+                "Remove the setting."
             )
     if rope_base is not None:
         config = replace(config, rope_base=rope_base)

@@ -42,7 +42,7 @@ def pixels_to_mask(
 
 
 def pixels_to_read(levels: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Select random pixels of each image, those above DARK first.
+    """Select random pixels of each image, those brighter than the grey level DARK first.
 
     Args:
         levels: Grey levels, (B, S).

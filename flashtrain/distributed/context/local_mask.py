@@ -37,8 +37,8 @@ Part = Mask | tuple[BandCall, ...]
 
 
 class LocalMasks:
-    """Makes this rank's parts of a mask of the whole sequence, planned once for the
-    kernels of all layers.
+    """Makes this rank's parts of a mask of the whole sequence, planned (Mask.planned) once for
+    the kernels of all layers.
 
     Args:
         mask: the mask of the whole sequence.
