@@ -104,7 +104,7 @@ def load_decoder(
 def _content(
     kind: str, form: Format, config: DecoderConfig, end_of_text: int | None
 ) -> dict[str, Any]:
-    """transformers' config.json of a model of this shape."""
+    """Return the content of transformers' config.json for a model of this configuration."""
     own = config.plain()
     head_dim = own["embed"] // own["heads"]
     content = {

@@ -222,7 +222,7 @@ class HuggingFaceDecoder(Trainable):
 
     @contextmanager
     def _without_adapters(self) -> Iterator[None]:
-        """The model with each adapted layer replaced by its base layer."""
+        """Within this context, each adapted layer of the model is replaced by its base layer."""
         adapted = self.adapters
         # Inner ones first: experts have two around one module.
         for name, layer in reversed(adapted):

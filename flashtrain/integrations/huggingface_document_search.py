@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 class _Forward:
-    """A running forward of a model."""
+    """A running forward of a model, with what was searched in it."""
 
     def __init__(self, model: nn.Module, counts: bool, given: Mapping[str, Any]) -> None:
         self.model, self.counts, self.given = model, counts, given

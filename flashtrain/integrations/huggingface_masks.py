@@ -263,8 +263,8 @@ def _of_keys(attention_mask: Tensor, kv_offset: int, kv_length: int) -> Tensor:
 
 
 def _ends(padding: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, 1) int32 each: a row's first real key, and one past its last; both 0
-    where none is real."""
+    """Return (the index of each row's first real key, one past that of its last), each (B, 1)
+    int32; both are 0 where no key is real."""
     real = padding.to(torch.int32)
     first = real.argmax(1)
     last = torch.where(padding.any(1), real.shape[1] - real.flip(1).argmax(1), 0)
@@ -284,8 +284,8 @@ def _look_at(padding: Tensor, documents: Tensor | None) -> tuple[bool, bool, boo
 
 
 def _head_dim(config: Any) -> int | None:
-    """The layers' head dimension, for the plan; None where it is unknown, so
-    that each layer plans."""
+    """Return the layers' head dimension, for which the mask is planned; None if it is unknown, so
+    that each layer plans its own."""
     try:
         given = getattr(config, "head_dim", None)
         hidden, heads = (

@@ -196,8 +196,8 @@ def kinds_of(config: Any) -> Sequence[str]:
 
 
 def states_of(kind: type, config: Any) -> str:
-    """Return the states of a model of this class, such as "linear_attention in 18 of 24
-    layers"; "" if it has none."""
+    """Return in words which layers of a model of this class pass states from token to token, such
+    as "linear_attention in 18 of 24 layers"; "" if none do."""
     kinds = kinds_of(config)
     found = [
         f"{one} in {kinds.count(one)} of {len(kinds)} layers"

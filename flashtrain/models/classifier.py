@@ -33,8 +33,8 @@ INITIAL_STD = 0.1  # of embeddings
 
 
 class Losses(NamedTuple):
-    """The losses of a classifier's batch, of labels and of masked pixels, and the share of
-    correct rows; scalars."""
+    """Scalars of a classifier's batch: the loss of labels, the loss of masked pixels, and the share
+    of rows whose label is predicted correctly."""
 
     classification: Tensor  # mean cross-entropy of the labels, in nats
     pixels: Tensor  # mean cross-entropy of the masked pixels, in nats; 0 where none are masked

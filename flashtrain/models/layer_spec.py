@@ -103,7 +103,7 @@ def layers_alike(
 
 
 class AlikeLayers:
-    """The part of an encoder's configuration that its layers are made from."""
+    """The fields of an encoder's configuration from which its layers, all alike, are made."""
 
     layers: int
     embed: int

@@ -51,7 +51,7 @@ def probe(run: Callable[[bool], Any], tokens: int, others: slice) -> tuple[int, 
 
 
 class _Alone:
-    """A sharded sequence (ShardedSequence) of which each token sees itself alone."""
+    """A sharded sequence (ShardedSequence) in which each token sees only itself."""
 
     def __init__(self, tokens: int) -> None:
         self.length = self.held = tokens

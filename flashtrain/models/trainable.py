@@ -285,7 +285,8 @@ class _Wrapped(Trainable):
         )
 
     def flops_per_token(self, context: int | None = None) -> float:
-        """The module's own number, or 6 per parameter, without attention's scores."""
+        """Return what the module's own flops_per_token does; without one, 6 for each parameter,
+        which leaves out attention's scores."""
         own = getattr(self.module, "flops_per_token", None)
         return own(context) if callable(own) else 6.0 * self.parameter_count()
 

@@ -97,8 +97,8 @@ class AllGather:
     def _outputs(
         self, q: Tensor, arriving: Arriving, part: Part, scores: Scores
     ) -> tuple[Tensor, Tensor]:
-        """(out, log-sum-exp) of these queries over keys and values that
-        arrive some heads at a time."""
+        """Return (out, log-sum-exp) of these queries over keys and values that arrive some heads
+        at a time."""
         outs, lses = [], []
         for piece, (keys, values) in arriving:
             own = piece.queries

@@ -2,8 +2,8 @@
 
 A model that computes attention by itself (transformers', nn.MultiheadAttention,
 scaled_dot_product_attention), or mixes tokens by a recurrence or a convolution, would see only its
-own device's tokens, and nothing else in a training shows that its loss is wrong. So a step is
-probed before the first of its kind is taken.
+own device's tokens, and nothing else in a training shows that its loss is wrong. So the first step
+of each kind (training, validation, test, prediction) is probed before it is taken.
 """
 
 from __future__ import annotations

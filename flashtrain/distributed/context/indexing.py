@@ -60,7 +60,8 @@ def inverse(order: Tensor, length: int) -> Tensor:
 
 
 def _both(target: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both tensors as _words, or both unchanged if one of them cannot be viewed so."""
+    """Return both tensors viewed as words of 8 bytes (_words), or both as they are if only one of
+    them can be."""
     words, written = _words(target), _words(x)
     return (target, x) if words is target or written is x else (words, written)
 
