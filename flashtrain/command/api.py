@@ -277,7 +277,7 @@ def _value(key: str, value: Any) -> str:
         return f"{{{','.join(f'{name}:{_value(key, one)}' for name, one in value.items())}}}"
     raise UserError(
         f"{key} is a {type(value).__name__}. "
-        "Expected None, a bool, int, float, str, path, list, or a dictionary by name."
+        "Expected None, bool, int, float, str, a path, a list, or a dictionary by name."
     )
 
 
