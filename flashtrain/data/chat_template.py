@@ -100,8 +100,8 @@ class ChatTemplate:
 
         Returns:
             For each piece its token ids, int64, and their marks, uint8: LABELLED on each label,
-            GOES_ON on the first token if the piece belongs to the conversation before
-            (token_cache).
+            GOES_ON on the first token of a piece that continues the conversation of the piece
+            before (token_cache).
         """
         parts = {
             plain: [part for one in pieces if one.plain == plain for part in one.parts]

@@ -103,8 +103,8 @@ def _draw(settings: Settings) -> tuple[Any, ...]:
 
 
 def _paths_and_fingerprints(source: Any, *, scored: bool) -> Iterator[Path | str]:
-    """Yield the files that a source trains on or, if `scored`, those that it holds out; for a
-    source that is not of local files its fingerprint."""
+    """Yield the files that a source reads (of a mixture, if `scored`, those that its parts hold
+    out); for a source that is not of local files its fingerprint."""
     if isinstance(source, MixtureSource):
         for part in source.sources.values():
             yield from _paths_and_fingerprints((scored and held_out(part)) or part, scored=scored)

@@ -84,7 +84,7 @@ def take_export(settings: Settings, *, make: bool = True) -> None:
     model.path or `weights` names.
 
     If the run's best checkpoint has no export yet, it is exported if `make` is true; otherwise
-    model.path becomes the run's folder. If model=huggingface and `weights` does not name a run,
+    model.path becomes the given run. If model=huggingface and `weights` does not name a run,
     `weights` is moved to model.path.
 
     Raises:
