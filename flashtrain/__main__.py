@@ -41,8 +41,8 @@ from flashtrain.version import versions_text  # noqa: E402
 
 
 def main() -> None:
-    """Run the command line, and exit with its status. A program that registers components
-    calls this as its command."""
+    """Run the command line, and exit with its status. A program that registers components of its
+    own calls `main` to be the command with them."""
     end_with_parent()
     with contextlib.suppress(OSError, RuntimeError):  # standard error is no file, as in a notebook
         # Whatever ends this process in native code is reported with Python's own place in it.
@@ -79,7 +79,8 @@ def _command(words: list[str]) -> int:
     for key in sorted(line.by_name):
         if key.startswith("hydra") and key != FOLDER:
             raise UserError(
-                f"{key} is a setting of Hydra's, of which {FOLDER}=FOLDER alone is used. Remove it."
+                f"{key} is a setting of Hydra's, of which only {FOLDER}=FOLDER can be given here. "
+                f"Remove {key}."
             )
     if arguments.multirun:
         from flashtrain.command.sweep import run_sweep
@@ -116,7 +117,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _show(line: CommandLine) -> int:
-    """Let Hydra show the configuration (--cfg job)."""
+    """Print the composed configuration by Hydra (--cfg job), and return the exit status 0."""
     # What goes wrong in Hydra itself is raised, and reported by main().
     os.environ["HYDRA_FULL_ERROR"] = "1"
     task = register_configs(line)

@@ -36,7 +36,7 @@ def unknown(
         kind: what the name stands for, in the singular ("recipe", "model size").
         given: the name.
         possible: all names that exist.
-        listed: the names to print, if all would be too many.
+        listed: the names to print in the message; None: all that exist.
     """
     names = sorted(possible)
     near = difflib.get_close_matches(given, names, n=2, cutoff=0.6)

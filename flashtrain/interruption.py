@@ -14,8 +14,8 @@ ENDING = [
 
 
 class Interrupted(KeyboardInterrupt):
-    """The end of a command by the signal `number`. What cleans up after Ctrl-C does
-    so after each of them."""
+    """Raised when the signal `number` ends a command; a KeyboardInterrupt, so that code which
+    cleans up after Ctrl-C also does so after SIGTERM and SIGHUP."""
 
     def __init__(self, number: int, line: str = "") -> None:
         self.number, self.status = signal.Signals(number), 128 + number
@@ -34,8 +34,8 @@ class Stopped(Exception):
 
 
 def handle(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
-    """Set the handler of the signals that are not ignored, as by nohup. Return theirs
-    before, for `restore`."""
+    """Set this handler for the three signals, except for ignored ones (nohup ignores SIGHUP);
+    return the earlier handlers by signal number, for `restore`."""
     before = {number: signal.getsignal(number) for number in ENDING}
     heard = {number: earlier for number, earlier in before.items() if earlier != signal.SIG_IGN}
     for number in heard:
@@ -51,15 +51,15 @@ def restore(before: Mapping[int, Any]) -> None:
 
 
 def end_at_once(number: int, _: FrameType | None) -> None:
-    """The handler of a command that has nothing to clean up. No exception, which
-    an import may swallow."""
+    """Signal handler that ends the process at once, for a command with nothing to clean up: an
+    exception could be swallowed by an import."""
     leave_closed_terminal()
     os.write(2, f"flashtrain: {Interrupted(number)}\n".encode())
     os._exit(128 + number)
 
 
 def interrupt(number: int, _: FrameType | None) -> None:
-    """The handler of a command that has something to clean up: raise Interrupted."""
+    """Signal handler that raises Interrupted, for a command with something to clean up."""
     leave_closed_terminal()
     for other in set(ENDING) - {signal.SIGINT}:  # a closed terminal and its shell send several
         signal.signal(other, signal.SIG_IGN)
@@ -67,8 +67,8 @@ def interrupt(number: int, _: FrameType | None) -> None:
 
 
 def leave_closed_terminal() -> None:
-    """Send standard output and error nowhere if their terminal is closed: each line
-    would raise an OSError."""
+    """Redirect standard output and error to the null device if their terminal is closed, since each
+    printed line would raise an OSError."""
     for output in (1, 2):
         try:
             os.write(output, b"")

@@ -1,5 +1,5 @@
-"""The interface between a run and its Mode, where it does other work than a
-task's, such as a benchmark.
+"""The interface between a run and its Mode, the kind of work that no task does, such as a
+benchmark.
 
 Modes are classes registered under their names, as tasks are (spec.py).
 """
@@ -32,7 +32,8 @@ class Mode:
     example = ("", "")  # for --help: words after `python -m flashtrain`, and what they do
 
     def uses(self, settings: Settings) -> Sequence[str] | None:
-        """Return the names of the settings and groups that this mode uses; None: training's."""
+        """Return the names of the settings and groups that this mode uses; None: those that
+        training uses."""
         return self.own
 
     def contexts(self, settings: Settings) -> Sequence[int]:
@@ -66,20 +67,20 @@ class Mode:
             """Run the mode in `folder`, and return the summary row."""
 
         def run_study(self, settings: Settings, overrides: CommandLine, *, started: float) -> int:
-            """Run a study, which starts a command for each of its trainings, and
+            """Run this mode as a study, which starts a command for each of its trainings, and
             return the exit status."""
 
         def run_checkpoint(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
             """Run this mode on settings.checkpoint, print the results and return them by name."""
 
         def demo_line(self, demo: Settings, where: str) -> str:
-            """Return the line that says what the demo does; it ends with `where`, how to
+            """Return a line on what the demo does; it ends with the text `where`, which says how to
             run the recipe in full."""
 
 
 def mode_of(settings: Settings) -> Mode | None:
-    """Return the Mode that the settings name; None for train, plan, evaluate, generate and
-    export, the task's own."""
+    """Return the Mode that settings.mode names; None for train, plan, evaluate, generate and
+    export, which the task runs."""
     return (
         cast(Mode, component("mode", settings.mode)())
         if settings.mode in registered("mode")
@@ -88,7 +89,8 @@ def mode_of(settings: Settings) -> Mode | None:
 
 
 def is_of_checkpoint(mode: str) -> bool:
-    """Return whether this mode works on a checkpoint, with the run's own settings."""
+    """Return whether this mode works on a checkpoint, with the settings of the run that saved
+    it."""
     others = modes()
     return mode in OF_A_CHECKPOINT or (mode in others and others[mode].of_checkpoint)
 

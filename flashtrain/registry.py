@@ -89,7 +89,8 @@ def register(group: str, name: str) -> Callable[[Builder], Builder]:
     """Return a decorator that makes a builder available to configurations as `name` in `group`.
 
     Args:
-        group: one of GROUPS, whose values say how the builder is called and what it returns.
+        group: a key of GROUPS; its value there describes how the builder is called and what it
+            returns.
         name: what configurations call the component.
 
     Raises:
@@ -104,7 +105,7 @@ def register(group: str, name: str) -> Callable[[Builder], Builder]:
             owner = getattr(present, "func", present)  # of a partial
             raise UserError(
                 f"{group} '{name}' is already registered by "
-                f"{owner.__module__}.{owner.__qualname__}."
+                f"{owner.__module__}.{owner.__qualname__}. Use another name."
             )
         _components[group][name] = builder
         return builder
@@ -137,14 +138,13 @@ def component(group: str, name: str) -> Callable[..., Any]:
 
 
 def _shipped(group: str) -> dict[str, str]:
-    """name -> "module:object" of what ships with flashtrain in this group."""
+    """Return the components that ship with flashtrain in this group: name -> "module:object"."""
     return _of_group(group, {**_OWN, **_experiments()})
 
 
 @cache
 def _experiments() -> dict[str, str]:
-    """What the experiments declare; nothing where they are left out, as
-    flashtrain stands without them."""
+    """Return the COMPONENTS of the recipes' package; an empty dict if there is no such package."""
     recipes = Path(__file__).resolve().parents[1] / "recipes"
     if find_spec(EXPERIMENTS) is None:
         if not (recipes / EXPERIMENTS).is_dir():

@@ -33,8 +33,8 @@ Names = tuple[str, ...]  # of settings and of their groups
 
 @dataclass
 class StageContext:
-    """The settings and files of one training among several of a run, such as a
-    stage of a curriculum."""
+    """The settings and files of one of several trainings in a run, such as one stage of a
+    curriculum."""
 
     settings: Settings  # of this training, in place of the run's
     resumed: Path | None  # the checkpoint to resume from, of the same model; None to start anew
@@ -63,7 +63,7 @@ class TrainedModel:
 
 @dataclass
 class TrainingSetup:
-    """What a task builds from the settings for one training: LightningModule, data,
+    """The parts of one training that a task builds from the settings: LightningModule, data,
     batching, lines to print."""
 
     data: pl.LightningDataModule
@@ -86,8 +86,8 @@ class TrainingSetup:
 
 
 def imported(where: str) -> Any:
-    """Return a method that calls the function at `where` ("package.module:name"),
-    importing it when first called."""
+    """Return a method that calls the function at `where` ("package.module:name"); the module is
+    imported when the method is first called."""
     module, _, name = where.partition(":")
     return lambda self, *arguments, **named: getattr(importlib.import_module(module), name)(
         *arguments, **named
@@ -155,8 +155,8 @@ class Task(ABC):
         return ()
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:  # noqa: B027 - as suit_demo
-        """Raise UserError for settings that cannot be trained on this machine; `given`:
-        names on the command line."""
+        """Raise UserError for settings that cannot be trained on this machine; `given` are the
+        names of the settings on the command line."""
 
     @abstractmethod
     def columns(self, settings: Settings) -> dict[str, Any]:
@@ -190,8 +190,8 @@ class Task(ABC):
 
     @abstractmethod
     def report(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
-        """Print the results of a finished training (its summary `row`), its folder, and
-        a command to try next."""
+        """Print the results in the summary `row` of a finished training, its folder, and a command
+        to try next."""
 
     def run_mode(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
         """Run a mode of this task's checkpoints, such as mode=evaluate, and print the results.
@@ -202,7 +202,7 @@ class Task(ABC):
         raise NotImplementedError  # in a task without such modes
 
     def load(self, settings: Settings, hardware: Hardware) -> TrainedModel:
-        """Load the model of settings.checkpoint, on the machine's device in evaluation mode."""
+        """Load the model of settings.checkpoint onto the machine's device, in evaluation mode."""
         raise UserError(
             f"flashtrain.load does not support task={settings.task}. "
             "Use mode=evaluate checkpoint=FOLDER."
@@ -210,12 +210,12 @@ class Task(ABC):
 
     @abstractmethod
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
-        """Return what follows "training" or "planning": the demo, and then `where`, how to
-        train the recipe in full."""
+        """Return the text after "training" or "planning" in the line about a demo: what the demo
+        is, then the text `where`, which says how to train the recipe in full."""
 
     def of_checkpoint(self, settings: Settings) -> Settings:
-        """Return a run's saved settings, changed where the modes that use its
-        checkpoint need other values."""
+        """Return the saved `settings` of a run, with other values where modes that use its
+        checkpoint need them."""
         return settings
 
     def for_weights(self, line: CommandLine) -> Settings | None:
@@ -224,8 +224,8 @@ class Task(ABC):
         return None
 
     def is_carried(self, resume: str) -> bool:
-        """Return whether `resume` names a checkpoint outside of any run, which a run in
-        a new folder continues."""
+        """Return whether `resume` names a checkpoint that lies in no run folder; a run in a new
+        folder then continues it."""
         return False
 
 

@@ -101,9 +101,9 @@ Prompt = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 def train(recipe: str, *, quiet: bool = True, **settings: Any) -> Run:
     """Train a model as the command with this recipe does; if the recipe is a benchmark, measure.
 
-    With several trainer.devices the run is a process of its own. SIGTERM, like Ctrl-C, lets the
-    step finish and saves a checkpoint; it is then raised again for the program's own handler. The
-    process's random generators are seeded.
+    With several trainer.devices the run is a process of its own. At SIGTERM or Ctrl-C the current
+    step finishes and a checkpoint is saved; then the program's own handler of the signal is called.
+    Python's, NumPy's and torch's random generators are seeded.
 
     Args:
         recipe: the recipe's name, such as "gpt2".
@@ -170,12 +170,12 @@ def generate(run: Any, prompt: Any = "", max_new_tokens: int | None = None, **op
     Args:
         run: as in `evaluate`; a TrainedModel of flashtrain.load, which is used as it is
             now; or a torch module.
-        prompt: a text, or a conversation: a list of messages, {"messages": [...],
-            "tools": [...]}, or a text if the run was trained on conversations. For a
-            torch module: tokens (B, S) int64.
+        prompt: a text. If the run was trained on conversations: a list of messages, {"messages":
+            [...], "tools": [...]}, or the user's first message as a text. For a torch module:
+            tokens (B, S) int64.
         max_new_tokens: how many tokens to write; by default the run's generate.max_new_tokens.
         options: temperature, top_k and seed (see flashtrain.models.generation.generate), by default
-            the run's. For a path also other settings, such as context.
+            the run's. If `run` is a path, also other settings, such as context.
 
     Returns:
         The prompt and its continuation; for a conversation the answer alone; for a torch
@@ -231,8 +231,8 @@ def load(run: Trained, **settings: Any) -> TrainedModel:
 
 
 def plan(recipe: str, **settings: Any) -> str:
-    """Return a text on what `train` would do: parameters, memory and time. Nothing is
-    started. Raises UserError."""
+    """Return a text on what `train` would do: parameters, memory and time. Nothing is started.
+    Raises UserError for a wrong setting."""
     line = CommandLine(
         plain_words([f"recipe={recipe}", "mode=plan", *words_of({"logger": "none", **settings})])
     )
@@ -241,8 +241,8 @@ def plan(recipe: str, **settings: Any) -> str:
 
 
 def words_of(settings: Mapping[str, Any]) -> list[str]:
-    """Return the command-line words (key=value) of settings given in Python. Raises
-    UserError for other types."""
+    """Return the command-line words (key=value) of settings given in Python. Raises UserError for a
+    value of a type that no setting has."""
     words: list[str] = []
     for key, value in settings.items():
         if isinstance(value, Mapping) and not key.endswith(("options", "mixture")):
@@ -262,7 +262,7 @@ def words_of(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _value(key: str, value: Any) -> str:
-    """A value in Hydra's grammar."""
+    """Return the value of setting `key` as text in Hydra's grammar of overrides."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, Real):
@@ -277,12 +277,13 @@ def _value(key: str, value: Any) -> str:
         return f"{{{','.join(f'{name}:{_value(key, one)}' for name, one in value.items())}}}"
     raise UserError(
         f"{key} is a {type(value).__name__}. "
-        "Expected None, bool, int, float, str, a path, or a list."
+        "Expected None, bool, int, float, str, a path, a list, or a dictionary by name."
     )
 
 
 def _of(run: Trained, settings: Mapping[str, Any], mode: str = "evaluate") -> Settings:
-    """The settings of a mode that uses this run or checkpoint."""
+    """Return the checked settings of `mode` on a trained run, with `settings` on top of the run's
+    own."""
     given = os.fspath(run)
     where = "weights" if given.endswith(".safetensors") else "checkpoint"
     if Path(given, "config.json").is_file() and not Path(given, CONFIG_FILE).is_file():
@@ -294,21 +295,22 @@ def _of(run: Trained, settings: Mapping[str, Any], mode: str = "evaluate") -> Se
 
 
 def _refuse_other_work(settings: Settings) -> None:
-    """Raise UserError for a mode that another function, or the command alone, does."""
+    """Raise UserError for a mode that `train` does not run: another function does, or only the
+    command."""
     mode = mode_of(settings)
     if settings.mode == "plan" or is_of_checkpoint(settings.mode):
         function = settings.mode if settings.mode in TASK_MODES else "evaluate"
         raise UserError(f"mode={settings.mode} does not train. Call flashtrain.{function}.")
     if mode is not None and mode.study:
         raise UserError(
-            f"mode={settings.mode} starts a command for each of several trainings. Run it "
-            f"as a command, python -m flashtrain recipe={settings.recipe}, or train one "
-            "context with mode='train'."
+            f"mode={settings.mode} runs several trainings, each as a command of its own, which "
+            "flashtrain.train cannot do. Run python -m flashtrain "
+            f"recipe={settings.recipe} in a shell, or train one context with mode='train'."
         )
 
 
 def _continued(loaded: TrainedModel, prompt: str, options: Mapping[str, Any]) -> str:
-    """What the loaded model, as it is now, writes after the prompt."""
+    """Return the prompt and what the loaded model, with its current weights, writes after it."""
     from flashtrain.tasks.language.generate import continue_text
 
     for name in options:
@@ -326,7 +328,8 @@ def _continued(loaded: TrainedModel, prompt: str, options: Mapping[str, Any]) ->
 
 
 def _in_a_process(line: CommandLine, folder: Path, *, quiet: bool) -> None:
-    """The run as a process of the command's, whose ranks Lightning starts. Raises as `Job.run`."""
+    """Run the command line in a process of its own, whose other ranks Lightning starts. Raises as
+    `Job.run`."""
     output = subprocess.DEVNULL if quiet else None
     words = [*line, f"{FOLDER}={quoted(str(folder))}"]
     let_go(folder)  # it is the other process's to hold

@@ -1,8 +1,8 @@
 """The settings of a mode that works on a trained model: mode=evaluate, generate, export ...
 
-They are the run's own (its config.yaml) with the command line's on top, so no recipe is named; so
-are resume=RUN's. mode=evaluate and generate also take a model that no run has trained: of
-model.path, or of weights with a recipe.
+They are the run's own (its config.yaml) with the command line's on top, so no recipe is named. The
+settings of resume=RUN are made in the same way. mode=evaluate and generate also use a model that no
+run has trained: that of model.path, or of `weights` with a recipe.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ _TEXT = {
 
 
 def settings_from_checkpoint(words: Sequence[str]) -> Settings:
-    """Return the checked settings of a trained model's run, with `words` (key=value) on
-    top. Raises UserError."""
+    """Return the checked settings of the run that checkpoint= or resume= names, with `words`
+    (key=value) on top. Raises UserError if there is no such run, or a word does not suit it."""
     line = CommandLine.of(words)
     given = line.by_name
     mode = str(given["mode"].value()) if "mode" in given else "train"
@@ -81,7 +81,7 @@ def settings_from_checkpoint(words: Sequence[str]) -> Settings:
     if "recipe" in given and str(given["recipe"].value()) != own.recipe:
         raise UserError(
             f"recipe={given['recipe'].value()}: the run in {folder} is of recipe={own.recipe}, "
-            f"whose settings mode={mode} uses. Remove recipe=."
+            f"whose settings mode={mode} uses. Remove recipe=..., or give a run of that recipe."
         )
     check_names({name: one.value() for name, one in given.items()}, own.task)
     for key, override in given.items():
@@ -92,8 +92,8 @@ def settings_from_checkpoint(words: Sequence[str]) -> Settings:
         with readable_errors(own.task):
             if isinstance(value, str) and OmegaConf.is_dict(OmegaConf.select(config, key)):
                 raise UserError(
-                    f"{key}={value} replaces all {key} settings, and {named}=... "
-                    f"uses those of its run. Remove it, or change single ones ({key}.NAME=VALUE)."
+                    f"{key}={value} replaces all {key} settings, and {named}=... uses those of "
+                    f"its run. Remove {key}={value}, or change single ones ({key}.NAME=VALUE)."
                 )
             OmegaConf.update(config, key, value)
     _begin_anew(own, config, given)
@@ -102,7 +102,8 @@ def settings_from_checkpoint(words: Sequence[str]) -> Settings:
 
 
 def _begin_anew(own: Settings, config: DictConfig, given: Collection[str]) -> None:
-    """Where another source or mask than the run's is named, reset what belongs to the run's own."""
+    """Reset the settings of the run's own text source or mask to defaults where another one is
+    `given`."""
     for group, names in _OF_A_CHOICE.items():
         key = GROUPS[group]
         if {group, f"{group}.{key}"} & set(given) and config[group][key] != getattr(
@@ -115,7 +116,8 @@ def _begin_anew(own: Settings, config: DictConfig, given: Collection[str]) -> No
 
 
 def _score_all(config: Any, given: Collection[str], mode: str) -> None:
-    """A text that an evaluation names is scored whole: nothing of it is trained on here."""
+    """Change `config` so that mode=evaluate scores the whole of a text that the command line
+    names."""
     if mode == "evaluate" and _TEXT & set(given) and "data.validation_fraction" not in given:
         data = config.data
         data.validation_fraction, data.streaming = 1.0, None
@@ -124,8 +126,8 @@ def _score_all(config: Any, given: Collection[str], mode: str) -> None:
 
 
 def _settings_of_weights(line: CommandLine, mode: str) -> Settings:
-    """The settings where no run is given: a recipe's (recipe=hf with model.path), or
-    those that weights name."""
+    """Return the settings of a mode without a run: a recipe's (recipe=hf if model.path alone is
+    given), or those that `weights` suggest. Raises UserError if nothing names a model."""
     given, alone = line.by_name, mode in WITHOUT_A_RUN
     if alone and ("model.path" in given or {"weights", "recipe"} <= given.keys()):
         settings = compose_settings(line if "recipe" in given else [*line, "recipe=hf"])

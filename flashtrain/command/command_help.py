@@ -70,7 +70,8 @@ _TASKS_OWN = {
 
 
 def examples() -> dict[str, tuple[str, str]]:
-    """Return an example of each mode, as words after `python -m flashtrain`, and what it does."""
+    """Return for each mode an example, as words after `python -m flashtrain`, and what the mode
+    does."""
     return {**_TASKS_OWN, **{name: mode.example for name, mode in modes().items()}}
 
 

@@ -47,8 +47,8 @@ def register_configs(line: CommandLine) -> str:
     """Register with Hydra every recipe, and conf/config.yaml with the config groups of the
     task that `line` chooses.
 
-    Return the name of the configuration to compose, which is the task's. UserError: the
-    task has no such setting.
+    Return the task's name, which is also that of the configuration to compose. Raises UserError if
+    `line` names a setting that the task does not have.
     """
     store = ConfigStore.instance()
     for name, path in recipe_files().items():
@@ -73,7 +73,8 @@ def register_configs(line: CommandLine) -> str:
 
 
 def _task_of(recipe: str) -> str:
-    """The task that a recipe names, itself or through the recipes that it stands on."""
+    """Return the task that a recipe's file names or, if it names none, the recipes in its
+    `defaults`."""
     content = _recipes[recipe][2] if recipe in _recipes else {}
     bases = [
         _task_of(base)
@@ -84,8 +85,8 @@ def _task_of(recipe: str) -> str:
 
 
 def compose_settings(words: Sequence[str]) -> Settings:
-    """Compose the settings of these command-line words (key=value) with Hydra, and check
-    them. Raises UserError."""
+    """Compose the settings of these command-line words (key=value) with Hydra, and check them.
+    Raises UserError for a wrong word or setting."""
     line = CommandLine.of(words)
     task = register_configs(line)
     with readable_errors(task), initialize_config_dir(str(conf_folder()), version_base="1.3"):
@@ -93,15 +94,15 @@ def compose_settings(words: Sequence[str]) -> Settings:
     if "trainer.steps" in line.by_name and config.trainer.epochs is not None:
         if "trainer.epochs" in line.by_name:
             raise UserError(
-                "trainer.steps and trainer.epochs are both given. Set one: epochs give the steps."
+                "trainer.steps and trainer.epochs are both given. Set one: epochs decide the steps."
             )
         config.trainer.epochs = None  # the recipe's
     return checked_settings(config)
 
 
 def checked_settings(config: DictConfig) -> Settings:
-    """Return the checked settings of a composed configuration, without Hydra's own
-    section. Raises UserError."""
+    """Return the checked settings of a composed configuration, without Hydra's own section. Raises
+    UserError for a wrong setting."""
     with readable_errors(str(config.get("task"))):
         plain = OmegaConf.to_container(config, resolve=True)
     own = {key: value for key, value in cast(dict[str, Any], plain).items() if key != "hydra"}

@@ -37,8 +37,8 @@ NOT_TRAINED["checkpoint"] = "a training takes weights= or resume="
 def check_used(settings: Settings, line: CommandLine) -> None:
     """Raise UserError for the first setting that this command line names and its mode does not use.
 
-    It is also raised if a benchmark's recipe is to be trained or evaluated. `settings`:
-    what the line composes to.
+    Also raise it if the recipe of a benchmark is to be trained or evaluated. `settings` are those
+    that the line composes to.
     """
     work, task = work_of(settings), task_of(settings)
     measuring = next(
@@ -85,10 +85,10 @@ def check_used(settings: Settings, line: CommandLine) -> None:
         ):
             raise UserError(
                 f"{name} is not used with {start}=...: "
-                "the model has the shape that it was trained with. Remove it."
+                f"the model has the shape that it was trained with. Remove {name}."
             )
 
 
 def _is_of(name: str, names: Iterable[str]) -> bool:
-    """Whether a setting or group is among these, itself or as one of a group."""
+    """Return whether `name` is one of `names`, or a setting inside a group that is."""
     return any(name == one or name.startswith(f"{one}.") for one in names)

@@ -14,8 +14,8 @@ from flashtrain.training.hardware import Hardware
 
 
 def plan(settings: Settings, line: CommandLine) -> str:
-    """Return the text of mode=plan: what the command would do on this machine. Nothing is
-    started. Raises UserError."""
+    """Return the text of mode=plan: what the command would do on this machine. Nothing is started.
+    Raises UserError for settings that cannot be run."""
     settings, hardware = adapt_to_machine(settings, line)
     planned = working_mode(settings)
     # A study whose command names one context plans the training of that one.

@@ -136,7 +136,8 @@ def _plain(word: str, sweep: bool) -> str:
 
 
 def _as_typed(key: str, text: str) -> str:
-    """A text as Hydra reads it back: `=`, commas and brackets have no meaning in it."""
+    """Return a text as a value that Hydra reads back unchanged: in quotes if it has `=`, commas or
+    brackets."""
     # What is written in Hydra's own form stays (in quotes, with backslashes, ${...}, null): a
     # prompt only in quotes.
     text = text if key == "prompt" else text.strip()
@@ -147,8 +148,8 @@ def _as_typed(key: str, text: str) -> str:
 
 
 def _as_written(value: str, choices: Sequence[str]) -> str:
-    """The name among the choices that differs in capitals alone; the value
-    itself where there is none."""
+    """Return the choice that equals the value but for capitals; the value itself if there is
+    none."""
     return next((name for name in choices if name.lower() == value.strip().lower()), value)
 
 
@@ -157,7 +158,8 @@ def _whole(number: str) -> str:
 
 
 def _choices(key: str) -> list[str] | None:
-    """The names that a group of conf/, or `recipe`, may be given; None for anything else."""
+    """Return the names of the files that `recipe` or a group of conf/ may choose; None for another
+    key."""
     if key == "recipe":
         return sorted(recipe_files())
     folder = conf_folder() / key
@@ -167,7 +169,7 @@ def _choices(key: str) -> list[str] | None:
 
 @cache
 def _options() -> dict[str, Sequence[str]]:
-    """The settings that have one of some names, which may be given in capitals."""
+    """Return, by dotted name, the values of each setting that has a closed set of them."""
     return {
         name: one.metadata["options"]
         for name, one, _ in all_settings()
@@ -177,7 +179,7 @@ def _options() -> dict[str, Sequence[str]]:
 
 @cache
 def _of_type(kind: Any) -> frozenset[str]:
-    """The settings of a type, or of one of several types."""
+    """Return the dotted names of the settings whose type is `kind`, or a union with it."""
     own = {
         name: (hint, *(() if get_origin(hint) in (list, dict) else get_args(hint)))
         for name, _, hint in all_settings()

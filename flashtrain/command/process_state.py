@@ -1,5 +1,5 @@
-"""The state of somebody's program around a call of the command: what is printed, and
-Hydra's and torch's state."""
+"""Save and restore the state of a program that calls the command: its logging, and Hydra's and
+torch's state."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from flashtrain import announce
 
 @contextmanager
 def preserve_process_state(*, quiet: bool) -> Iterator[None]:
-    """Run the command inside another program; then restore Hydra, logger and torch's
-    determinism, and end new groups.
+    """Context manager to run the command inside another program: at its end it restores Hydra, the
+    logger and torch's determinism, and destroys process groups that the command made.
 
     Args:
         quiet: print warnings only, and draw no progress bars.

@@ -1,10 +1,10 @@
 """`python -m flashtrain -m recipe=gpt2 context=512,1024`: every combination as a job, then
 one table and one figure.
 
-Each job runs in a fresh process: under Hydra 1.3's own multirun Lightning's DDP would start the
-whole sweep again in every rank, memory that one job leaves behind would spoil the next one's
-measurement, and the same command after a kill runs all jobs again, into the same folders, without a
-table. A job that fails is a row that says so; the others go on.
+Each job runs in a fresh process, unlike in Hydra 1.3's own multirun. There Lightning's DDP would
+start the whole sweep again in every rank; memory that one job leaves behind would spoil the next
+job's measurement; and after a kill the same command would run all jobs again, into the same
+folders, without a table. A job that fails becomes a row with its error; the other jobs still run.
 
 runs/gpt2-sweep/2026-11-21_10-15-02/
   sweep.json              the jobs' settings: the same command with resume=auto continues this sweep
@@ -55,10 +55,10 @@ Jobs = list[CommandLine]
 
 
 def expand(line: CommandLine) -> Jobs:
-    """Return the command line of every job of a sweep: the product of all listed
+    """Return the command line of each job of a sweep, one for every combination of the listed
     values, in the order given.
 
-    Raises UserError for a sweep over an interval or a glob, which name no finite list here.
+    Raises UserError for Hydra's interval(...) and glob(...), which list no values here.
     """
     choices: dict[str, list[str]] = {}
     for override in line.overrides:
@@ -69,7 +69,7 @@ def expand(line: CommandLine) -> Jobs:
             choices[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
         else:
             raise UserError(
-                f"{override.input_line}: "
+                f"{override.input_line} names no list of values: "
                 "list the values, context=512,1024, or use range(start,stop,step)."
             )
     return [CommandLine(job) for job in itertools.product(*choices.values())]
@@ -100,7 +100,8 @@ def run_sweep(line: CommandLine) -> int:
 
 
 def _plan_each(composed: Sequence[Settings], jobs: Jobs) -> int:
-    """mode=plan of a sweep: of each job what it would do, and nothing started."""
+    """Print for mode=plan what each job of the sweep would do, start nothing, and return the exit
+    status 0."""
     for number, (settings, job, label) in enumerate(
         zip(composed, jobs, _labels(jobs), strict=True), 1
     ):
@@ -110,7 +111,7 @@ def _plan_each(composed: Sequence[Settings], jobs: Jobs) -> int:
 
 
 def _labels(jobs: Jobs) -> list[str]:
-    """The words of each job that not all jobs have."""
+    """Return a label for each job: those of its words that not all jobs have."""
     common = set(jobs[0]).intersection(*jobs)
     return [", ".join(word for word in job if word not in common) or "one job" for job in jobs]
 
@@ -155,8 +156,9 @@ def _run_locked(folder: Path, jobs: Jobs, first: Settings) -> int:
 
 
 def _without_resume(line: CommandLine) -> tuple[CommandLine, str | None]:
-    """The line without a resume= that means the sweep, and its value; a run to
-    continue in every job stays."""
+    """Return the line without a resume= that names a sweep (or is auto), and the value of resume=.
+    A resume= that names a run, which every job continues, stays in the line; the value is then
+    None."""
     given = line.by_name.get("resume")
     resume = None if given is None or given.is_sweep_override() else given.value()
     if resume != "auto" and not (
@@ -168,8 +170,9 @@ def _without_resume(line: CommandLine) -> tuple[CommandLine, str | None]:
 
 
 def _sweep_folder(settings: Settings, jobs: Jobs, resume: str | None) -> Path:
-    """The folder of the sweep to go on with (the newest of these jobs, if free), or a new
-    one; locked. UserError."""
+    """Return the locked folder of the sweep: the one that `resume` names, for resume=auto the
+    newest unfinished sweep of these jobs that no process has locked, else a new one. Raises
+    UserError."""
     parent = Path(settings.output) / f"{settings.recipe}-sweep"
     if resume not in (None, "auto"):
         folder = Path(str(resume)).expanduser()
@@ -197,8 +200,8 @@ def _sweep_folder(settings: Settings, jobs: Jobs, resume: str | None) -> Path:
 
 
 def _is_of(jobs: Jobs, folder: Path) -> bool:
-    """Whether the folder's sweep is of these jobs. What sweep.json says of them is
-    compared, and never run."""
+    """Return whether the folder's sweep.json lists these jobs; what it lists is compared, and never
+    run."""
     there = json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8"))["jobs"]
     return [sorted(job) for job in jobs] == [sorted(job) for job in there]
 
@@ -210,7 +213,8 @@ def _has_more(folder: Path, count: int) -> bool:
 
 
 def _job_words(job: CommandLine, folder: Path, group: str) -> list[str]:
-    """The command's words for one job, which goes on where it has left a checkpoint."""
+    """Return the words of the command for one job; with resume=auto if its folder has a
+    checkpoint."""
     words = list(job)
     if (folder / CHECKPOINTS / LAST).exists():
         words = [*(word for word in job if not word.startswith("resume=")), "resume=auto"]
@@ -218,8 +222,8 @@ def _job_words(job: CommandLine, folder: Path, group: str) -> list[str]:
 
 
 def _wait_for_orphan(folder: Path) -> None:
-    """A job whose sweep was killed may still be writing its checkpoint. Makes the
-    folder where it is new."""
+    """Make a job's folder if it is missing, and wait while a job of a killed sweep still writes to
+    it."""
     try:
         hold(folder)
     except Busy as error:
@@ -238,7 +242,7 @@ def note_failure(
     ended before it began.
 
     Args:
-        status: the job's exit status; negative: the number of the signal that killed it.
+        status: the job's exit status; if a signal killed the job, minus the signal's number.
         stopped_by: the name of the signal that ended the whole sweep, such as SIGINT; None
             if only this job ended.
     """

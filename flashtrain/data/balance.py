@@ -40,8 +40,8 @@ BY_TOKENS = Cost()
 
 @dataclass(eq=False)
 class Bin:
-    """A row while it is filled: its sequences, their tokens and their cost. A row is
-    one device's micro-batch."""
+    """A row (one device's micro-batch) while it is filled: its sequences, and the sums of their
+    tokens and costs."""
 
     members: list[int] = field(default_factory=list)  # indices in the list of waiting sequences
     tokens: int = 0
@@ -111,8 +111,8 @@ def share_out(
 
 
 def _body(sizes: np.ndarray, bins: int, budget: int) -> int:
-    """How many of the oldest to put in first: as many as fit, less about one a row, which
-    is then chosen to fit."""
+    """Return how many of the oldest sequences to assign first: as many as fit into all rows, less
+    about one a row, for which `_fill` then chooses a later sequence."""
     if not len(sizes):
         return 0
     room = bins * max(0.0, budget - float(sizes.mean()))
@@ -128,7 +128,8 @@ def _fill(
     max_sequences: int,
     tolerance: float,
 ) -> None:
-    """The cheapest row takes the longest waiting sequence that fits, until none fits any row."""
+    """Put the longest waiting sequence that fits into the cheapest row, again and again, until no
+    sequence fits into any row."""
     # Ascending by length; of equal lengths the oldest last, where it is taken first.
     by_length = sorted(waiting, key=lambda member: (sizes[member], -member))
     keys = [sizes[member] for member in by_length]

@@ -119,8 +119,8 @@ def gpt2_files_version(vocab: str | os.PathLike[str], merges: str | os.PathLike[
 
 
 def split_long(text: str, max_characters: int = MAX_PIECE_CHARACTERS) -> Iterator[str]:
-    """Yield a long text in parts, cut where no token can span the cut, so that they have the
-    same tokens as the text.
+    """Yield a long text in parts, cut where no token can span the cut, so that the tokens of the
+    parts together are those of the whole text.
 
     GPT-2's pattern never matches across a change from other characters to white space. The cut is
     made at the last such change before `max_characters`; text without one, which is not ordinary

@@ -24,8 +24,8 @@ FOLLOWING = ("user", "tool", "system")  # roles whose marker may end an answer
 
 
 class Piece(NamedTuple):
-    """A text that is tokenized as one document: a whole conversation, or one
-    answer after its prompt."""
+    """A text that becomes one document, a whole conversation or one answer after its prompt, with
+    the characters that get labels."""
 
     text: str
     # The (begin, end) ranges of the characters that get labels, in order.
@@ -37,7 +37,8 @@ class Piece(NamedTuple):
 
     @property
     def places(self) -> list[int]:
-        """The character positions inside the text at which labels begin or end, ascending."""
+        """The character positions at which a labelled range (`learnt`) begins or ends, ascending,
+        without 0 and the text's length."""
         return sorted(
             {place for span in self.learnt for place in span if 0 < place < len(self.text)}
         )
@@ -54,7 +55,7 @@ class Piece(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """An answer, in a text that ends with it and begins with all that the model sees before it."""
+    """An answer of the assistant, with the text that the model reads before it."""
 
     text: str
     begin: int  # where in the text the answer begins
@@ -67,12 +68,12 @@ class ChatAnswers:
     """Finds the answers of conversations in the text that a chat template renders.
 
     If the template marks what the assistant says ({% generation %}), these marks are used.
-    Otherwise the conversation is rendered twice, up to the answer with a generation prompt, and
-    including the answer: the answer begins where the two texts differ. The second text must be a
-    prefix of the whole conversation. If the template rewrites earlier turns (for example, strips
-    their thinking), it is not; each answer then becomes a document of its own, with the prompt that
-    the model sees for that answer. If the template does not write an end of an answer (GLM), the
-    marker of the next role gets a label.
+    Otherwise the conversation is rendered twice: up to the answer, with a generation prompt, and
+    including the answer. The answer begins where the two texts differ. If the second text is a
+    prefix of the whole conversation, the conversation is one document. It is no prefix if the
+    template rewrites earlier turns (for example, strips their thinking); each answer then becomes a
+    document of its own, with the prompt that the model sees for that answer. If the template does
+    not write an end of an answer (GLM), the marker of the next role gets a label.
     """
 
     rendering: ChatRendering
@@ -111,7 +112,8 @@ class ChatAnswers:
 
     @cached_property
     def end_ids(self) -> list[int]:
-        """The ids of the tokens that end an answer and get labels: after them generation stops."""
+        """The ids of the tokens that end an answer and get labels; generation stops after any of
+        them."""
         ends = self._end or "".join(self._markers.values())
         found = map(self.rendering.library.token_to_id, dict.fromkeys(self.rendering.added(ends)))
         return [number for number in found if number is not None]
@@ -123,8 +125,8 @@ class ChatAnswers:
 
     @cached_property
     def _end(self) -> str:
-        """The last added token with a label after an answer's own text; "" if
-        the template writes none."""
+        """The token that the template writes to end an answer, such as <|im_end|>; "" if it writes
+        none."""
         try:
             talk, _ = self.rendering.accepted([ASK, ANSWER, ASK], None)
             found = self.pieces(talk, None, [1], self.rendering.text(talk, None), close=False)
@@ -135,8 +137,8 @@ class ChatAnswers:
 
     @cached_property
     def _markers(self) -> dict[str, str]:
-        """For each role the text between an answer and a message of that role, up to
-        its first added token."""
+        """For each role the text that the template writes between an answer and a message of that
+        role, up to and including the first special (added) token in it."""
         found = {}
         for role in FOLLOWING:
             try:
@@ -154,8 +156,8 @@ class ChatAnswers:
         return found
 
     def _close(self, messages: Messages, at: int) -> str:
-        """The text after message `at` that gets labels if the template writes
-        no end of an answer."""
+        """Return the marker of the role that follows message `at`, which gets a label if the
+        template writes no end of an answer; else an empty text."""
         if self._end:
             return ""
         last = "tool" if messages[at].get("tool_calls") else "user"
@@ -197,7 +199,7 @@ class ChatAnswers:
         return Piece(whole, tuple(span for span in spans if span[0] < span[1]))
 
     def _alone(self, messages: Messages, tools: Tools, answer: Answer, close: str) -> Piece:
-        """The last of these messages as a document of its own."""
+        """Return the last of `messages`, whose text is `answer`, as a document of its own."""
         text = answer.text + close
         spans = [(answer.begin, len(text))]
         if self.rendering.marks(tools):
@@ -210,7 +212,8 @@ class ChatAnswers:
         return Piece(text, tuple(span for span in spans if span[0] < span[1]))
 
     def _answer(self, messages: Messages, tools: Tools, at: int, whole: str) -> Answer:
-        """The answer that message `at` is, found in the text that ends with it."""
+        """Return message `at` as an Answer: the text rendered up to its end, and where it begins in
+        it. `whole` is the text of the whole conversation."""
         # If the assistant speaks first, its header gets labels too: templates refuse to render
         # an empty conversation.
         before = self.rendering.text(messages[:at], tools, prompt=True) if at else ""
@@ -235,8 +238,8 @@ class ChatAnswers:
         return Answer(own, begin, len(end) if closed else None)
 
     def _after(self, messages: Messages, tools: Tools, at: int, before: str, own: str) -> str:
-        """What follows the content of the message before in `own`, without
-        the generation prompt."""
+        """Return the text of message `at` in `own`, without the generation prompt that ends
+        `before`."""
         last = messages[at - 1]
         other = {**last, "content": "y" if str(last.get("content")).rstrip().endswith("x") else "x"}
         prompt = _shared_end(
@@ -248,8 +251,8 @@ class ChatAnswers:
         if not answered.startswith(prompt):
             raise UserError(
                 f"message {at + 1} cannot be separated from the messages before it: the chat "
-                "template writes them differently in a prompt. Set data.chat_template=FILE, a "
-                "template that writes the same text in both."
+                "template writes those differently in a prompt and before an answer. Set "
+                "data.chat_template=FILE, a template that writes them alike."
             )
         return answered[len(prompt) :]
 

@@ -48,10 +48,10 @@ class ChatDataModule(TextDataModule):
         too_long: What happens to a document longer than the context: "cut" (its first
             tokens are read), "drop" or "refuse". A document without a label within the
             context is always left out.
-        skip_broken: Maximum share (0 to 1) of rows that may be malformed; they are skipped.
+        skip_broken: Maximum share (0 to 1) of malformed rows, which are skipped; more are an error.
         text_column: Column of the text, for rows of plain text.
-        check_answers: Whether rows of which the template writes no answer are malformed, and
-            answers of weight 0 are not learned.
+        check_answers: Whether to refuse rows of which the template writes no answer, and to give no
+            labels to messages with "weight": 0.
         validation: Source of the conversations to validate on (None: see above).
         **options: See TextDataModule, also for context, batch_size and document_mask.
             validation_samples counts rows.
@@ -105,8 +105,8 @@ class ChatDataModule(TextDataModule):
         )
 
     def setup(self, stage: str | None = None) -> None:
-        """Open the token file, hold out conversations and cut documents. Call it again after
-        a change of `context`."""
+        """Open the token file, hold out conversations and cut documents. Call `setup` again after a
+        change of `context`."""
         cache, fraction = self.cache, self.validation_fraction
         offsets, marks = cache.offsets, cache.marks[:]
         # Of which conversation each document is.
@@ -161,7 +161,8 @@ class ChatDataModule(TextDataModule):
 
     @property
     def held_out_samples(self) -> int:
-        """The number of rows that each validation reads over all devices, counted as full rows."""
+        """The number of rows that each validation reads over all devices: its tokens divided by the
+        context, rounded up."""
         return -(-int(self._validated().lengths.sum()) // self.context)
 
     def scored(self) -> dict[str, int]:
@@ -231,8 +232,8 @@ class ChatDataModule(TextDataModule):
         return held_out.chosen(np.arange(min(len(held_out.begins), max(1, int(room)))))
 
     def _cut(self, documents: ChatDocuments, marks: np.ndarray) -> ChatDocuments:
-        """The documents cut to the context, with their label counts; those
-        that are left out have 0."""
+        """Return the documents cut to the context, with the number of labels of each, which is 0 if
+        the document is left out. `marks` are those of all tokens (token_cache)."""
         longer = documents.lengths > self.context
         count, longest = int(longer.sum()), int(documents.lengths.max())
         words = (
@@ -240,7 +241,8 @@ class ChatDataModule(TextDataModule):
         )
         if count and self.too_long == "refuse":
             raise UserError(
-                f"{words}. Use a longer context, or data.too_long=cut or drop, not refuse."
+                f"{words}, and data.too_long=refuse. "
+                "Use a longer context, or data.too_long=cut or drop."
             )
         lengths = np.minimum(documents.lengths, self.context)
         labels = label_counts(marks, documents.begins, lengths)

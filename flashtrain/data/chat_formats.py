@@ -25,8 +25,8 @@ ALPACA = (
 
 
 def with_messages(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
-    """Return a row of either format with `messages`, and a line on how it is read; any other
-    row unchanged, and None.
+    """Return (the row with a key `messages`, a line on how it was read) for a row of either format;
+    (the row unchanged, None) for any other.
 
     A column `system` becomes the system's message. Raises UserError if a ShareGPT message is
     from somebody unknown.
@@ -64,8 +64,8 @@ def _sharegpt(given: Any) -> Messages:
 
 
 def _alpaca(row: Mapping[str, Any]) -> Messages:
-    """Read a row as LLaMA-Factory does: instruction and input on a line each, after
-    the pairs of `history`."""
+    """Return the messages of a row as LLaMA-Factory reads it: the pairs of `history`, then
+    instruction and input, on a line each, as the user's message and `output` as the answer."""
     question = "\n".join(text for text in (row["instruction"], row.get("input")) if text)
     pairs = [*(row.get("history") or ()), (question, row["output"])]
     return [

@@ -1,4 +1,4 @@
-"""Read the messages and tools of a row, and write them in the forms that chat templates accept."""
+"""Read the messages and tools of a row, and change them to the forms that chat templates accept."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ Place = tuple[int, str]  # index of a message, and a key of it
 
 
 def messages_of(given: object, column: str) -> Messages:
-    """Return the messages in a value, which may be JSON text, without keys that are null.
+    """Return the list of messages in a column's value, which may be JSON text; keys whose value is
+    null are left out.
 
     Raises UserError, which names the column, if the value does not hold messages.
     """
@@ -41,8 +42,8 @@ def messages_of(given: object, column: str) -> Messages:
 
 
 def tools_of(row: Mapping[str, Any]) -> list[Any] | None:
-    """Return the tools of a row, which may be JSON text. Raises UserError if they are
-    not a list of objects."""
+    """Return the column `tools` of a row, which may be JSON text; None if the row has none. Raises
+    UserError if it is not a list of objects."""
     given = row.get("tools")
     given = parse_json(given, "column tools") if isinstance(given, str) and given else given
     if given is not None and (
@@ -55,8 +56,8 @@ def tools_of(row: Mapping[str, Any]) -> list[Any] | None:
 
 
 def joined(messages: Messages) -> Messages:
-    """Join each content that is a list of texts to one text. Raises UserError
-    if a part is not a text."""
+    """Return the messages with each content that is a list of text parts joined to one text. Raises
+    UserError for a part of another type."""
     found = list(messages)
     for at, message in enumerate(messages):
         content = message.get("content")
@@ -78,11 +79,11 @@ def joined(messages: Messages) -> Messages:
 
 
 def forms(messages: Messages) -> Iterator[Messages]:
-    """Yield the messages in every form in which a template may expect tool
-    calls, the usual form first.
+    """Yield copies of the messages, one for each form in which a template may expect tool calls,
+    the usual form first.
 
-    Arguments of a call are an object or JSON text; a missing content stays missing,
-    or becomes "" or null.
+    The forms differ in two ways: arguments of a call are an object or JSON text, and a missing
+    content stays missing or becomes "" or null.
     """
     if not any(_calls(messages)):
         yield messages
@@ -100,7 +101,7 @@ def forms(messages: Messages) -> Iterator[Messages]:
 
 
 def as_lists(messages: Messages) -> Messages:
-    """Write each content that is a text as a list of this text."""
+    """Return the messages with each content that is a text as a list of one text part."""
     found = deepcopy(messages)
     for message in found:
         if isinstance(text := message.get("content"), str):
@@ -111,11 +112,12 @@ def as_lists(messages: Messages) -> Messages:
 def with_placeholders(
     messages: Messages, *, contents: bool = True
 ) -> tuple[Messages, dict[str, Place]]:
-    """Replace the name and arguments of each tool call, and contents, to find out whether
-    a template writes them.
+    """Replace the name and arguments of each tool call, and (if `contents`) each content, by words
+    whose absence in a rendered text shows that the template leaves them out.
 
     Returns:
-        The changed messages, and the place that each placeholder has in them.
+        The changed messages, and for each placeholder its place: the index of the message, and
+        "content" or "tool_calls".
     """
     found, places = [deepcopy(message) for message in messages], {}
     for at, message in enumerate(found):
@@ -140,7 +142,8 @@ def with_placeholders(
 
 
 def _calls(messages: Messages) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The function of each tool call (name, arguments), with the index of its message."""
+    """Yield for each tool call the index of its message, and the call's function: a dict with name
+    and arguments, which may be changed."""
     for at, message in enumerate(messages):
         calls = message.get("tool_calls")
         for call in calls if isinstance(calls, list) else ():

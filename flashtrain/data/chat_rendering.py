@@ -63,15 +63,15 @@ class ChatRendering:
         return MARKS_ANSWERS.search(self._template(tools)) is not None
 
     def marked(self, messages: Messages, tools: Tools) -> list[tuple[int, int]]:
-        """List what the template marks as said by the assistant, as (begin, end) in
-        characters of the rendered text."""
+        """Return the ranges (begin, end), in characters of the rendered text, that the template
+        marks as said by the assistant."""
         return list(self._rendered(messages, tools, return_assistant_tokens_mask=True)[1][0])
 
     def accepted(self, messages: Messages, tools: Tools) -> tuple[Messages, set[Place]]:
-        """Return the messages in the form of which the template writes most, and what it leaves
-        out (see `unwritten`).
+        """Return the messages in that form (see chat_messages.forms) of which the template leaves
+        out least, and what it leaves out (see `unwritten`).
 
-        Raises UserError if it leaves out a tool call.
+        Raises UserError if the template leaves out a tool call.
         """
         found: list[tuple[set[Place], Messages]] = []
         ways = (joined, as_lists) if self.contents else (joined,)
@@ -87,13 +87,13 @@ class ChatRendering:
                 line = "does not write its tool calls"
             raise UserError(
                 f"message {min(calls) + 1}: the chat template {line}. "
-                "Set data.chat_template=FILE, one that does."
+                "Set data.chat_template=FILE, a template that writes tool calls."
             )
         return self._with_lists(chosen, messages, tools), lost
 
     def unwritten(self, messages: Messages, tools: Tools) -> set[Place]:
-        """Return which contents and tool calls the template does not write, or does not
-        mark as the assistant's."""
+        """Return the contents and tool calls that the template does not write, or answers that it
+        does not mark as the assistant's, as (index of the message, "content" or "tool_calls")."""
         changed, places = with_placeholders(messages, contents=self.contents)
         marks = self.marks(tools)
         try:
@@ -109,7 +109,8 @@ class ChatRendering:
         }
 
     def ignores(self, name: str, role: str, messages: Messages, tools: Tools) -> bool:
-        """Return whether the text is the same without this field in the messages of a role."""
+        """Return whether the rendered text stays the same when the field `name` is removed from all
+        messages of a role."""
         last = max(
             at for at, one in enumerate(messages, start=1) if one["role"] == role and one.get(name)
         )
@@ -123,8 +124,8 @@ class ChatRendering:
             return False
 
     def _with_lists(self, texts: Messages, given: Messages, tools: Tools) -> Messages:
-        """The messages with the given lists of texts, if the template writes a list of
-        one text like the text."""
+        """Return `texts`, the messages with joined contents, with the lists of texts in `given` put
+        back if the template writes a list of one text as it writes the text alone."""
         at = [place for place, one in enumerate(given) if isinstance(one.get("content"), list)]
         single, lists = list(texts), list(texts)
         for place in at:
@@ -136,8 +137,8 @@ class ChatRendering:
             return texts
 
     def ids(self, texts: list[str]) -> list[np.ndarray]:
-        """Encode each text as an int64 array. The spelling of a special token
-        is read as that token."""
+        """Encode each text as an int64 array. The spelling of a special token becomes that
+        token."""
         found = self.library.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(one.ids, dtype=np.int64) for one in found]
 
@@ -157,7 +158,8 @@ class ChatRendering:
         return [added[number].content for number in self.ids([text])[0].tolist() if number in added]
 
     def _template(self, tools: Tools) -> str:
-        """The template's text; a tokenizer may have another one for conversations with tools."""
+        """Return the chat template; a tokenizer may have another template for conversations with
+        tools."""
         for name in ("tool_use", "default") if tools else ("default",):
             if name in self.templates:
                 return self.templates[name]
@@ -186,8 +188,8 @@ def read_template(path: str | os.PathLike[str] | None) -> str | None:
 def _rendered(
     template: str, conversations: list[Messages], what: str, **given: Any
 ) -> tuple[list[str], list[Any]]:
-    """The text of each conversation, and the marked ranges if requested. what:
-    for the error's message."""
+    """Return (the text of each conversation, the ranges that the template marks, if requested).
+    `what` says in the error's message what the template does wrong."""
     with needs_package("a chat template", "transformers", "hub"):
         from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template

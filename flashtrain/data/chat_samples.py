@@ -32,14 +32,15 @@ class MicroBatch(NamedTuple):
 
 
 class ChatDocuments(NamedTuple):
-    """Documents as ranges of the token file, cut to the context; all fields are (n,) int64."""
+    """Documents, cut to the context: for each its first token in the token file, its tokens and its
+    labels, (n,) int64 each."""
 
     begins: np.ndarray
     lengths: np.ndarray
     label_counts: np.ndarray
 
     def chosen(self, which: np.ndarray) -> ChatDocuments:
-        """Return the documents at these indices, or where this mask is true."""
+        """Return the documents at the indices `which`, or where `which` is true."""
         return ChatDocuments(*(values[which] for values in self))
 
 
@@ -90,8 +91,7 @@ class ChatSamples(Dataset[ChatBatch]):
 
         Args:
             rows: For each row of the step the numbers of its documents.
-            rank, world_size: This device's number among the data-parallel
-                devices, and their number.
+            rank, world_size: This device's number, from 0, and the number of data-parallel devices.
             batch_size: Rows of a micro-batch on each device.
         """
         numbers = [np.asarray(row, dtype=np.int64) % len(self) for row in rows]
@@ -147,7 +147,7 @@ def label_counts(marks: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> 
     """Count the labelled tokens of each document after its first token.
 
     Args:
-        marks: The marks of all tokens (token_cache).
+        marks: The marks of all tokens, uint8 (token_cache): bit LABELLED is set on labelled ones.
         begins: (n,) int64, index of each document's first token.
         lengths: (n,) int64, tokens of each document.
 

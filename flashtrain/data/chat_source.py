@@ -100,10 +100,11 @@ class ChatSource:
         )
 
     def encoded(self, tokenizer: Tokenizer) -> Iterator[Encoded]:
-        """Yield the encoded documents in groups. `tokenizer` is not used: the template has its own.
+        """Yield the encoded documents in groups. `tokenizer` is not used: the ChatTemplate has its
+        own.
 
-        Raises UserError, which names the first, if more rows are malformed
-        than `skip_broken` allows.
+        Raises UserError, which names the first malformed row, if more rows are malformed than
+        `skip_broken` allows.
         """
         pieces = counted(
             self._pieces(), self.template.tokenizer, lambda piece: piece.text if piece.plain else ""
@@ -113,7 +114,8 @@ class ChatSource:
             yield Encoded(tokens, marks, sum(len(piece.text.encode()) for piece in group))
 
     def _pieces(self) -> Iterator[Piece]:
-        """The documents of all rows; then a logged line of each kind of row that needs one."""
+        """Yield the documents of all rows; then log a line on each kind of row that was changed or
+        skipped."""
         broken: list[UserError] = []
 
         def refuse(error: UserError) -> None:
@@ -167,8 +169,8 @@ class ChatSource:
 
 
 def _without_nulls(value: Any) -> Any:
-    """The value without nulls, which tables add for keys of other rows: templates
-    test whether a key exists."""
+    """Return the value without keys that are null: tables add these for keys of other rows, and
+    templates test whether a key exists."""
     if isinstance(value, dict):
         return {key: _without_nulls(one) for key, one in value.items() if one is not None}
     return [_without_nulls(one) for one in value] if isinstance(value, list) else value

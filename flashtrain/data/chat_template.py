@@ -74,8 +74,8 @@ class ChatTemplate:
         return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
     def pieces(self, row: Mapping[str, Any]) -> list[Piece]:
-        """Make the documents of a row. Raises UserError if the row is malformed,
-        or has nothing to learn."""
+        """Make the documents (Pieces, not yet tokenized) of a row. Raises UserError if the row is
+        malformed, or has nothing to learn."""
         row, format_line = with_messages(row)
         if format_line is not None:
             self.formats[format_line] += 1
@@ -95,12 +95,13 @@ class ChatTemplate:
         return found
 
     def encode(self, pieces: Sequence[Piece]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Encode pieces, each a document: one call of the tokenizer for plain texts, one for
-        what a template rendered.
+        """Encode documents (Pieces): one call of the tokenizer for plain texts, and one for those
+        that a template rendered.
 
         Returns:
-            For each piece its token ids, int64, and a mark for each, uint8: whether it is a label,
-            and whether its document goes on (token_cache).
+            For each piece its token ids, int64, and their marks, uint8: LABELLED on each label,
+            GOES_ON on the first token of a piece that continues the conversation of the piece
+            before (token_cache).
         """
         parts = {
             plain: [part for one in pieces if one.plain == plain for part in one.parts]
@@ -122,8 +123,8 @@ class ChatTemplate:
         return self._rendering.ids([self._rendering.text(messages, tools, prompt=True)])[0].tolist()
 
     def _conversation(self, messages: Messages, tools: Tools, first: int) -> list[Piece]:
-        """The documents of a conversation. first: index of the first message
-        that may get labels."""
+        """Return the documents of a conversation. `first` is the index of the first message that
+        may get labels."""
         messages, unwritten = self._rendering.accepted(messages, tools)
         whole = self._rendering.text(messages, tools)
         answers, found = [], [Piece(whole, ())]
@@ -158,7 +159,8 @@ class ChatTemplate:
         pieces: Sequence[Piece],
         unwritten: set[Place],
     ) -> None:
-        """Count what the template leaves out. Raises UserError if that is what an answer says."""
+        """Count the fields that the template leaves out, in `left_out`. Raises UserError if it
+        leaves out the content of an answer."""
         learnt = _bare(
             "".join(piece.text[begin:end] for piece in pieces for begin, end in piece.learnt)
         )
@@ -170,7 +172,8 @@ class ChatTemplate:
                     "the chat template does not write its content where it is learned"
                 )
                 raise UserError(
-                    f"{line}. Set data.chat_template=FILE, one that does, or take the content out."
+                    f"{line}. Set data.chat_template=FILE, a template that does, "
+                    "or remove the content."
                 )
         fields = {
             (name, one["role"])
@@ -192,7 +195,8 @@ class ChatTemplate:
         return self._answers.end_ids
 
     def _marked(self, piece: Piece, parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens and marks of a piece. parts: the tokens of each of its parts."""
+        """Return the tokens and marks of a piece; `parts` are the tokens of each text in
+        piece.parts."""
         # The parts are tokenized one by one, as a model receives the tokens of a prompt before its
         # answer. If together they decode to another text than the whole does, because the tokenizer
         # begins every text with a space, the tokens of the whole text are used: those before a
@@ -217,8 +221,8 @@ class ChatTemplate:
         return tokens, marks
 
     def _counted(self, piece: Piece, whole: np.ndarray) -> dict[int, tuple[int, int]]:
-        """For each place the number of tokens before it, without and with a
-        token that lies across it."""
+        """Return, for each position in piece.places and for the text's end, the number of tokens of
+        `whole` before it: (without, with) a token that lies across it."""
         counts = {len(piece.text): (len(whole), len(whole))}
         before = self._ids([piece.text[:place] for place in piece.places], piece.plain)
         for place, ids in zip(piece.places, before, strict=True):
@@ -239,7 +243,7 @@ class ChatTemplate:
 
 
 def _bare(content: Any) -> str:
-    """A content's text without white space, which templates change."""
+    """Return the text of a message's content without white space, which templates change."""
     text = (
         "".join(part["text"] for part in content)
         if isinstance(content, list)

@@ -80,15 +80,16 @@ class ResumableDataModule(pl.LightningDataModule):
         `epochs` times. Needs setup().
 
         Args:
-            samples: Samples of a step over all devices; where rows hold several samples, its rows.
+            samples: Samples of a step over all devices; if a row holds several samples, rows of a
+                step.
         """
         whole = copy(self)  # as if one device read the whole step
         whole.batch_size, whole.accumulate = samples, 1
         return whole.train_dataloader().steps.steps_of(epochs)
 
     def _training(self, samples: Any, plan: dict[str, Any] | None = None) -> ResumableLoader:
-        """The loader of the run on this device. plan: arguments of TokenBudgetPlan, for
-        samples of unequal lengths."""
+        """Return this device's loader of training batches. `plan`: arguments of TokenBudgetPlan by
+        name, if samples have unequal lengths."""
         from flashtrain.data.token_budget_sampler import TokenBudgetSampler
 
         world_size, rank = self._place()
@@ -114,7 +115,8 @@ class ResumableDataModule(pl.LightningDataModule):
         return self._train_loader
 
     def _once(self, samples: Samples, count: int | None, batch_size: int) -> DataLoader[Any]:
-        """This device's share of the first `count` samples (None: all), each at most once."""
+        """Return a loader of this device's share of the first `count` samples (None: all), each at
+        most once; a remainder of the division among devices is left out."""
         world_size, rank = self._place()
         count = len(samples) if count is None else min(count, len(samples))
         return self._evaluation(
@@ -129,7 +131,7 @@ class ResumableDataModule(pl.LightningDataModule):
         )
 
     def _place(self) -> tuple[int, int]:
-        """The number of data-parallel devices, and this device's rank among them."""
+        """Return the number of data-parallel devices, and this device's rank among them."""
         # Devices that share one sample (context or tensor parallelism) count as one here.
         shares = self.trainer.distributed_sampler_kwargs if self.trainer is not None else None
         return (shares["num_replicas"], shares["rank"]) if shares else (1, 0)
@@ -166,8 +168,8 @@ class TextDataModule(ResumableDataModule):
         document_mask: Whether positions and labels respect document boundaries (see PackedSamples).
         validation_fraction: Share (0 to 1) of the documents to hold out, drawn
             independently of `seed`; 0: none.
-        split_context: Tokens of a sample for which the split is made (None: `context`). The
-            split depends a little on the context: to compare runs of several contexts, set the
+        split_context: Context length for which documents are held out (None: `context`). Which ones
+            are held out depends a little on it: to compare runs of several contexts, set the
             longest of them in every run.
         validation_samples: Maximum number of rows to read at each validation, over all devices.
         validation_batch: Rows of a micro-batch in validation (None: batch_size).

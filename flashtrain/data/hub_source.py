@@ -107,7 +107,8 @@ class HubSource:
         return library.load_dataset(self.name, self.config, **how)
 
     def _commit(self) -> str:
-        """The commit of the revision: the hub's answer, or its last answer on this machine."""
+        """Return the commit hash of the revision: the hub's answer or, without a connection, the
+        last answer saved on this machine, else "unknown"."""
         # So a machine without network finds the token cache that was built earlier (for
         # example, on a login node).
         import huggingface_hub  # comes with tokenizers; imported here since it is slow

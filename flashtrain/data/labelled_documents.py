@@ -19,8 +19,8 @@ from flashtrain_kernels.loss_head import IGNORED
 
 
 class LabelledDocuments(Protocol):
-    """Labelled documents by number. Either a document has any number of the L labels, or
-    its tokens have labels."""
+    """Labelled documents, numbered from 0: each has any number of the L labels, or each of its
+    tokens has at most one."""
 
     label_names: tuple[str, ...]
 
@@ -35,8 +35,8 @@ class LabelledDocuments(Protocol):
         """Return the tokens and labels of a document.
 
         Returns:
-            (length,) integers, and (L,) bool, true for its labels, or (length,) label numbers of
-            tokens, -100 for none.
+            The tokens, (length,) integers; and the labels: (L,) bool, true for the document's
+            labels, or (length,) integers, the label number of each token, -100 for none.
         """
 
 
@@ -118,8 +118,8 @@ class LabelledSamples(Dataset[ClassificationBatch]):
         )
 
     def _packed(self, rows: Sequence[np.ndarray], filler: int) -> Tensor:
-        """Rows of integers end to end, padded to (B * context,), so that
-        shapes stay the same; int64."""
+        """Return the rows of integers end to end, int64, filled up to (B * context,) with `filler`,
+        so that shapes stay the same."""
         flat = np.concatenate(rows)
         return torch.from_numpy(
             np.pad(flat, (0, len(rows) * self.context - len(flat)), constant_values=filler)

@@ -30,7 +30,8 @@ class Columns(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A text with its labels, as a file or dataset holds it, and the place of its row."""
+    """A text with its labels, as a file or dataset has them, and a text that says where the row
+    stands (file and line)."""
 
     text: str | list[str]  # or its words
     labels: list[str]  # their names

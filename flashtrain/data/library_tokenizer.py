@@ -57,14 +57,14 @@ class LibraryTokenizer:
 
     @property
     def spellings(self) -> list[str]:
-        """How the special tokens are spelled."""
+        """The texts of the special tokens, such as "<|endoftext|>"."""
         return [
             one.content for one in self._library.get_added_tokens_decoder().values() if one.special
         ]
 
     def with_special_tokens(self) -> LibraryTokenizer:
-        """Return a copy that reads the spelling of a special token as that token. If it
-        is saved, that is lost."""
+        """Return a copy that reads the spelling of a special token as that token; files that the
+        copy saves do not record this."""
         other = copy(self)
         other._library = self.library_form()
         return other

@@ -116,13 +116,13 @@ class StepSampler(DistributedSampler):
         return max(1, math.ceil(round(epochs * self.samples / self.samples_per_step, 6)))
 
     def place(self, step: int) -> dict[str, Any]:
-        """Return the place in the stream of samples at which a step begins, as plain
-        values for a checkpoint."""
+        """Return plain values for a checkpoint that say at which sample of the stream a step
+        begins."""
         return {"samples_read": self.first_number(step)}
 
     def continue_from(self, step: int, place: dict[str, Any]) -> None:
-        """Continue the stream from step `step` at a saved place, also with another
-        number of samples per step."""
+        """Let step `step` begin at a saved `place` (see `place`), also if steps now take another
+        number of samples."""
         # The place is not step * samples_per_step: the run may have changed its batch size before.
         self._anchor_step, self._anchor_sample = step, place["samples_read"]
 
@@ -159,8 +159,8 @@ def equal_batches(
     """Divide the first `samples` samples among devices, and list this device's
     micro-batches, all of one size.
 
-    Each sample is read once, however many devices there are. Where the numbers do
-    not divide, -1 fills up.
+    Each sample is read once, however many devices there are. Where the samples do not divide
+    evenly, micro-batches are filled up with the number -1.
 
     Args:
         samples: Number of samples, over all devices.
@@ -179,10 +179,10 @@ def equal_batches(
 def even_batches(
     samples: int, *, batch_size: int, world_size: int = 1, rank: int = 0
 ) -> list[list[int]]:
-    """List this device's micro-batches of one size, as equal_batches, but without
-    anything that fills up.
+    """Divide the first `samples` samples among devices as equal_batches does, but leave out a
+    remainder instead of filling up.
 
-    For labels a sample, not a token. The remainder of the division among devices is left out.
+    For data whose samples, not tokens, have labels: no row can stand for a missing sample there.
     """
     if samples >= world_size:
         share = samples // world_size
@@ -197,7 +197,8 @@ def even_batches(
 
 @dataclass(eq=False)
 class FilledUp(Dataset[Any]):
-    """A Dataset of samples of text, where number -1 is a row without labels: see equal_batches."""
+    """A Dataset that adds to samples of text the number -1, a row without labels, with which
+    equal_batches fills up."""
 
     samples: Any  # PackedSamples or MixedSamples
 
@@ -291,8 +292,8 @@ class ResumableLoader(DataLoader[Any]):
         return self.samples_read / len(self.packed)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in the stream of samples and what identifies the
-        stream, equal on all ranks."""
+        """Return the step, its place in the stream of samples, and values that identify the stream;
+        equal on all ranks."""
         return {
             "step": self.step,
             "accumulate": self.steps.accumulate,

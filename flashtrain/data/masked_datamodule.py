@@ -97,16 +97,16 @@ class MaskedTextDataModule(TextDataModule):
 
     @property
     def vocab_size(self) -> int:
-        """The number of tokens, those of the tokenizer and the special ones. Needs setup()."""
+        """The number of the tokenizer's tokens and the special tokens together. Needs setup()."""
         return self.special.vocab_size
 
     def padding(self) -> float:
-        """Estimate the ratio of the tokens that a micro-batch computes to its token
+        """Estimate how many tokens a micro-batch computes, padding included, for each token of its
         budget. Needs setup().
 
         Returns:
-            1 for packed rows; for padded ones about the longest sample of the first
-            epoch over the mean one.
+            1 for packed rows; for padded rows about the length of the longest sample in the first
+            epoch divided by the mean length.
         """
         if self.layout != "padded":
             return 1.0
@@ -130,8 +130,8 @@ class MaskedTextDataModule(TextDataModule):
         return self._training(samples, {**limits, "cost": self.cost})
 
     def val_dataloader(self) -> DataLoader[MaskedBatch] | list[DataLoader[MaskedBatch]]:  # type: ignore[override]
-        """Return this device's rows of the validation samples; an empty list
-        if none are held out."""
+        """Return the loader of this device's rows of validation samples; an empty list if none are
+        held out."""
         self._check()
         held_out = self.split.validation
         if held_out is None:

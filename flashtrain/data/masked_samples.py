@@ -24,7 +24,8 @@ ROUNDED_TO = 8  # a padded row's width
 
 
 class Row(NamedTuple):
-    """The index of one micro-batch in MaskedSamples."""
+    """A micro-batch, as an index of MaskedSamples: the numbers of its samples, and its step's
+    number of labels."""
 
     numbers: tuple[int, ...]  # the samples in it: e * n + i is sample i of n in epoch e
     # Labels of the optimizer step over its micro-batches on all devices; it divides the loss.
@@ -75,7 +76,7 @@ class MaskedSamples(Dataset[MaskedBatch]):
         return self.pieces.tokens
 
     def row(self, numbers: Sequence[int]) -> Row:
-        """Return the Row of a step whose only micro-batch holds the samples `numbers`."""
+        """Return the Row that holds the samples `numbers`, as the only micro-batch of its step."""
         places = np.asarray(numbers, dtype=np.int64) % len(self)
         return Row(
             tuple(int(number) for number in numbers),

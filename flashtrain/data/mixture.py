@@ -71,8 +71,8 @@ class MixtureSource:
         )
 
     def _trained(self, spec: TokenizerSpec, cache_dir: str | os.PathLike[str] | None) -> Tokenizer:
-        """A BPE trained on the beginnings of all parts, of each in proportion to its
-        share; the cache saves it."""
+        """Return a BPE trained on the beginnings of all parts, of each in proportion to its share;
+        it is saved in the cache."""
         texts = []
         for (name, source), share in zip(self.sources.items(), self.shares, strict=True):
             if isinstance(source, TokenSource):
@@ -144,7 +144,8 @@ class OpenMixture:
     def samples(
         self, spans: MixedSpans, context: int, document_mask: bool, *, in_proportion: bool
     ) -> MixedSamples:
-        """Return the packed samples of all parts. For `in_proportion` see MixedSamples."""
+        """Return the packed samples of all parts. For `in_proportion` see the field of
+        MixedSamples."""
         parts = [
             None if own is None else PackedSamples(cache.tokens, own, context, document_mask)
             for cache, own in zip(self.caches, spans.parts, strict=True)
@@ -240,8 +241,8 @@ class MixtureSampler(StepSampler):
         return found
 
     def _drawn(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """(BLOCK,) each: the part of each number of the block, and how many of that
-        part come before it there."""
+        """Return for each of the BLOCK samples of a block the part that it comes from, and how many
+        earlier samples of the block come from the same part; (BLOCK,) integers each."""
         order = epoch_order(BLOCK, self.seed, block, len(self.counts))
         parts = np.repeat(np.arange(len(self.counts)), self.counts)[order]
         earlier = np.empty(BLOCK, dtype=np.int64)
@@ -251,8 +252,8 @@ class MixtureSampler(StepSampler):
 
 
 def block_counts(shares: np.ndarray) -> np.ndarray:
-    """Divide BLOCK successive samples among parts by their shares, at least one
-    sample each; (parts,) int64."""
+    """Return how many of BLOCK successive samples each part gets, (parts,) int64: in proportion to
+    `shares`, which add up to 1, and at least one."""
     counts = np.maximum(1, np.floor(shares * BLOCK)).astype(np.int64)
     missing = BLOCK - int(counts.sum())
     if missing < 0:  # many tiny shares were rounded up to one

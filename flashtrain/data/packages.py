@@ -52,9 +52,10 @@ class PackagesSource:
     """A TextSource: the Python files of all installed packages and of the standard
     library, a document each.
 
-    Their order is that of names. Vendored copies, long files and those that are not UTF-8 are left
-    out, and of identical files all but the first. Of more than MAX_BYTES, files are drawn by a hash
-    of their names. Some small packages, drawn likewise, are held out whole.
+    Documents are in the order of their files' names. Left out are vendored copies, long files,
+    files that are not UTF-8, and of identical files all but the first. If there are more than
+    MAX_BYTES, a hash of their names decides which files are read. Some small packages, also chosen
+    by a hash, are held out whole.
     """
 
     include_tests: bool = False  # whether the packages' own tests are part of the text
@@ -83,8 +84,8 @@ class PackagesSource:
         return sum(file.size for file in self._files if self._reads(file))
 
     def held_out(self) -> PackagesSource | None:
-        """Return the source of the packages that are held out; None if there are
-        none, or it is this source."""
+        """Return the source of the packages that are held out; None if there are none, or if this
+        source reads them itself."""
         if self.split != "train" or not self._held_out:
             return None
         log.info(
@@ -99,7 +100,7 @@ class PackagesSource:
 
     @cached_property
     def _files(self) -> list[SourceFile]:
-        """The files of both splits, in order."""
+        """The files of both splits (train and validation), in the order of packages and paths."""
         drawn, room = [], MAX_BYTES
         for file in sorted(
             self._installed(), key=lambda file: _hash(f"{file.package} {file.path}")

@@ -43,7 +43,7 @@ class ChatBatch(Batch):
 
 
 class Spans(NamedTuple):
-    """Documents or parts of them as ranges of the token file. Both arrays are
+    """Documents, or parts of documents, as ranges [begins, ends) of the token file. Both arrays are
     (documents,) int64, in file order."""
 
     begins: np.ndarray
@@ -79,7 +79,8 @@ def split_documents(offsets: np.ndarray, *, fraction: float, context: int) -> Sp
     nothing is. In both cases a line is logged. The split follows from the arguments alone.
 
     Args:
-        offsets: (documents + 1,) int64, as in a token cache.
+        offsets: (documents + 1,) int64: the first token of each document, then the number of
+            tokens.
         fraction: Share of the documents to hold out; 0 holds out nothing, 1 all.
         context: S, the tokens of a sample.
 
@@ -128,7 +129,8 @@ def split_documents(offsets: np.ndarray, *, fraction: float, context: int) -> Sp
 
 
 def _held_out(lengths: np.ndarray, fraction: float, sample: int) -> np.ndarray | None:
-    """The documents to hold out; None if no choice leaves enough on both sides."""
+    """Return the indices of the documents to hold out; None if no choice leaves a sample on both
+    sides."""
     total = int(lengths.sum())
     wanted = max(1, min(round(fraction * len(lengths)), len(lengths) - 1))
     # RandomState's stream is frozen: the split stays the same under every version of numpy.

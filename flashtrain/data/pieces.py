@@ -92,7 +92,8 @@ def split_pieces(
 
 
 def _groups(spans: Spans) -> Iterator[tuple[int, int]]:
-    """Runs of documents that are neighbors in the file, of about TOKENS_CHUNK tokens."""
+    """Yield (first, last + 1) document numbers of groups of documents that are neighbors in the
+    file, about TOKENS_CHUNK tokens each."""
     first = 0
     for document in range(1, len(spans.begins) + 1):
         apart = document < len(spans.begins) and spans.begins[document] != spans.ends[document - 1]
@@ -106,8 +107,8 @@ def _groups(spans: Spans) -> Iterator[tuple[int, int]]:
 
 
 def _starts(tokens: np.ndarray, breaks: TokenBreaks, unit: str) -> np.ndarray:
-    """Sorted indices of the tokens (T,) that begin a paragraph or sentence;
-    none of them is blank."""
+    """Return the sorted indices of the tokens that begin a paragraph or sentence; no such token is
+    white space alone."""
     solid = np.flatnonzero(~breaks.blank[tokens])
     if unit == "document":
         return solid[:0]
@@ -144,8 +145,8 @@ def _joined(bounds: list[int], shortest: int, longest: int) -> list[tuple[int, i
 
 
 def _cut(ranges: list[tuple[int, int]], longest: int, shortest: int) -> Iterator[tuple[int, int]]:
-    """Ranges of at most `longest`; if the last part of a long one would be short, the
-    last two are made equal."""
+    """Yield the ranges, cut to at most `longest` tokens; if the last part of a range would have
+    fewer than `shortest` tokens, its last two parts are made equal."""
     for begin, end in ranges:
         while end - begin > longest:
             size = longest

@@ -119,20 +119,21 @@ def text_in(row: Mapping[str, Any], column: str, where: str) -> str | None:
 
     Args:
         row, column: The row as a dictionary, and the name of the column.
-        where: The row's place (such as file and line), for messages of errors.
+        where: Where the row stands, such as file and line, for messages of errors.
 
     Raises:
         UserError: There is no such column, or it holds no text.
     """
     if column not in row:
         raise UserError(
-            f"{where}: no column '{column}', expected one of {', '.join(row)} (data.text_column)."
+            f"{where}: no column '{column}', expected one of {', '.join(row)}. "
+            "Set data.text_column to it."
         )
     text = row[column]
     if text is not None and not isinstance(text, str):
         raise UserError(
-            f"{where}: "
-            f"column '{column}' holds a {type(text).__name__}, not text (data.text_column)."
+            f"{where}: column '{column}' holds a {type(text).__name__}, not text. "
+            "Set data.text_column to a column of texts."
         )
     return text
 

@@ -15,8 +15,8 @@ Item = TypeVar("Item")
 
 
 def tokenizer_for(source: Any, tokenizer: Any) -> Any:
-    """Return the tokenizer for a source: special tokens that its texts spell are letters,
-    or tokens if it says so."""
+    """Return the tokenizer for a source's texts: it reads a special token that a text spells as
+    letters, or as that token if source.special_tokens is true."""
     return (
         tokenizer.with_special_tokens() if getattr(source, "special_tokens", False) else tokenizer
     )

@@ -46,9 +46,9 @@ def by_split(files: Mapping[PurePath, File], *, any_word: bool = False) -> dict[
 
     Args:
         files: The files by their paths within the folder.
-        any_word: It matters if no file is named train. True: any word of a path states the split.
-            False: a file's name must be the split's and at most a number (test-1.txt);
-            how-to-test.md is then an ordinary text.
+        any_word: Whether any word of a path states the split, also if no file is named train.
+            False: without a file named train, a file's name must be the split's and at most a
+            number (test-1.txt); how-to-test.md is then an ordinary text.
     """
     names = {path: split_named(path) for path in files}
     if not any_word and "train" not in names.values():
@@ -78,8 +78,8 @@ class SplitFiles:
         raise NotImplementedError
 
     def by_split(self) -> dict[str, list[Any]]:
-        """Group all files by split, as Paths, or RemoteFiles of an address. Raises UserError
-        if there are no files."""
+        """Group all files of the source by split, as Paths or, if data.path is an address, as
+        RemoteFiles. Raises UserError if there are no files."""
         from flashtrain.files.found_files import find_files  # a plan needs none of it
 
         place = self.address or self.path

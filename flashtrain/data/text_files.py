@@ -81,8 +81,8 @@ class TextReader:
             return self._decoded(file.read(), path)
 
     def is_text(self, path: Any) -> bool:
-        """Return whether a file's first block is text; an empty file has none.
-        UserError: it cannot be read."""
+        """Return whether a file's first block is text; false for an empty file. Raises UserError if
+        the file cannot be read."""
         with opened(path) as file:
             block = file.read(BLOCK)
         try:
@@ -152,7 +152,8 @@ class TextReader:
                 offset += len(line)
 
     def _decoded(self, data: bytes, path: Any, offset: int = 0, line: int = 1) -> str:
-        """The text of bytes at this offset and line of the file, without a byte order mark."""
+        """Decode bytes of a file to text, without a byte order mark; `offset` and `line` say where
+        in the file they begin, for errors."""
 
         # bytes.decode would guess the byte order of UTF-16 without a mark.
         def decode(errors: str) -> str:
@@ -352,14 +353,14 @@ class FilesSource(SplitFiles):
 
 
 def _by_ending(files: Iterable[Any]) -> str:
-    """How many files have each ending, the most frequent ones."""
+    """Return a text that counts the files by their endings, the most frequent endings only."""
     counts = Counter(file.suffix.lower() or "without ending" for file in files)
     return f"{', '.join(f'{number:,} {ending}' for ending, number in counts.most_common()):.300}"
 
 
 def format_of(file: Any) -> str | None:
-    """The format (of FORMATS) in the file's name, before its compression; None
-    if it has another name."""
+    """Return the format that a file's name states, one of FORMATS (a.jsonl.gz: .jsonl); None if it
+    states none."""
     before, last = ("", "", *(suffix.lower() for suffix in file.suffixes))[-2:]
     if last in COMPRESSIONS:
         return before if before in FORMATS[:-1] else None

@@ -37,7 +37,7 @@ Shard = Callable[[], Iterator[str]]
 
 
 class Place(NamedTuple):
-    """The place in a TextStream at which the next token is read."""
+    """A place in a TextStream: the epoch, group of documents, document and token to read next."""
 
     epoch: int = 0
     group: int = 0  # its group of documents in the epoch
@@ -48,8 +48,8 @@ class Place(NamedTuple):
 
 
 def shards_of(source: TextSource) -> list[Shard]:
-    """Return functions that yield the documents of parts of a source: `source.shards()`
-    if it exists, else one."""
+    """Return functions that each yield the documents of a part of the source: `source.shards()` if
+    it has that method, else one function for all documents."""
     shards = getattr(source, "shards", None)
     return shards() if shards is not None else [source.documents]
 
@@ -67,8 +67,8 @@ class TextStream:
     held_out: Collection[str] = ()  # texts that are left out
 
     def documents(self, place: Place) -> Iterator[tuple[np.ndarray, Place]]:
-        """Yield the tokens of each document and the place of its first token, from the
-        document at `place` on.
+        """Yield for each document, from the one at `place` on, its tokens and the Place of the
+        first of them.
 
         Raises UserError if an epoch has no document for this device, or
         `datasets` is not installed.
@@ -108,8 +108,8 @@ class TextStream:
             yield texts, place
 
     def _epoch(self, epoch: int) -> IterableDataset:
-        """This device's documents of an epoch: those of its shards, or every
-        world_size-th if there are too few."""
+        """Return this device's documents of an epoch: those of its shards or, if there are fewer
+        shards than devices, every world_size-th document."""
         # The order of shards, and of documents in a group, is ours: the shuffle buffer of datasets
         # 5.2 loses its documents when a run resumes.
         library = datasets_library()
@@ -222,7 +222,7 @@ class StreamLoader:
             yield batch, after
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the places of all devices in the text, as plain values. A collective: all
+        """Return the Places of all devices in their streams, as plain values. A collective: all
         devices must call this."""
         step = self.step
         own = (self.stream.rank, list(self._places[step * self.accumulate]))
@@ -246,7 +246,7 @@ class StreamLoader:
         """
         if "streams" not in state_dict:
             raise UserError(
-                "the checkpoint was saved without streaming. Resume with data.streaming=false."
+                "the checkpoint was saved with data.streaming=false. Resume with that setting."
             )
         places, stream = state_dict["streams"], self.stream
         if len(places) != stream.world_size:

@@ -1,5 +1,5 @@
-"""Plan the rows of each step: which samples they hold, within a token budget a
-row, and balanced by cost."""
+"""Plan which samples the rows of each step hold: at most a budget of tokens in a row, and rows of
+about equal cost."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ class TokenBudgetPlan:
         return [tuple(places[row.members].tolist()) for row in shared]
 
     def _window(self) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of the stream, waiting ones first, and their samples: at least as many
-        tokens as are searched."""
+        """Return the numbers in the stream from which a step is chosen, waiting ones first, and
+        epoch * samples + sample of each. They hold at least look_ahead steps of tokens."""
         numbers = np.array(self.state.waiting, dtype=np.int64)
         places = self._places(numbers)
         wanted = self.look_ahead * self.rows * self.budget - int(self._sizes(places).sum())

@@ -16,13 +16,13 @@ STATES_SAVED = 256  # of the latest planned steps: more than workers read ahead
 
 
 class TokenBudgetSampler(StepSampler):
-    """Yields, for each micro-batch of a run, what `samples[...]` makes this device's
-    batch of packed rows from.
+    """Yields, for each micro-batch of a run, the index with which `samples[index]` is this device's
+    batch of packed rows.
 
     TokenBudgetPlan fills each step's rows with samples up to their budget of tokens. A step has
     accumulate * world_size micro-batches of batch_size rows. Worker processes read batches ahead of
-    training, so the plan's states after the latest steps are held, and a checkpoint saves that of
-    the step trained last.
+    training. The plan's states after the latest steps are therefore held in memory, and a
+    checkpoint saves the state after the step trained last.
 
     Args:
         samples: Samples of different lengths, such as ChatSamples. The plan is made
@@ -62,8 +62,8 @@ class TokenBudgetSampler(StepSampler):
         return self.state_at(step).used
 
     def state_at(self, step: int) -> PlanState:
-        """Return the plan's state before a step, planned again from the nearest earlier
-        step whose state is saved."""
+        """Return the plan's state before a step, by planning again from the nearest earlier step
+        whose state is held."""
         known = max(s for s in self._states if s <= step)
         current = self.plan.state
         self.plan.state = self._states[known]

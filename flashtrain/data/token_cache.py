@@ -70,7 +70,8 @@ Item = TypeVar("Item")
 
 
 class TokenFile(NamedTuple):
-    """Where a corpus's tokens are: a file, the first token's byte in it, their number and dtype."""
+    """A file of tokens: its path, the byte at which the first token begins, the number of tokens
+    and their dtype."""
 
     path: Path
     dtype: str
@@ -87,8 +88,8 @@ class TokenFile(NamedTuple):
 
 
 class _Checked:
-    """The mapped tokens of a file, of which each block is compared with its checksum
-    when it is first read."""
+    """The mapped tokens of a file; each block of the file is compared with its checksum when tokens
+    in it are first read."""
 
     def __init__(self, file: TokenFile) -> None:
         self.path, self.tokens = file.path, file.mapped()
@@ -110,7 +111,7 @@ class _Checked:
                 where = self.path.parent
                 raise UserError(
                     f"{self.path} has changed since it was written. "
-                    f"Remove {where}, to make it anew."
+                    f"Remove {where}; the next run makes it anew."
                 )
             self.unread.pop(block, None)
         return self.tokens[place]
@@ -173,8 +174,8 @@ class OpenTokens:
 
     @cached_property
     def marks(self) -> MappedTokens:
-        """The marks of all tokens, uint8 (LABELLED, GOES_ON); only for a source
-        that marks its tokens."""
+        """The marks of all tokens, uint8 with the bits LABELLED and GOES_ON; only for a source that
+        marks its tokens."""
         files = (
             file._replace(path=file.path.with_name(MARKS), dtype="uint8") for file in self.files
         )
@@ -316,7 +317,7 @@ def checksums(path: Path) -> list[int]:
 
 
 def _build(source: TextSource, tokenizer: TokenizerSpec | Tokenizer, folder: Path) -> None:
-    """Write the cache folder. The caller holds the folder's lock."""
+    """Encode the source and write the cache folder; the caller has locked it."""
     # Everything is written to a folder next to it, flushed to disk, and renamed: a process that is
     # killed at any moment leaves a whole cache or none.
     fingerprint = source.fingerprint()

@@ -37,7 +37,7 @@ class TokenFiles(SplitFiles):
     """A TokenSource: a file of tokens, or all .npy and .bin files below a folder, in
     the order of their paths.
 
-    In a folder, files named for validation are held out, and those named for a test are not read
+    In a folder, files named for validation are held out, and files named for a test are not read
     (split_names). Raises UserError if the path does not exist, a file is malformed, or a token is
     not in the vocabulary.
     """
@@ -84,14 +84,14 @@ class TokenFiles(SplitFiles):
         begin, offsets, sums = 0, [np.zeros(1, np.int64)], []
         for file in files:
             if not file.tokens:
-                raise UserError(f"{file.path} contains no tokens.")
+                raise UserError(f"{file.path} contains no tokens. Remove the file.")
             low, high, checksum, *ends = _checked(file, end, cache)
             sums.append(f"{checksum:08x}")
             if low < 0 or high >= known.vocab_size:
                 raise UserError(
                     f"{file.path} holds token {low if low < 0 else high}, expected 0 to "
                     f"{known.vocab_size - 1:,}. Set data.tokenizer to the tokenizer that made "
-                    "it, or data.vocab_size."
+                    "it, or data.vocab_size to more than its largest token."
                 )
             offsets.append(begin + np.array(ends))
             begin += file.tokens
@@ -125,7 +125,8 @@ def _bin_file(path: Path, dtype: str | None) -> TokenFile:
     if by_header is not None and dtype in (None, by_header):
         if size != HEADER_BYTES + count * np.dtype(by_header).itemsize:
             raise UserError(
-                f"{path} is cut short or damaged: its llm.c header states {count:,} tokens."
+                f"{path} is cut short or damaged: its llm.c header states {count:,} tokens, and "
+                "the file's size is another. Copy or make the file again."
             )
         return TokenFile(path, by_header, HEADER_BYTES, count)
     if dtype is None:
@@ -137,14 +138,14 @@ def _bin_file(path: Path, dtype: str | None) -> TokenFile:
     if rest:
         raise UserError(
             f"{path} has {size:,} bytes, which is not a whole number of tokens of "
-            f"data.dtype={dtype}."
+            f"data.dtype={dtype}. Set data.dtype to the type that the file was written with."
         )
     return TokenFile(path, dtype, 0, count)
 
 
 def _checked(file: TokenFile, end_of_text: int, cache: Path) -> np.ndarray:
-    """int64: the smallest and the largest token, a checksum, then the end of each
-    document, last the file's end."""
+    """Return one int64 array: the smallest token, the largest token, a checksum, then the end of
+    each document, the last of which is the file's end."""
     status = file.path.stat()
     times = status.st_mtime_ns, status.st_ctime_ns
     state = (

@@ -50,8 +50,8 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer(LibraryTokenizer):
-    """A tokenizer of the 256 bytes; id 256 ends a text. For the library it is a
-    byte-level BPE without merges."""
+    """A tokenizer whose tokens are the 256 bytes, and id 256, which ends a text; for the
+    `tokenizers` library a byte-level BPE without merges."""
 
     kind, name = "bytes", "bytes"
     config = ADDED
@@ -95,8 +95,8 @@ class TokenizerSpec:
             )
 
     def key(self) -> str:
-        """Return a text that identifies the tokenizer: equal keys give equal tokens. Files
-        count by their content."""
+        """Return a text that identifies the tokenizer: specs with equal keys make tokenizers with
+        equal tokens. A file counts by its content."""
         if self.kind == "bytes":
             return "bytes"
         if self.kind == "bpe":
@@ -160,8 +160,8 @@ def huggingface_tokenizer(
 
 @cache
 def _put_before(folder: str, version: str) -> tuple[int, ...]:
-    """The ids that AutoTokenizer puts before a text. version: of the folder's files;
-    part of the cache's key."""
+    """Return the ids that AutoTokenizer puts before a text; `version` (folder_version) is only part
+    of the cache's key."""
     return tuple(begin_of(huggingface_tokenizer(folder)))
 
 
@@ -217,8 +217,8 @@ def as_document(tokenizer: Tokenizer, ids: np.ndarray) -> np.ndarray:
 
 
 def known_end(tokenizer: Tokenizer) -> int | None:
-    """Return the id that ends a text; None if it is not known, as for token
-    files without a tokenizer."""
+    """Return the id that ends a text; None if the tokenizer does not know it, as for token files
+    without a tokenizer."""
     return tokenizer.end_of_text if tokenizer.end_of_text >= 0 else None
 
 
@@ -229,8 +229,8 @@ def holds_tokenizer(folder: str | os.PathLike[str]) -> bool:
 
 
 def check_same_tokens(tokenizer: Tokenizer, folder: Path) -> None:
-    """Raise UserError if a tokenizer that is trained on text is not the one that a run
-    saved: its text has changed."""
+    """Raise UserError if a tokenizer trained on the text is not the one that a run saved in
+    `folder`, because the text has changed."""
     trained = getattr(tokenizer, "kind", None) in ("bpe", "wordpiece") and holds_tokenizer(folder)
     if trained and load_tokenizer(folder).fingerprint() != tokenizer.fingerprint():
         raise UserError(
@@ -241,7 +241,8 @@ def check_same_tokens(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def _saved(folder: Path) -> dict[str, Any]:
-    """flashtrain's entry in the folder's tokenizer_config.json; empty if there is none."""
+    """Return flashtrain's entry in the folder's tokenizer_config.json; an empty dict if there is
+    none."""
     return read_if_there(folder / CONFIG).get(MARK, {})
 
 

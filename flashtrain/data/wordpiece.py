@@ -39,10 +39,10 @@ class SpecialTokens(NamedTuple):
 
     @classmethod
     def past(cls, vocab_size: int) -> SpecialTokens:
-        """Return special tokens for a tokenizer of `vocab_size` tokens that lacks them: they
-        get the next four ids.
+        """Return the special tokens for a tokenizer that has none of them: they get the four ids
+        from `vocab_size`, its number of tokens, on.
 
-        The tokenizers bytes, bpe and gpt2 lack them. Their only special token, end of text, ends a
+        Such are the tokenizers bytes, bpe and gpt2. Their only special token, end of text, ends a
         document in the token file and is not part of any sample.
         """
         pad, classify, separate, mask = range(vocab_size, vocab_size + 4)
@@ -53,9 +53,9 @@ class WordPieceTokenizer(LibraryTokenizer):
     """The tokenizer of a BERT, whose vocabulary has [PAD], [CLS], [SEP] and [MASK]. It adds
     none of them to a text.
 
-    Unlike our other tokenizers, and like transformers, it reads the spelling "[SEP]" in a text as
-    that token. Its end_of_text is [SEP], as BERT has no other end of a document. Raises UserError
-    if one of the four is missing.
+    It reads the spelling "[SEP]" in a text as that token, as transformers does and our other
+    tokenizers do not. Its end_of_text is [SEP], as BERT has no other end of a document. Raises
+    UserError if one of the four is missing.
     """
 
     kind, name = "wordpiece", "WordPiece"

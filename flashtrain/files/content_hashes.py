@@ -65,7 +65,8 @@ def hash_of_contents(base: Path, paths: Sequence[Path]) -> str:
 
 
 def _state(path: Path) -> list[int]:
-    """Values that change whenever the file does: no program can set ctime."""
+    """Return size, times and inode of a file, which change whenever its content does: no program
+    can set ctime."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 

@@ -20,8 +20,8 @@ def read_yaml(path: str | Path) -> Any:
 
 
 def literal(value: Any) -> Any:
-    """Return the same plain values, escaped so that OmegaConf finds no interpolation and
-    returns texts unchanged."""
+    """Return plain values with their texts escaped, so that OmegaConf finds no interpolation in
+    them and returns them unchanged."""
     if isinstance(value, dict):
         return {key: literal(item) for key, item in value.items()}
     if isinstance(value, list):

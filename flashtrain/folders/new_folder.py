@@ -38,10 +38,11 @@ def run_folder(settings: Settings, line: CommandLine) -> Path:
     """Return the run's folder: the one that the line names (hydra.run.dir), that of the run
     to resume, or a new one.
 
-    All ranks of a torchrun or SLURM job get the same. One that resume=auto finds is the newest that
-    no process has locked, and is then locked. `settings` are adapted to the machine.
+    All ranks of a torchrun or SLURM job get the same folder. With resume=auto it is the newest
+    folder of an unfinished run that no process has locked, and this process locks it. `settings`
+    must be adapted to the machine already.
 
-    Raises UserError if there is no run to resume, or the named folder has a finished one.
+    Raises UserError if there is no run to resume, or the named folder has a finished run.
     """
     given = line.by_name
     if FOLDER in given:
@@ -73,8 +74,8 @@ def run_folder(settings: Settings, line: CommandLine) -> Path:
 
 
 def resumed_folder(settings: Settings, folder: Path) -> Path | None:
-    """Return the folder of the run to resume, which resume=auto has found in
-    `folder`; None: there is none."""
+    """Return the folder of the run to resume: for resume=auto `folder`, in which that run was
+    found; None if nothing is resumed."""
     if settings.resume is None or task_of(settings).is_carried(settings.resume):
         return None
     if settings.resume == "auto":
@@ -114,8 +115,8 @@ def remove_unused(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Context manager: lock the folder for this process, then unlock it, and remove it
-    if no run began in it.
+    """Context manager: lock the folder for this process; at the end unlock it, and remove it if no
+    run began in it.
 
     Raises UserError if another process uses it.
     """
@@ -128,7 +129,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _new(parent: Path) -> Path:
-    """A new folder for this rank, or the folder that is named by the SLURM job."""
+    """Make and return a new folder, or one named after the SLURM job, if there is one."""
     if slurm_job() is None or "TORCHELASTIC_RUN_ID" in os.environ:
         return make_unique(parent, time.strftime("%Y-%m-%d_%H-%M-%S"))
     folder = parent / f"slurm-{os.environ['SLURM_JOB_ID']}-{os.environ.get('SLURM_STEP_ID', '0')}"
@@ -137,7 +138,8 @@ def _new(parent: Path) -> Path:
 
 
 def _agreed(choose: Callable[[], Path], parent: Path) -> Path:
-    """The folder below `parent` that the first rank chooses, if a launcher started all ranks."""
+    """Return the folder that `choose` returns on the first rank, on all ranks of a torchrun or
+    SLURM job."""
     # torchrun's store passes its name to the others; SLURM's ranks look for the folder that
     # the first has locked.
     if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -151,8 +153,8 @@ def _agreed(choose: Callable[[], Path], parent: Path) -> Path:
 
 
 def _locked_by_job(job: str, parent: Path) -> Path:
-    """Wait for the folder below `parent` that the first rank of this job
-    takes. Raises UserError."""
+    """Return the folder below `parent` that the first rank of this SLURM job locks, once it has.
+    Raises UserError if that takes too long."""
     until = time.monotonic() + _SLURM_SECONDS
     while time.monotonic() < until:
         for folder in newest_first(parent):
@@ -161,17 +163,17 @@ def _locked_by_job(job: str, parent: Path) -> Path:
         time.sleep(0.5)
     raise UserError(
         f"the job's first rank locked no folder in {parent} in {_SLURM_SECONDS:.0f} seconds. "
-        "See its log."
+        "See the log of that rank."
     )
 
 
 @contextlib.contextmanager
 def new_folder(parent: Path, name: str) -> Iterator[tuple[Path, Path]]:
-    """Context manager: make the folder `parent`/`name`, or `name`-2, -3, ..., once
-    its body has ended well.
+    """Context manager: make the folder `parent`/`name` (or `name`-2, -3, ... if that exists) as a
+    whole, at the end of the `with` block.
 
-    It gives the folder to write to, which an interruption removes and a kill leaves to the
-    next one, and that to be.
+    It yields (a temporary folder to write to, the folder that this becomes). An exception removes
+    the temporary folder; one that a kill has left is removed by the next call.
     """
     unfinished = parent / f".{name}.unfinished"
     with filelock.FileLock(parent / f".{name}.lock"):

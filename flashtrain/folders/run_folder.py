@@ -66,8 +66,8 @@ def read_settings(folder: Path) -> Settings:
 
 
 def _settings(content: Any, path: Path) -> Settings:
-    """The settings in the content of a config.yaml, without other tasks' groups,
-    which older runs have."""
+    """Return the settings in the content of a config.yaml, without groups of other tasks, which
+    files of older runs have."""
     if not isinstance(content, dict):
         raise UserError(f"{path} holds no settings: it is empty or damaged.")
     content = updated(content)
@@ -112,7 +112,7 @@ def check_config(checkpoint: Path, saved: Mapping[str, Any]) -> None:
     ]:
         raise UserError(
             f"{path} lacks {', '.join(missing)}, which {checkpoint.name} was saved with. "
-            "Add it there."
+            "Add what is missing to that file."
         )
     if changed := [
         f"{name} {there.get(name)} -> {one}" for name, one in here.items() if there.get(name) != one
@@ -122,8 +122,8 @@ def check_config(checkpoint: Path, saved: Mapping[str, Any]) -> None:
 
 
 def as_begun(settings: Settings, folder: Path, given: Collection[str]) -> Settings:
-    """Return the settings of a run that goes on with the one in `folder`, and print
-    `older_values` that they take."""
+    """Return `settings` for a run that continues the one in `folder`, with its `older_values` in
+    place of newer defaults, and print these."""
     older = older_values(settings, read_settings(folder), given)
     config = settings_config(settings)
     for name, value in older.items():
@@ -134,15 +134,15 @@ def as_begun(settings: Settings, folder: Path, given: Collection[str]) -> Settin
 
 
 def older_values(here: Settings, there: Settings, given: Collection[str]) -> dict[str, Any]:
-    """Return what a run of settings `there` does otherwise since it is older than a
-    setting that is not `given`."""
+    """Return, by name, the values of settings `there` (an older run's) that differ from `here` only
+    because that run is older than the setting; those that are `given` are left out."""
     ours, theirs = _flat(asdict(here)), _flat(asdict(there))
     newer = {name: value for name, value in NEWER.items() if name in ours and name not in given}
     return {name: value for name, value in newer.items() if theirs.get(name) == value != ours[name]}
 
 
 def _flat(content: Mapping[str, Any], group: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted names."""
+    """Return nested settings as one dict, by their dotted names."""
     found: dict[str, Any] = {}
     for name, value in content.items():
         found |= (
@@ -176,8 +176,8 @@ def find_checkpoint(given: str, *, prefer: str, setting: str = "checkpoint") -> 
 
     Args:
         given: a run folder, or a checkpoint in one.
-        prefer: LAST to continue a run, BEST to use its weights; if that one is
-            missing, the other is used.
+        prefer: LAST to continue a run, BEST to use its weights; if that checkpoint is missing, the
+            other one is used.
         setting: name of the setting that holds the path, for messages of errors.
 
     Returns:

@@ -131,8 +131,8 @@ def slurm_job() -> str | None:
 
 
 def _refuse_links(folder: Path) -> None:
-    """Raise UserError if a link leads out of the folder, which may come from anybody: a
-    write would end elsewhere."""
+    """Raise UserError if a link in the folder leads out of it: the folder may come from anybody,
+    and a write to the link would end elsewhere."""
     # W&B's own folder is left out: it has links to its logs, and each run has a new one in it.
     inside = folder.resolve()
     for current, folders, files in os.walk(inside):
@@ -146,7 +146,8 @@ def _refuse_links(folder: Path) -> None:
 
 
 def _locked(folder: Path, wait: float) -> filelock.BaseFileLock | None:
-    """The acquired lock; None if the file system has no locks. Raises filelock.Timeout, OSError."""
+    """Return the acquired lock; None if the file system has no locks. Raises filelock.Timeout if
+    another process has it after `wait` seconds, OSError if it cannot be written."""
     lock = filelock.FileLock(str(folder / LOCK))
     try:
         with warnings.catch_warnings():

@@ -1,5 +1,5 @@
-"""The folders of earlier runs of the same training: those to resume, and those that
-have been trained already."""
+"""Find the folders of earlier runs of the same training, to resume them or because they are
+finished already."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ def find_unfinished(parent: Path, settings: Settings, given: Collection[str] = (
     a last.ckpt; else None.
 
     A run that is older than a setting may differ in it, unless the setting is `given`. The folder
-    is locked for this process. Folders that another process has locked are skipped. If there is
-    none, a line names the unfinished run that differs in the fewest settings, and these.
+    is locked for this process. Folders that another process has locked are skipped. If there is no
+    such folder, a line is printed on the unfinished run that differs in the fewest settings, and on
+    these settings.
     """
     # Number of different settings -> the newest run that differs in so many.
     others: dict[int, str] = {}
@@ -56,8 +57,8 @@ def find_unfinished(parent: Path, settings: Settings, given: Collection[str] = (
 
 
 def find_same(folders: Iterable[Path], settings: Settings, *, take: bool = False) -> Path | None:
-    """Return the first run folder with the same training, mode, attention and precision;
-    None if there is none.
+    """Return the first of the run folders whose training, mode, attention and precision are those
+    of `settings`; None if there is none.
 
     Args:
         folders: candidates, in this order; those that are not run folders are skipped.
@@ -85,8 +86,8 @@ def _compared(
     here: Settings,
     given: Collection[str] = NEWER,
 ) -> Iterator[tuple[Path, Settings, list[str]]]:
-    """The wanted run folders, their settings, and in what they are another training;
-    those not readable: a line."""
+    """Yield each `wanted` run folder with its settings and the names of those by which it is
+    another training than `here`; print a line on folders that cannot be read."""
     for folder in folders:
         try:
             if not wanted(folder):
@@ -120,8 +121,8 @@ def _is_unfinished(folder: Path) -> bool:
 
 
 def _what_is_trained(settings: Settings) -> dict[str, Any]:
-    """The settings, by name, that two runs of the same training share, on any
-    hardware and with any logger."""
+    """Return, by name, the settings that decide what is trained: two runs of the same training
+    share them, on any hardware and with any logger."""
     trained = ["trainer.steps", "trainer.epochs", "trainer.tokens_per_step"]
     if settings.trainer.epochs is not None:
         trained.remove("trainer.steps")  # a run's folder has those that were counted from its data
@@ -140,7 +141,7 @@ def _what_is_trained(settings: Settings) -> dict[str, Any]:
 
 
 def _resolved(path: str | None) -> str | None:
-    """The path in full if it exists: ./text and text are one folder. A name of
-    the hub stays as it is."""
+    """Return the absolute path if the path exists, since ./text and text are one folder; anything
+    else, such as a name on the hub, unchanged."""
     found = None if path is None else Path(path).expanduser()
     return str(found.resolve()) if found is not None and found.exists() else path

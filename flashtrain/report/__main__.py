@@ -85,7 +85,7 @@ def _draw(options: argparse.Namespace) -> None:
 
 
 def _page(folder: Path) -> str:
-    """Rewrite the folder's page, and return a line that reports it, or why it
+    """Write the folder's report.html again, and return a line with its path or the reason why it
     could not be written."""
     try:
         return f"wrote {write_page(folder)}"
@@ -98,7 +98,8 @@ def _figure(name: str, rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
         return cast(Path, component("figure", name)(rows, path))
     except KeyError as missing:
         raise UserError(
-            f"--figure {name} needs the key {missing}, which these rows do not have."
+            f"--figure {name} needs the key {missing}, which these rows do not have. "
+            "Give other results, or another --figure."
         ) from missing
 
 

@@ -55,8 +55,8 @@ def curves(path: Path) -> list[tuple[str, str]]:
 
 
 def _course(rows: Sequence[Mapping[str, float]], name: str) -> Course:
-    """The optimiser steps, counted from 1, at which the metric has a finite
-    number, and the numbers."""
+    """Return (steps, values): the optimiser steps, counted from 1, at which the metric has a finite
+    value, and these values."""
     points = [
         (row[STEP] + 1, row[name]) for row in rows if name in row and math.isfinite(row[name])
     ]
@@ -64,8 +64,8 @@ def _course(rows: Sequence[Mapping[str, float]], name: str) -> Course:
 
 
 def _of_panel(panel: Panel, found: Mapping[str, Course]) -> dict[str, Course]:
-    """The panel's lines by name. Equal lines appear once: parameter groups mostly have
-    the same learning rate."""
+    """Return the metrics of `found` that the panel draws, by name; of equal ones only the first,
+    since parameter groups mostly have the same learning rate."""
     lines: dict[str, Course] = {}
     for name, course in found.items():
         if re.fullmatch(panel.names, name) and course not in lines.values():

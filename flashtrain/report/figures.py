@@ -142,8 +142,8 @@ def line_figure(
 
 
 def new_figure(height: float, title: str, rows: Rows) -> Figure:
-    """Make an empty figure of `height` inches: its title, and below it the rows'
-    "measured", where they have it."""
+    """Make an empty figure of `height` inches with a title and, below it, the rows' "measured"
+    (device and day), if they have that key."""
     figure = Figure(figsize=(WIDTH_INCHES, height), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     lines = [*title.splitlines(), "; ".join(values_of(rows, "measured"))]
@@ -166,7 +166,7 @@ def legend(figure: Figure, handles: Sequence[Any], columns: int) -> None:
 
 
 def _can_be_placed(value: Any) -> bool:
-    """Whether this x has a place on the axis: any text or finite number."""
+    """Return whether a value of the x key can be drawn: a text or a finite number."""
     return value is not None and (not isinstance(value, (int, float)) or math.isfinite(value))
 
 
@@ -248,7 +248,7 @@ def _lines(rows: Rows, groups: Sequence[str]) -> dict[str, list[Mapping[str, Any
 
 
 def _name(name: str, rows: Rows, axis: _XAxis) -> str:
-    """The text that names a line in a figure, with the x at which its jobs failed, if any did."""
+    """Return the text that names a line in a figure; if jobs failed, with their status and x."""
     failed = sorted(filter(has_failed, rows), key=axis.place)
     if not failed:
         return figure_text(name)
@@ -263,7 +263,7 @@ def _name(name: str, rows: Rows, axis: _XAxis) -> str:
 def _draw_lines(
     panel: Axes, lines: Iterable[Rows], axis: _XAxis, measure: str, log_y: bool | None
 ) -> dict[int, tuple[float, float]]:
-    """Draw the lines, and return the last point of each, by the line's number."""
+    """Draw the lines, and return the last point (x, y) of each, by the line's number from 0."""
     seen: list[float] = []
     ends: dict[int, tuple[float, float]] = {}
     for index, rows in enumerate(lines):
@@ -313,8 +313,8 @@ def _draw_lines(
 
 
 def _name_lines(panel: Axes, ends: Mapping[int, tuple[float, float]], names: Sequence[str]) -> None:
-    """Write each line's name at its last point: right of the panel, without
-    overlaps, or within the panel."""
+    """Write each line's name beside its last point: right of the panel, without overlaps, if the
+    line reaches the right edge, else within the panel."""
     # Of the panel in points, about: titles and names take their room later.
     height = panel.bbox.height * 72 / DPI
     at = {
@@ -346,8 +346,8 @@ def _name_lines(panel: Axes, ends: Mapping[int, tuple[float, float]], names: Seq
 def _draw_intervals(
     panel: Axes, rows: Rows, axis: _XAxis, measure: str, colour: str
 ) -> list[float]:
-    """Draw a bar from MEASURE_low to MEASURE_high for each row with both, and
-    return the bars' ends."""
+    """Draw a vertical bar from MEASURE_low to MEASURE_high for each row that has both keys, and
+    return the y values of all bars' ends."""
     ends = []
     for row in rows:
         low, high = row.get(f"{measure}_low"), row.get(f"{measure}_high")
@@ -371,7 +371,8 @@ def lowest(low: float, high: float) -> float:
 
 
 def ticks_at(panel: Axes, places: Sequence[float], labels: Sequence[str]) -> bool:
-    """Label the points on the x axis if they are at most TICKS, and return whether they are.
+    """Label the points at `places` on the x axis if there are at most TICKS of them, and return
+    whether that was done.
 
     A label for which there is no room is left out; the last point always has a label.
     """

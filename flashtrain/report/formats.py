@@ -157,8 +157,8 @@ NOT_SHOWN = ("device", "versions", "overrides", "command", "error", "measured")
 
 
 def heading(key: str) -> str:
-    """Return a key's heading, with its unit. The heading of a setting
-    (optimizer.learning_rate) is its name."""
+    """Return a key's heading, with its unit. The heading of a setting, such as
+    optimizer.learning_rate, is the setting's name."""
     if key in COLUMNS:
         return COLUMNS[key].heading
     return one_line(key if "." in key else key.replace("_", " "))

@@ -130,7 +130,7 @@ def _head(folder: Path, own: Row | None, rows: Sequence[Row]) -> str:
 
 
 def _section(title: str, content: str) -> str:
-    """A section of the page; "" if it has no content."""
+    """Return a section of the page as HTML; "" if `content` is empty."""
     return f"<section>\n<h2>{escape(title)}</h2>\n{content}</section>\n" if content else ""
 
 
@@ -155,7 +155,7 @@ def _contents(file: Path) -> str:
 
 
 def _results(folder: Path, rows: Sequence[Row]) -> str:
-    """The folder's figures, and next to them the table of its runs or measurements."""
+    """Return the folder's figures and the table of its runs or measurements as HTML."""
     pictures = "".join(
         (
             f'<img alt="{escape(path.name)}" '
@@ -174,12 +174,13 @@ def _results(folder: Path, rows: Sequence[Row]) -> str:
 
 
 def _page_of(folder: Path, run: str) -> str | None:
-    """A link to the page of a run below the folder; None if it has none yet."""
+    """Return the address of the page of a run below the folder; None if the run has no page yet."""
     return f"{_address(run)}/{PAGE}" if (folder / run / PAGE).is_file() else None
 
 
 def _table(table: Table, links: Sequence[str | None] = ()) -> str:
-    """The table as HTML. links: of the first cell of each row."""
+    """Return the table as HTML; `links` are the addresses that the first cell of each row links to
+    (None: no link)."""
     numbers = [table.is_numeric(name) for name in table.columns]
     head = "".join(
         f"<th{_kind(one)}>{escape(name)}</th>"
@@ -222,7 +223,7 @@ def _files(folder: Path) -> str:
 
 
 def _address(name: str) -> str:
-    """A file of the folder as a link."""
+    """Return the address of a file of the folder, escaped for HTML."""
     return escape(f"./{quote(name)}")
 
 

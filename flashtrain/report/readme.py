@@ -29,8 +29,8 @@ def insert_tables(readme: str | Path, results: str | Path) -> list[str]:
     """Redraw the tables of a Markdown page, and return the names of those that changed.
 
     A table lies between <!-- table: NAME --> and <!-- end table -->, and is drawn from NAME.json.
-    Below it stand the date, the device, and a fold with versions and commands, or a link to these
-    if the marker has `command=link`.
+    Below the table stand the date, the device, and a fold (HTML details) with versions and
+    commands. If the marker has `command=link`, a link to the table of README.md replaces the fold.
 
     Args:
         readme: the page.
@@ -69,7 +69,7 @@ def source_line(result: ResultFile) -> str:
 
 
 def folded_source(result: ResultFile, page: Path, file: Path) -> str:
-    """Return the date and device of a result, and a fold with its versions and
+    """Return the date and device of a result, and a fold (HTML details) with its versions and
     commands, one command a line."""
     command = _NEXT_COMMAND.sub("\n", one_line(result.command))
     code = (
@@ -90,8 +90,8 @@ def folded_source(result: ResultFile, page: Path, file: Path) -> str:
 
 
 def linked_source(result: ResultFile, page: Path, file: Path) -> str:
-    """Return the date and device of a result, and a link from `page` to where README.md
-    beside `file` has its table."""
+    """Return the date and device of a result, and a link from `page` to the result's table in the
+    README.md beside `file`."""
     everything = file.with_name("README.md")
     before, found, _ = everything.read_text(encoding="utf-8").partition(
         f"\n<!-- table: {file.stem} "
@@ -106,7 +106,8 @@ def linked_source(result: ResultFile, page: Path, file: Path) -> str:
 
 
 def anchor_of(heading: str) -> str:
-    """Return what a link to a heading ends with, as GitHub and mkdocs have it."""
+    """Return the anchor of a heading, the part of a link after '#', as GitHub and mkdocs make
+    it."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
 
 
@@ -123,7 +124,8 @@ def _versions(result: ResultFile) -> str:
 
 
 def _drawn(readme: Path, results: Path) -> tuple[str, list[str], list[str]]:
-    """(the page with its tables drawn anew, the tables' names, the names of those that differ)."""
+    """Return (the page's text with its tables drawn anew, the tables' names, the names of tables
+    that differ from the page's)."""
     text = readme.read_text(encoding="utf-8")
     tables = list(_TABLE.finditer(text))
     if len(_MARKER.findall(text)) != 2 * len(tables):

@@ -49,11 +49,13 @@ def save_result(path: str | Path, *sources: str | Path) -> ResultFile:
     recipes, devices, versions = (values_of(rows, key) for key in ("recipe", "device", "versions"))
     if not recipes or not devices:
         raise UserError(
-            f"no finished run in '{folder}': a result file needs a recorded recipe and device."
+            f"no run in '{folder}' has a recorded recipe and device (in summary.json), which a "
+            "result file needs. Give the folder of a finished run or sweep."
         )
     if len(versions) > 1:
         raise UserError(
-            f"the runs in '{folder}' used different versions: save each version's runs in a file."
+            f"the runs in '{folder}' used different versions of packages. "
+            "Save the runs of each version to a file of their own."
         )
     left_out = {*_LEFT_OUT, *(["device"] if len(devices) == 1 else [])} - (
         {"recipe"} if len(recipes) > 1 else set()
@@ -88,7 +90,8 @@ def join_results(path: str | Path, sources: Sequence[str | Path]) -> ResultFile:
         if different:
             raise UserError(
                 f"--save joins runs of the same {key}: "
-                f"got {getattr(first, key)} and {getattr(different[0], key)}."
+                f"got {getattr(first, key)} and {getattr(different[0], key)}. "
+                "Save them to different files."
             )
     return write_result(
         path,
@@ -102,8 +105,8 @@ def join_results(path: str | Path, sources: Sequence[str | Path]) -> ResultFile:
 
 
 def reproducing_command(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the command that repeats these runs; a key with several values becomes a
-    comma-separated sweep."""
+    """Return the command that repeats the runs of these rows; a setting with several values becomes
+    a comma-separated sweep."""
     words: dict[str, list[str]] = {"recipe": [str(value) for value in values_of(rows, "recipe")]}
     for row in rows:
         for key, value in override_texts(row).items():

@@ -65,8 +65,8 @@ def report_sweep(folder: str | Path) -> None:
 
 
 def sweep_table(rows: Sequence[Row], varied: Sequence[str] | None = None) -> Table:
-    """Make the table of a sweep, best job first: varied settings and measures; equal
-    settings are in its title."""
+    """Make the table of a sweep, the best job first: its columns are the `varied` settings (None:
+    all that differ) and the measures, its title the settings that are equal."""
     varied = varied_keys(rows) if varied is None else varied
     measures = [key for key in _MEASURES if values_of(rows, key)]
     measures += [key for key in _COUNTS if len(values_of(rows, key)) > 1 and key not in varied]
@@ -80,8 +80,8 @@ def sweep_table(rows: Sequence[Row], varied: Sequence[str] | None = None) -> Tab
 
 
 def ranked(rows: Sequence[Row], score: str) -> list[Row]:
-    """Sort rows by the key `score`, the best first, which gains the key "best"; rows
-    without a score come last."""
+    """Sort rows by the key `score`, the best first, and give the best row the key "best"; failed
+    rows and rows without a score come last."""
 
     def place(row: Row) -> tuple[bool, float]:
         value = row.get(score)
@@ -129,8 +129,8 @@ def override_texts(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _typed(text: str) -> Any:
-    """The value of a setting's text: 3 for "3", 0.1 for "0.1", True for "true";
-    any other text as it is."""
+    """Return the value that a setting's text stands for: 3 for "3", 0.1 for "0.1", True for "true";
+    any other text unchanged."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -139,7 +139,8 @@ def _typed(text: str) -> Any:
 
 
 def _figure_axis(rows: Sequence[Row], varied: Sequence[str]) -> str | None:
-    """The x axis: the context if it differs, else the first number that differs, else any key."""
+    """Return the key for the x axis: the context if it differs, else the first number that differs,
+    else any key that differs; None if nothing can be drawn."""
     if "context" in varied:
         return "context"
     own = [key for key in varied if key not in _NO_LINE_OF_ITS_OWN]

@@ -38,7 +38,8 @@ class View:
     only: dict[str, str] = field(default_factory=dict)
 
     def table(self, rows: Sequence[Mapping[str, Any]]) -> Table:
-        """Make the table of these rows. Raises UserError if keys are missing, or no row is left."""
+        """Make the table of the chosen rows and columns. Raises UserError if a chosen key is in no
+        row, or no row is chosen."""
         present, selected = available_columns(rows), self.selected(rows)
         if self.pivot is None:
             return make_table(selected, self.columns)
@@ -54,23 +55,23 @@ class View:
         )
 
     def selected(self, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Return the rows that match `only`. Raises UserError if keys are
-        missing, or no row is left."""
+        """Return the rows that match `only`. Raises UserError if a key of `only` is in no row, or
+        no row matches."""
         check_columns(self.only, available_columns(rows))
         selected = [
             row for row in rows if all(_is(row.get(key), text) for key, text in self.only.items())
         ]
         if not selected:
             raise UserError(
-                f"no row has {', '.join(f'{key} {text}' for key, text in self.only.items())}: "
-                "check only=."
+                f"no row has {', '.join(f'{key}={text}' for key, text in self.only.items())}. "
+                "Expected values of these rows in only=KEY:VALUE."
             )
         return selected
 
 
 def view_of(options: Mapping[str, str]) -> View:
-    """Make a view from options such as columns=a,b pivot=c value=d only=e:text. Raises
-    UserError for unknown ones."""
+    """Make a view from options such as columns=a,b pivot=c value=d only=e:text. Raises UserError
+    for an unknown option."""
     for key in options:
         if key not in OPTIONS:
             raise unknown("table option", key, OPTIONS)
@@ -96,8 +97,8 @@ def pivoted(
     """Return a row for each combination of the `index` keys' values, with a key for
     each value of `pivot`.
 
-    Under that key is the row's `value`: the median if there are several, the
-    status of a failed row.
+    Under that key is the value of the key `value` in the row with these values; the median if there
+    are several such rows, the status if the row has failed.
     """
     places: dict[tuple[Any, ...], dict[str, list[Any]]] = {}
     for row in rows:
@@ -124,7 +125,8 @@ def _middle(found: list[Any]) -> Any:
 
 
 def _is(value: Any, text: str) -> bool:
-    """Whether a value matches the text of a command: 0.1, 64 or causal."""
+    """Return whether a row's value is the one that a command writes as this text: 0.1, 64 or
+    causal."""
     return str(value) == text or (isinstance(value, float) and f"{value:g}" == text)
 
 
@@ -254,14 +256,14 @@ def constants(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[st
 
 
 def _shown(rows: Sequence[Row], key: str) -> bool:
-    """Whether a column is in a table by default."""
+    """Return whether a table without given columns has a column for this key."""
     return key not in NOT_SHOWN or (
         key == "error" and not any(isinstance(row.get(key), str) for row in rows)
     )
 
 
 def _row_name(row: Mapping[str, Any], columns: Sequence[str]) -> str:
-    """A failed row's name: its first cells."""
+    """Return a text that names a failed row: the headings and values of its first cells."""
     parts = [
         f"{heading(key)} {cell(key, row[key])}"
         for key in columns

@@ -1,4 +1,4 @@
-"""The line that the command prints about an exception, and the exit status that follows from it."""
+"""Print the command's line about an exception, and choose the exit status."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def fit(
         folder: the run's folder.
         resumed: the checkpoint to resume from; None: begin anew.
         started: time.monotonic() at the command's start.
-        finish: makes the summary row after the last validation.
+        finish: called after the last validation with the Trainer; returns the summary row.
 
     Raises:
         Stopped: after a signal, or after trainer.max_minutes.
@@ -140,8 +140,8 @@ def fit(
 
 
 class SameCheckpoint(pl.Callback):
-    """Ends a job whose machines do not resume from one checkpoint, or whose
-    checkpoint's optimizer is another."""
+    """Raises UserError if the machines of a job do not resume from the same checkpoint, or if its
+    optimizer groups are not the run's."""
 
     def __init__(self, resumed: Path | None) -> None:
         self.resumed = resumed
@@ -151,7 +151,7 @@ class SameCheckpoint(pl.Callback):
         if first != self.resumed:
             raise UserError(
                 f"the first machine resumes from {first}, and this one from {self.resumed}: "
-                "it has no such checkpoint. Set output= to a folder that all machines share."
+                "it has no such checkpoint. Set output=FOLDER to a folder that all machines share."
             )
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -168,16 +168,16 @@ class SameCheckpoint(pl.Callback):
         ]
         if there and here != there:
             raise UserError(
-                f"{self.resumed} has optimizer groups of {there} weights, and this run {here}: "
-                "other settings, or an older version. Resume it with that version, or start from "
-                "its weights: weights=RUN."
+                f"{self.resumed} has optimizer groups of {there} parameters, and this run {here}: "
+                "the checkpoint is of other settings, or of an older version. Resume it with "
+                "these, or start a new run from its weights: weights=RUN."
             )
 
 
 @contextlib.contextmanager
 def naming_killed_ranks(trainer: pl.Trainer) -> Iterator[None]:
-    """Context manager: if a killed process makes a collective fail, raise RunFailed
-    with its rank or host."""
+    """Context manager: if a collective fails because a process was killed, raise RunFailed with
+    that process's rank or host."""
     try:
         yield
     except RuntimeError as error:  # raised by a failed collective
@@ -193,7 +193,8 @@ def naming_killed_ranks(trainer: pl.Trainer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _logged_with_last_step(trainer: pl.Trainer) -> Iterator[None]:
-    """Log what is validated or tested after the fit under its last step."""
+    """Context manager: log the metrics of a validation or test after the fit under the fit's last
+    step."""
     # Lightning would log it under the next step or, in a resumed run, under either of the two.
     loop = trainer.fit_loop.epoch_loop
     before, loop._batches_that_stepped = loop._batches_that_stepped, max(0, trainer.global_step - 1)
@@ -281,8 +282,8 @@ def run_loggers(settings: Settings, folder: Path) -> list[Any]:
 
 
 def stopped(signals: SaveOnSignal, folder: Path) -> Stopped:
-    """Return the exception of a run that a signal or its time limit stopped. The time
-    limit has exit status 0."""
+    """Return the exception with which a run ends that a signal or its time limit stopped; its exit
+    status is 0 for the time limit, else 128 + the signal's number."""
     reason = "trainer.max_minutes" if signals.stopped_by is None else signals.stopped_by.name
     return Stopped(
         f"stopped at step {signals.stopped_at} ({reason}), checkpoint saved. "

@@ -45,7 +45,7 @@ from flashtrain.training.out_of_memory import OutOfMemory
 
 @dataclass
 class Job:
-    """A run of a command, which has its folder."""
+    """A run with its folder, settings and hardware, ready to start."""
 
     settings: Settings  # as adapted to the machine
     hardware: Hardware
@@ -56,8 +56,8 @@ class Job:
 
     @classmethod
     def of(cls, settings: Settings, line: CommandLine) -> Job:
-        """Adapt composed settings to this machine, and then find or make the run's
-        folder. Raises UserError."""
+        """Adapt composed settings to this machine, and then find or make the run's folder. Raises
+        UserError if either is impossible."""
         lines: list[tuple[Any, ...]] = []
         settings, hardware = adapt_to_machine(settings, line, report=lambda *one: lines.append(one))
         return cls(settings, hardware, run_folder(settings, line), line, lines)
@@ -145,8 +145,8 @@ class Job:
 
 
 def write_report(folder: Path, row: dict[str, Any] | None = None) -> None:
-    """Write the folder's report.html; if that fails, print a line. `row`: the summary, if
-    summary.json is missing."""
+    """Write the folder's report.html; if that fails, print a line. `row`: the summary row, if
+    summary.json is not written yet."""
     from flashtrain.report.page import write_page
 
     try:
@@ -157,8 +157,8 @@ def write_report(folder: Path, row: dict[str, Any] | None = None) -> None:
 
 @contextlib.contextmanager
 def _logged(folder: Path) -> Iterator[None]:
-    """Copy the lines of a `with` block to flashtrain.log, with the time, and the
-    traceback of what ends it."""
+    """Context manager: copy printed lines to flashtrain.log, with the time, and the traceback of an
+    exception that ends the `with` block."""
     # A rank that is not the first has a file of its own, for the traceback alone.
     rank = next(
         (os.environ[name] for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if name in os.environ),
@@ -192,8 +192,8 @@ def _logged(folder: Path) -> Iterator[None]:
 
 
 def _leave_ranks() -> None:
-    """End the process groups while every rank is still there: gloo's threads abort a
-    process that exits with them."""
+    """Destroy torch's process groups while every rank still runs: a process that exits with them is
+    aborted by gloo's threads."""
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()

@@ -24,10 +24,10 @@ _SECONDS = 0.5  # between a job's checks that this process is alive
 
 
 class JobProcesses:
-    """Context manager that runs jobs, passes signals that end it on to them, and waits while
-    they save checkpoints.
+    """Context manager that runs jobs as processes; a signal that ends this process is passed on to
+    the job, which gets time to save a checkpoint.
 
-    `stopped_by` is the first such signal; no other job should be started after it.
+    `stopped_by` is the first such signal, or None; after a signal no further job should be started.
     """
 
     def __init__(self) -> None:
@@ -91,10 +91,10 @@ def job_command() -> list[str]:
 
 @contextmanager
 def leading_ranks(several: bool) -> Iterator[None]:
-    """Context manager: ranks that Lightning starts in it end when this process ends. `several`:
-    whether there are any.
+    """Context manager: ranks that Lightning starts in the `with` block end when this process ends.
+    `several`: whether Lightning starts any.
 
-    Until the first step SIGTERM and SIGHUP end this process without a line.
+    If it does, SIGTERM and SIGHUP end this process at once within the block, and print nothing.
     """
     # If it is killed before the ranks have met, they would wait for it for half an hour. It waits
     # for them in native code, where Python calls no handler.
@@ -113,7 +113,8 @@ def leading_ranks(several: bool) -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Watch the parent process of a job or rank: when it is gone, send SIGTERM to this process."""
+    """Start a thread that sends SIGTERM to this process, a job or rank, when its parent process is
+    gone."""
     parent = os.environ.pop(PARENT, "")  # not for what this process starts itself
     if parent.isdecimal():
         threading.Thread(

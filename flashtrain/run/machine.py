@@ -1,4 +1,4 @@
-"""What a command makes of the machine that it finds itself on."""
+"""Adapt the settings of a command to the machine on which it runs."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def adapt_to_machine(
     Args:
         settings: the composed settings.
         line: the command line; a setting that it names is not replaced by the demo's.
-        report: takes the lines about what was decided, each with a level of
-            logging if it is a warning.
+        report: called with each line about what was decided, and with logging.WARNING if it is a
+            warning.
 
     Returns:
         The settings to run, and the machine's hardware.
@@ -88,7 +88,7 @@ def adapt_to_machine(
     ):
         raise UserError(
             f"trainer.devices={wanted}, but this machine has {hardware.count} GPUs. "
-            "Use at most that many."
+            f"Set trainer.devices={hardware.count} or less."
         )
     if settings.hardware.peak_tflops is not None:
         hardware = replace(hardware, peak_flops=settings.hardware.peak_tflops * 1e12)
@@ -150,8 +150,8 @@ _OF_A_MODEL = {
 
 
 def _for_context(hardware: Hardware) -> Hardware:
-    """The machine, with the attention that devices can share: ours, on a CPU too.
-    UserError: a GPU without it."""
+    """Return the hardware with attention=flash, which context parallelism needs, on a CPU too.
+    Raises UserError for a GPU that cannot run it."""
     if hardware.kind == "cuda" and hardware.attention != "flash":
         raise UserError(
             "trainer.strategy=context_parallel needs attention=flash, so GPUs of sm_80 or later "
@@ -161,8 +161,8 @@ def _for_context(hardware: Hardware) -> Hardware:
 
 
 def _check_processes(settings: Settings) -> None:
-    """torchrun has started its processes already; trainer.devices and trainer.nodes
-    must say the same numbers."""
+    """Raise UserError if trainer.devices and trainer.nodes are not the numbers of processes and
+    machines that torchrun has started, or if several nodes have no launcher."""
     devices, nodes = settings.trainer.devices, settings.trainer.nodes
     if "TORCHELASTIC_RUN_ID" in os.environ:
         here = int(os.environ["LOCAL_WORLD_SIZE"])
@@ -192,7 +192,8 @@ def _measures(settings: Settings) -> bool:
 
 
 def _demo_line(full: Settings, demo: Settings) -> str:
-    """What the demo does in the recipe's place, and how to have the recipe in full."""
+    """Return a line on what the demo does instead of the recipe, and how to run the recipe in
+    full."""
     where = "run the same command on a machine with an NVIDIA GPU, or add hardware.demo=never."
     mode = working_mode(demo)
     if mode is not None and mode.measures:

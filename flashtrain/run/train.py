@@ -73,15 +73,15 @@ def check_same_model(
     if differing:
         parts = ", ".join(f"{key} is {there.get(key)}, expected {here[key]}" for key in differing)
         raise UserError(
-            f"{checkpoint} is a checkpoint of another model: {parts}. Use its settings."
+            f"{checkpoint} is a checkpoint of another model: {parts}. Use the settings of its run."
         )
 
 
 def checkpoint_to_resume(
     settings: Settings, folder: Path, description: dict[str, Any]
 ) -> Path | None:
-    """Return the checkpoint to resume from: of the run resume=RUN or, with resume=auto, in
-    `folder`; None: begin anew.
+    """Return the checkpoint to resume from: that of the run in resume=RUN or, with resume=auto,
+    that in `folder`; None if the run begins anew.
 
     Raises UserError if the checkpoint is of another model, holds weights only, or is at
     the last step already.

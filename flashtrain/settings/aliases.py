@@ -81,14 +81,14 @@ NEWER: dict[str, Any] = {
 
 @cache
 def others() -> dict[str, str]:
-    """Return what other programs' names mean here: a setting, or words about it, with
-    its names in one text."""
+    """Return a dict: name of a setting here, or words about one -> the names that other programs
+    have for it, separated by spaces."""
     return dict(yaml.safe_load((conf_folder() / "other_names.yaml").read_text(encoding="utf-8")))
 
 
 def renamed(name: str, value: Any = None) -> str | None:
-    """Return a line with the present name of a renamed setting or value,
-    "trainer.context_way: use ..."; else None.
+    """Return a line with the present name of a renamed setting or value, "trainer.context_way: use
+    ..."; None if nothing was renamed.
 
     Args:
         name: the given name: dotted, a config group such as `model`, or a key
@@ -105,7 +105,7 @@ def renamed(name: str, value: Any = None) -> str | None:
 
 
 def _current(given: str) -> str:
-    """The present form of "name" or "name=value"."""
+    """Return "name" or "name=value" with the present name and value in place of older ones."""
     name, equals, value = given.partition("=")
     present = f"{RENAMED.get(name, name)}{equals}{value}"
     return RENAMED.get(present, present)
@@ -132,8 +132,8 @@ def updated(content: dict[str, Any], group: str = "") -> dict[str, Any]:
 
     Args:
         content: the configuration, or one of its groups.
-        group: the prefix of the group's settings with a dot at its end, such as
-            "trainer."; "" for a whole one.
+        group: the prefix of the group's settings with a dot at its end, such as "trainer."; "" for
+            a whole configuration.
     """
     made = {}
     for key, value in content.items():
@@ -155,8 +155,8 @@ def updated(content: dict[str, Any], group: str = "") -> dict[str, Any]:
 
 
 def completed(content: dict[str, Any], settings: Collection[str]) -> dict[str, Any]:
-    """Return a saved configuration with the values that repeat what its run did, of
-    settings newer than the run.
+    """Return a saved configuration with the settings that it lacks because they are newer than its
+    run; each gets the value that repeats what the run did.
 
     Args:
         content: the configuration, with present names.

@@ -20,21 +20,20 @@ _NO_TEXT = ("null", "true", "false", "nan", "inf")
 
 
 class CommandLine(tuple[str, ...]):
-    """The words of a command line (key=value), which are parsed when they are first
-    asked for, and only then.
+    """The words of a command line (key=value), parsed once, when a property first needs it.
 
-    Raises UserError, when they are parsed, for a word that is no setting.
+    The properties raise UserError for a word that is not key=value.
     """
 
     @classmethod
     def of(cls, words: Iterable[str]) -> CommandLine:
-        """Return the words as a command line; one that is given stays itself,
-        and is not parsed again."""
+        """Return the words as a CommandLine; a given CommandLine is returned itself, so that it is
+        not parsed again."""
         return words if isinstance(words, CommandLine) else cls(words)
 
     @cached_property
     def overrides(self) -> list[Override]:
-        """What each word sets, in their order."""
+        """Hydra's Override of each word, in the words' order."""
         try:
             return OverridesParser.create().parse_overrides(list(self))
         except OverrideParseException as error:
@@ -50,7 +49,8 @@ class CommandLine(tuple[str, ...]):
 
     @property
     def values(self) -> dict[str, Any]:
-        """The given values by name, without those that list several values."""
+        """The values by the name of their setting or group, without words that list several values
+        (a sweep)."""
         return {
             name: one.value() for name, one in self.by_name.items() if not one.is_sweep_override()
         }
@@ -66,7 +66,7 @@ class CommandLine(tuple[str, ...]):
             if name in first and name.split(".")[0].split("/")[0] != "hydra":
                 raise UserError(
                     f"{name} is given twice, as {first[name]} and as {word}. "
-                    "Give it once, or use -m and commas."
+                    f"Give it once, or several values as a sweep: -m {name}=A,B."
                 )
             first[name] = word
 

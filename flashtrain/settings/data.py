@@ -165,14 +165,14 @@ class DataSettings:
         if self.vocab is not None and self.tokenizer != "gpt2":
             raise UserError(
                 f"data.vocab={self.vocab} needs data.tokenizer=gpt2, not {self.tokenizer}. "
-                "Remove it."
+                "Remove data.vocab and data.merges, or set data.tokenizer=gpt2."
             )
         for name, sources in READ_BY.items():
             given = getattr(self, name)
             if given is not None and self.source in get_args(Source) and self.source not in sources:
                 by = " or ".join(f"data={source}" for source in sources)
                 line = f"data.{name}={given} is used by {by}, and this is data={self.source}"
-                raise UserError(f"{line}. Add data={sources[0]}, or remove it.")
+                raise UserError(f"{line}. Add data={sources[0]}, or remove data.{name}.")
         no_options(
             "data", self.source, self.options, [one for one in get_args(Source) if one != "hub"]
         )
@@ -183,8 +183,8 @@ class DataSettings:
         at_least("data.workers", self.workers, 0)
 
     def parts(self) -> dict[str, tuple[DataSettings, float]]:
-        """Return the settings and the weight of each source of data.mixture, by
-        name. Raises UserError."""
+        """Return the settings and the weight of each source of data.mixture, by name. Raises
+        UserError for a wrong setting of a source."""
         found = {}
         for name, given in (self.mixture or {}).items():
             where = f"data.mixture.{name}"
@@ -210,7 +210,8 @@ class DataSettings:
             for key, value in own.items():
                 if not isinstance(value, KINDS_OF_A_PART.get(key, str)):
                     raise UserError(
-                        f"{where}.{key}={value} must be {KINDS_OF_A_PART.get(key, str).__name__}."
+                        f"{where}.{key}={value} must be of type "
+                        f"{KINDS_OF_A_PART.get(key, str).__name__}."
                     )
             shared = {key: getattr(self, key) for key in SHARED}
             found[name] = (DataSettings(**{**shared, **own, "source": source}), float(weight))
@@ -239,19 +240,20 @@ class DataSettings:
             raise unknown("data.tokenizer", self.tokenizer, get_args(Tokenizer), listed=listed)
         if self.tokenizer == "none" and self.source != "tokens":
             raise UserError(
-                f"data.tokenizer=none needs data=tokens, and data={self.source} is text."
+                f"data.tokenizer=none needs data=tokens, and data={self.source} is text. "
+                "Set data.tokenizer=gpt2, bytes, bpe or a folder with tokenizer.json."
             )
         if self.streaming and self.tokenizer == "bpe":
             raise UserError(
                 "data.streaming=true tokenizes during training, and data.tokenizer=bpe is trained "
-                "before. Use gpt2, bytes or a folder with tokenizer.json."
+                "before. Set data.tokenizer=gpt2, bytes or a folder with tokenizer.json."
             )
         if self.source != "tokens":
             at_least("data.vocab_size", self.vocab_size, 257)
         elif self.tokenizer == "bpe":
             raise UserError(
                 "data.tokenizer=bpe is trained on text, and data=tokens has none. "
-                "Set the tokens' tokenizer, or none."
+                "Set data.tokenizer to the tokenizer that made the tokens, or to none."
             )
         elif self.tokenizer == "none" and self.vocab_size < 1:
             raise UserError(

@@ -25,7 +25,7 @@ class LoggerSettings:
 
     @property
     def kinds(self) -> list[str]:
-        """The names of the loggers; `name` holds several with commas between them."""
+        """The names of the loggers in `name`, which separates several by commas."""
         return [kind.strip() for kind in self.name.split(",")]
 
     def check_installed(self) -> None:

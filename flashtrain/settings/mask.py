@@ -48,7 +48,7 @@ class MaskSettings:
             if self.name != name and value is not None:
                 raise UserError(
                     f"mask.{setting}={value} is used by mask={name}, not by mask={self.name}. "
-                    "Remove it."
+                    f"Remove mask.{setting}."
                 )
             at_least(f"mask.{setting}", value, 1)
         no_options("mask", self.name, self.options, get_args(Mask))

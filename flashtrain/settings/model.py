@@ -105,7 +105,7 @@ class ModelSettings:
 
     @property
     def own_layers(self) -> bool:
-        """Whether sizes or a pattern are set in place of those of the named size."""
+        """Whether settings replace sizes or the pattern of layers that come with model.size."""
         plain = ModelSettings()
         return any(getattr(self, name) != getattr(plain, name) for name in OWN_SIZES)
 
@@ -151,8 +151,8 @@ class ModelSettings:
             )
 
     def _check_used(self) -> None:
-        """Raise UserError for a setting that this kind of model, or a model without an
-        adapter, does not use."""
+        """Raise UserError for a changed setting that the model does not use, because it is of
+        another kind or has no adapter."""
         plain, transformers = ModelSettings(), self.name == "huggingface"
         for names, used, by in (
             (_OF_ADAPTERS, self.adapter is not None, "adapters. Set model.adapter=lora."),

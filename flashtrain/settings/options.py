@@ -58,8 +58,8 @@ SampleUnit = Literal["sentence", "paragraph", "document"]
 
 
 def option(default: str | None, kind: Any, *, others: bool = False) -> Any:
-    """Return a dataclass field whose value is one of the names in `kind`, or None
-    if that is the default.
+    """Return a dataclass field whose value must be one of the names in `kind`, or None if `default`
+    is None.
 
     Args:
         default: the field's default.
@@ -70,8 +70,8 @@ def option(default: str | None, kind: Any, *, others: bool = False) -> Any:
 
 
 def check_options(name: str, group: Any) -> None:
-    """Raise UserError for the first field made by `option` whose value is not allowed.
-    `name`: the settings group's."""
+    """Raise UserError for the first field of `group` made by `option` whose value is not allowed;
+    `name` is the group's name, for the message."""
     for one in fields(group):
         given = getattr(group, one.name)
         if "options" in one.metadata and not one.metadata["others"] and given is not None:

@@ -1,7 +1,7 @@
 """The schema of a task: its settings with their types, and the errors about unknown
 names and wrong values.
 
-It is the dataclass of the task (its `settings`), with the groups that modes and programs
+The schema is the dataclass of the task (Task.settings), with the groups that modes and programs
 register as `settings.NAME`.
 """
 
@@ -53,7 +53,7 @@ def schema_of(task: str) -> type[Settings]:
     if taken:
         raise UserError(
             f"the registered group of settings '{taken.pop()}' has the name of a setting of "
-            f"task={task}. Rename it."
+            f"task={task}. Register the group under another name."
         )
     groups = [(name, component("settings", name)) for name in names]
     made: list[Any] = [(name, group, field(default_factory=group)) for name, group in groups]
@@ -108,8 +108,8 @@ def _walk(group: type, prefix: str) -> Iterator[tuple[str, Any, Any]]:
 
 
 def check_names(given: Mapping[str, Any], task: str) -> None:
-    """Raise UserError, which names all, for settings (name -> value) that the task lacks or
-    that have newer names."""
+    """Raise one UserError for all `given` settings (name -> value) that the task does not have or
+    that are renamed."""
     names = set(setting_names(task))
     leaves = names - {name.rpartition(".")[0] for name in names}
     free = ("hydra", *(f"{leaf}." for leaf in leaves))  # what is no group may be a dictionary
@@ -125,8 +125,8 @@ def check_names(given: Mapping[str, Any], task: str) -> None:
 
 
 def unknown_setting(given: str, task: str) -> UserError:
-    """Return the error for a setting that the task does not have: what it is called
-    here, or similar names."""
+    """Return the error for a setting that the task does not have; it says what the setting is
+    called here, or lists similar names."""
     names = [name for name in setting_names(task) if name not in INTERNAL]
     group = given.rpartition(".")[0]
     if group.endswith(".options") and group in names:
@@ -192,7 +192,8 @@ def wrong_value(error: OmegaConfBaseException, task: str, key: str = "") -> User
 
 
 def _expected(key: str, task: str) -> str:
-    """The form of the list that this key names, as the end of a line; "" where it is no list."""
+    """Return " Expected ..." with the form of a list if the setting `key` is a list, to end an
+    error's line; else ""."""
     schema = _structured(schema_of(task))
     group, _, name = key.partition("[")[0].rpartition(".")  # of a list's entry the list
     parent = OmegaConf.select(schema, group) if group else schema

@@ -1,4 +1,4 @@
-"""The settings of every run, from which each task derives a dataclass with its own.
+"""The settings that every run has; each task derives a dataclass that adds its own settings.
 
 Hydra composes YAML; schema.py turns the result into the dataclass of the task. Models, data and
 training take plain arguments, so a setting's type, default and limits are decided in this
@@ -76,8 +76,8 @@ class Settings:
 
     @property
     def strategy(self) -> str:
-        """The training strategy: trainer.strategy, or the one that a task's other
-        settings choose if it is auto."""
+        """The training strategy: trainer.strategy or, if that is auto, the one that a task's other
+        settings choose."""
         return self.trainer.strategy
 
     @property
@@ -97,13 +97,13 @@ class Settings:
 
     @property
     def data_ranks(self) -> int:
-        """The number of groups of devices that read different samples; a group is the devices
-        that share a sequence."""
+        """The number of data-parallel ranks, which read different samples; the devices that share a
+        sequence are one rank."""
         return self.trainer.ranks // self.context_degree
 
     def check_share(self, setting: str, samples: int) -> None:
-        """Raise UserError unless the samples of a step, of a setting's name, divide over
-        devices and micro-batches."""
+        """Raise UserError unless the `samples` of a step divide over devices and micro-batches;
+        `setting` is the name of the setting that gives their number."""
         share, rest = divmod(samples, self.data_ranks)
         if rest:
             raise UserError(
@@ -113,8 +113,8 @@ class Settings:
         self.check_micro_batch(share)
 
     def check_micro_batch(self, share: int) -> None:
-        """Raise UserError unless trainer.micro_batch divides the samples of a
-        step that a device takes."""
+        """Raise UserError unless trainer.micro_batch divides `share`, the samples of a step on one
+        device."""
         micro = self.trainer.micro_batch
         if micro is not None and share % micro:
             device = "device" if self.context_degree == 1 else "group of devices"
@@ -124,8 +124,8 @@ class Settings:
             )
 
     def check_inputs(self) -> None:
-        """Raise UserError, which names all of them, if a training lacks a model or data that
-        only the user can name."""
+        """Raise UserError if a training lacks settings that only the user can give, such as a model
+        or data; it names all of them."""
 
     def check(self) -> None:
         """Raise UserError for the first setting that cannot work, alone or with another."""

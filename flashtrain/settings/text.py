@@ -1,4 +1,5 @@
-"""Settings of tasks whose samples have a fixed number of tokens, and of those that read text."""
+"""Settings of tasks whose samples have a fixed number of tokens, and settings of tasks that read
+text."""
 
 from __future__ import annotations
 
@@ -46,10 +47,11 @@ class ContextSettings(Settings):
         super().check()
 
     def check_step(self) -> None:
-        """Raise UserError unless a step is whole samples that divide over
-        devices and micro-batches.
+        """Raise UserError unless trainer.tokens_per_step is a whole number of samples that divides
+        over devices and micro-batches.
 
-        check() leaves this out: without a GPU the recipe's demo may still replace these settings.
+        check() does not check this: without a GPU the recipe's demo may still replace these
+        settings.
         """
         tokens, context = self.trainer.tokens_per_step, self.context
         if tokens % context:

@@ -1,5 +1,5 @@
-"""The groups optimizer, schedule and trainer: how a model is trained. None:
-decided when the run starts."""
+"""The groups optimizer, schedule and trainer: how a model is trained. A default of None is decided
+when the run starts."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from flashtrain.settings.options import (
 
 
 def no_options(group: str, name: str, options: Mapping[str, Any], ours: Collection[str]) -> None:
-    """Raise UserError if `options` are given to a component of flashtrain's (`ours`): only
-    registered ones use them."""
+    """Raise UserError if `options` are given and `name` is one of flashtrain's own components
+    (`ours`): only components that a program registers use them."""
     if options and name in ours:
         raise UserError(
             f"{group}.options={dict(options)} is used by registered {group}s, not by {name}. "
-            "Remove it."
+            f"Remove {group}.options."
         )
 
 
@@ -54,7 +54,7 @@ class OptimizerSettings:
         if self.states != "full" and self.name != "adamw":
             raise UserError(
                 f"optimizer.states={self.states} needs optimizer=adamw, not {self.name}. "
-                "Use states=full."
+                "Use optimizer.states=full."
             )
         no_options("optimizer", self.name, self.options, get_args(Optimizer))
         above("optimizer.learning_rate", self.learning_rate, 0)

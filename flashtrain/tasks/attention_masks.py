@@ -70,9 +70,9 @@ def make_mask(settings: MaskSettings, *, packed: bool = True) -> MaskMaker | Non
 def attended_context(settings: MaskSettings, context: int) -> int:
     """Return the context length at which FLOPs are counted under this mask.
 
-    A token of a causal sequence of this length sees as many tokens, on average, as a token of one
-    document of `context` tokens sees under the mask. The documents' lengths are not known before
-    they are read: `causal_length` takes them from a batch's mask.
+    A token of a causal sequence of the returned length sees as many tokens, on average, as a token
+    of a document of `context` tokens sees under the mask. Shorter documents in a row are not
+    counted here: their lengths are known only from a batch's mask, which `causal_length` uses.
     """
     make = make_mask(settings, packed=False)
     if make is None:
@@ -82,10 +82,10 @@ def attended_context(settings: MaskSettings, context: int) -> int:
 
 
 def causal_length(mask: Mask) -> Tensor:
-    """Return the length of the causal sequences whose tokens see as many keys, on
-    average, as under this mask.
+    """Return the length of a causal sequence whose tokens see as many keys, on average, as tokens
+    see under this mask.
 
-    A scalar on the mask's device: nothing waits for the device.
+    The result is a scalar tensor on the mask's device, which the host does not read.
     """
     from flashtrain.distributed.context.work import visible_keys
 

@@ -29,8 +29,8 @@ MAX_MICRO_BATCH = 64  # samples of a language model
 
 
 def fit_memory(settings: Settings, hardware: Hardware, model: Trainable) -> Batching:
-    """Choose the micro-batch, and set the model's weight dtype and activation checkpointing
-    as its estimate assumes.
+    """Choose the micro-batch, and set the model's dtype of weights and activation checkpointing to
+    those that the estimate of its memory assumes.
 
     Raises:
         UserError: no micro-batch fits, or the model does not support the strategy
@@ -69,7 +69,8 @@ def choose_batching(settings: Settings, hardware: Hardware, model: Trainable) ->
 
 
 def _is_known(shape: DecoderShape) -> bool:
-    """Whether every layer says what memory it takes."""
+    """Return whether every layer's mixer states its memory, so that a training's can be
+    estimated."""
     found = (
         one.mixer.memory(tokens=1, context=1, activation=2, attention="flash")
         for one in set(shape.layers)
@@ -91,10 +92,10 @@ def choose_micro_batch(
         sizes: the possible micro-batches, ascending, in samples or tokens; an int is the one
             that the settings name.
         share: samples or tokens of an optimiser step on one device.
-        estimate: returns the memory of a micro-batch with given savings.
+        estimate: returns the estimated memory of (micro-batch, MemorySavings).
 
     Raises:
-        UserError: not even the smallest size fits, the settings name none, and mode is not plan.
+        UserError: not even the smallest of several sizes fits, and mode is not plan.
     """
     planned = settings.mode == "plan"
     free, named = room(settings, hardware), isinstance(sizes, int)
@@ -195,7 +196,8 @@ def compiles(settings: Settings, hardware: Hardware, layout: str = "packed") -> 
 def _candidates(
     settings: Settings, hardware: Hardware, checkpointing: str | None = None
 ) -> list[MemorySavings]:
-    """The savings that the settings, or another `memory.activation_checkpointing`, allow."""
+    """Return the memory savings to try, fastest first, as the settings allow; `checkpointing`
+    replaces memory.activation_checkpointing."""
     memory = settings.memory
     kind = checkpointing or memory.activation_checkpointing
     offload = memory.offload and checkpointing is None
@@ -207,7 +209,8 @@ def _candidates(
 
 
 def room(settings: Settings, hardware: Hardware) -> Room:
-    """Return the bytes of device and host memory that this run may fill."""
+    """Return the free memory, on the device and on its host, to which this run's estimate is
+    compared."""
     # Ranks start at different moments and must choose alike: several go by the card's size,
     # one by what is free.
     device = (
@@ -220,8 +223,8 @@ def room(settings: Settings, hardware: Hardware) -> Room:
 
 
 def encoder_blocks(config: Any, **own: Any) -> Blocks:
-    """Return the blocks to estimate the memory of a BertConfig or ClassifierConfig by;
-    `own`: further fields."""
+    """Return the Blocks of a BertConfig or ClassifierConfig, for estimate_encoder_memory; `own` are
+    further fields of Blocks."""
     return Blocks(config.embed, config.layer_specs, dropout=config.dropout > 0, **own)
 
 

@@ -28,7 +28,7 @@ VALIDATION_STEP = -1
 
 @dataclass(frozen=True)
 class MaskedPixels:
-    """The objective to predict masked pixels or tokens from the others, alone or in
+    """The objective to predict masked pixels (or tokens) from the other pixels, alone or in
     addition to the labels."""
 
     weight: float = 1.0  # of this objective's loss
@@ -51,8 +51,9 @@ class SequenceClassification(TrainingTask):
             from (seed, micro-batch, rank), so that a resumed run masks the same.
         augment: functions that change the training tokens (B, S) one after another and keep their
             labels. Their random draws follow from (seed, micro-batch, rank) too.
-        training_pixels: how many pixels of each image are read in training and validation: first
-            those that are not dark, then dark ones at random. None: all. Tests read all.
+        training_pixels: how many pixels of each image the model reads in training and validation:
+            first pixels that are not dark, then dark ones at random. None: all. A test reads all
+            pixels.
         compile: run the losses through torch.compile (one graph, static shapes).
         cuda_graphs: record the losses' launches once and replay them; see LanguageModel.
         options: see TrainingTask.
@@ -136,8 +137,8 @@ class SequenceClassification(TrainingTask):
         return loss
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Add the step's accuracies to the running sum. A step that fails earlier adds
-        nothing: resuming repeats it."""
+        """Add the step's accuracies to the running sum, now and not before, since a step that fails
+        is repeated after a resume."""
         total, count = self._correct
         self._correct = (sum(self._step_corrects, total), count + len(self._step_corrects))
         self._step_corrects.clear()
@@ -221,8 +222,8 @@ class SequenceClassification(TrainingTask):
     def generator_of(
         self, step: int, device: torch.device, purpose: int = MASKING
     ) -> torch.Generator:
-        """Return a generator for a micro-batch's random draws, seeded from seed, step,
-        rank and purpose alone."""
+        """Return a random generator for a micro-batch: its seed is made of the run's seed, the
+        micro-batch's number `step`, the rank and `purpose` alone."""
         if self._generator is None or self._generator.device != device:
             self._generator = torch.Generator(device)
         rank = self._trainer.global_rank if self._trainer is not None else 0

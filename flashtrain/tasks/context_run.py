@@ -1,5 +1,5 @@
-"""Context parallelism, in which devices share each sequence, in a run's checks,
-memory estimate and plan."""
+"""What context parallelism, in which devices share each sequence, adds to a run's checks, memory
+estimate and plan."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ MIB = 2**20
 
 
 def check_shape(sharding: SequenceSharding | None, shape: DecoderShape) -> None:
-    """Raise UserError if devices cannot share a layer of this shape, or
-    trainer.context_parallel_method its heads."""
+    """Raise UserError if a layer of this shape cannot be sharded over devices, or if
+    trainer.context_parallel_method cannot share its heads."""
     if sharding is None:
         return
     for mixer in dict.fromkeys(layer.mixer for layer in shape.layers):
         if mixer.crosses_devices != "attention":
             raise UserError(
                 f"layers of {mixer.kind} with context_parallel={sharding.degree}: "
-                "devices cannot share a sequence of theirs. Use trainer.strategy=fsdp or ddp."
+                "devices cannot share their sequences. Use trainer.strategy=fsdp or ddp."
             )
     for attention in dict.fromkeys(mixers(shape.layers, AttentionSpec)):
         _choice(sharding, attention, 1)
@@ -44,7 +44,7 @@ def check_model(sharding: SequenceSharding | None, model: Trainable, name: str) 
     tokens of its own device.
 
     Args:
-        name: of the model (model.name), for messages.
+        name: model.name, for messages.
     """
     if sharding is None:
         return
@@ -63,8 +63,8 @@ def check_model(sharding: SequenceSharding | None, model: Trainable, name: str) 
 def attention_choice(
     sharding: SequenceSharding, precision: str, shape: DecoderShape, micro_batch: int
 ) -> Choice:
-    """Return the context-parallel method that the run will use for a micro-batch of this
-    model's widest attention."""
+    """Return the context-parallel method that the run will use, as chosen for a micro-batch of the
+    model's widest attention layer."""
     held = micro_batch * -(-sharding.context // sharding.degree)  # tokens on a device
     widest = max(mixers(shape.layers, AttentionSpec), key=lambda one: one.heads * one.head_dim)
     return _choice(sharding, widest, held, PRECISIONS[precision][2])

@@ -29,7 +29,8 @@ def decoder_config(
 
 
 def check_layers(model: ModelSettings, mask: MaskSettings, context: int) -> DecoderConfig | None:
-    """Return the configuration of flashtrain's own decoder that is set; None for other models.
+    """Check the layers of flashtrain's own decoder that `model` names, and return its
+    configuration; None for other models.
 
     Raises:
         UserError: sizes do not fit together, or a layer cannot compute the mask.

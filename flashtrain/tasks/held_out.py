@@ -38,7 +38,8 @@ def score(
     Args:
         task: the LightningModule around the trained model.
         counts: returns how much was scored, by unit, such as {"samples": 100}.
-        words: the text to print, a format string with the metrics and `perplexity`.
+        words: the text to print, a format string; its fields are the metrics' names and
+            `perplexity`.
 
     Returns:
         The metrics by name, `held_out` (whether the run was not trained on
@@ -73,8 +74,8 @@ def perplexity(loss: float) -> float:
 
 
 def why_not_held_out(settings: Settings, folder: Path) -> str | None:
-    """Return why the text that these settings score is not held out from the run in
-    `folder`; None if it is."""
+    """Return the reason why the run in `folder` may have been trained on the text that these
+    settings score; None if that text was held out."""
     if not (folder / CONFIG_FILE).is_file():
         return "what the model was trained on is not known"
     own = read_settings(folder)
@@ -96,14 +97,14 @@ def why_not_held_out(settings: Settings, folder: Path) -> str | None:
 
 
 def _draw(settings: Settings) -> tuple[Any, ...]:
-    """What decides which documents are drawn to be held out."""
+    """Return the settings that decide which documents are held out at random."""
     length = max(settings.context, settings.data.split_context or 0)
     return settings.data.validation_fraction, 0 if settings.data.source == "chat" else length
 
 
 def _paths_and_fingerprints(source: Any, *, scored: bool) -> Iterator[Path | str]:
-    """The files that a source trains on, or those that are scored; of what is
-    no file the fingerprint."""
+    """Yield the files that a source reads (of a mixture, if `scored`, those that its parts hold
+    out); for a source that is not of local files its fingerprint."""
     if isinstance(source, MixtureSource):
         for part in source.sources.values():
             yield from _paths_and_fingerprints((scored and held_out(part)) or part, scored=scored)
@@ -114,8 +115,8 @@ def _paths_and_fingerprints(source: Any, *, scored: bool) -> Iterator[Path | str
 
 
 def _common(trained: Iterator[Path | str], scored: Iterator[Path | str]) -> bool:
-    """Whether what was trained on and what is scored have a file, by path or contents, or a
-    fingerprint in common."""
+    """Return whether the two lists have a common fingerprint, or files with the same path or
+    contents."""
     there, here = set(trained), set(scored)
     by_size: dict[int, list[Path]] = {}
     for one in there:

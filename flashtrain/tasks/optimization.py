@@ -23,7 +23,7 @@ from flashtrain.training.schedules import SCHEDULES
 
 
 def _common(settings: OptimizerSettings) -> dict[str, Any]:
-    """The arguments of every optimiser."""
+    """Return the arguments that every optimiser takes, from the settings."""
     return {
         "lr": settings.learning_rate,
         "betas": (settings.betas[0], settings.betas[1]),
@@ -105,11 +105,12 @@ def optimization_options(settings: Settings) -> dict[str, Any]:
 
 
 def set_steps(settings: TrainerSettings, data: ResumableDataModule, samples: int) -> list[str]:
-    """Set `steps` to the steps of `epochs`, if that is given; return the line that says so.
+    """If trainer.epochs is given, set trainer.steps to its number of steps; return a list with the
+    line that says so, or [].
 
     Args:
-        data: after its setup().
-        samples: of a step over all devices; where rows hold several samples, its rows.
+        data: the data module, after its setup().
+        samples: samples of a step over all devices; if a row holds several samples, rows of a step.
     """
     if settings.epochs is None:
         return []

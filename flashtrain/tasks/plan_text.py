@@ -21,8 +21,8 @@ SHARDING = ("fsdp", "context_parallel")
 
 
 def memory_plan(batching: Batching) -> list[str]:
-    """Return mode=plan's lines on memory: the estimate by use, and every option with ">"
-    before the chosen one."""
+    """Return mode=plan's lines on memory: the estimate by use (weights, gradients, ...), and every
+    option of memory savings with ">" before the chosen one."""
     if batching.estimate is None:
         return []
     estimate = batching.estimate
@@ -80,8 +80,8 @@ def fit_lines(
 def _first_fitting(
     settings: Settings, changes: Sequence[dict[str, Any]], again: Callable[[Settings], Batching]
 ) -> str | None:
-    """The first of the changes with which the training fits, and the memory that it then
-    needs; None: there is none."""
+    """Return a line with the first of the changes (settings by name) with which the training fits
+    and the memory that it then needs; None if it fits with none of them."""
     for change in changes:
         changed = deepcopy(settings)
         for name, value in change.items():
@@ -115,7 +115,8 @@ def _first_fitting(
 
 
 def _changes(settings: Settings, hardware: Hardware) -> list[list[dict[str, Any]]]:
-    """Kinds of changes that need less memory on a device, each from small to large."""
+    """Return lists of changes (settings by name) that need less memory on a device: one list for
+    each kind of change, from small to large."""
     context, fewest = getattr(settings, "context", 1), settings.trainer.devices
     counts = [count for count in DEVICES if count >= fewest and hardware.kind == "cuda"]
     return [
@@ -144,8 +145,8 @@ def plan_text(
 
     Args:
         lines: lines about the training.
-        flops: FLOPs of the whole training, on all devices together; `at_most`: they are an
-            upper bound. nan: no time.
+        flops: FLOPs of the whole training, on all devices together, or an upper bound if `at_most`;
+            nan if unknown, and then no time is estimated.
         how: how the FLOPs are counted, in words.
     """
     if math.isnan(flops):

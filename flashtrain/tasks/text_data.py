@@ -41,7 +41,7 @@ def _files(settings: DataSettings) -> TextSource:
     if settings.split != DataSettings.split:
         raise UserError(
             f"data.split={settings.split} is for datasets that save_to_disk wrote, "
-            f"and {path} is none. Leave data.split out."
+            f"and {path} is none. Remove data.split."
         )
     return FilesSource(path, **_of_files(settings))
 
@@ -102,11 +102,11 @@ def make_source(data: DataSettings) -> TextSource | TokenSource:
 
 
 def make_sources(data: DataSettings) -> tuple[Any, Any]:
-    """Build the source to train on, and that of data.validation_path (None: documents of
-    the first are held out).
+    """Build (the source to train on, the source of data.validation_path); the second is None
+    without that setting, and documents of the first are then held out.
 
-    With data.validation_fraction=1 nothing is trained on: the first is the source to
-    score, the second None.
+    With data.validation_fraction=1 nothing is trained on: the first is then the source to score,
+    the second None.
     """
     source, validation = make_source(data), None
     if data.validation_path is not None:
@@ -121,12 +121,13 @@ def make_sources(data: DataSettings) -> tuple[Any, Any]:
 def make_tokenizer_spec(
     data: DataSettings, model_path: str | None = None
 ) -> TokenizerSpec | Tokenizer:
-    """Return the spec of data.tokenizer, which is not loaded yet; for
-    data.tokenizer=huggingface the tokenizer.
+    """Return the TokenizerSpec of data.tokenizer, from which the tokenizer is loaded later; for
+    data.tokenizer=huggingface the tokenizer itself.
 
     Args:
         data: the group of settings.
-        model_path: model.path, whose tokenizer data.tokenizer=huggingface is.
+        model_path: model.path, the folder or name of a model whose tokenizer
+            data.tokenizer=huggingface means.
     """
     if data.tokenizer == "huggingface":
         from flashtrain.integrations.huggingface_folder import tokenizer_of

@@ -28,8 +28,8 @@ T = TypeVar("T")
 
 
 def replayed(compute: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Call a compiled function whose CUDA launches are recorded and replayed
-    (mode="reduce-overhead")."""
+    """Call a function compiled with mode="reduce-overhead", which replays recorded CUDA launches,
+    and return a copy of its result, which the next call would overwrite."""
     # A replay writes its results where the last one did: what outlives the step is copied.
     torch.compiler.cudagraph_mark_step_begin()
     return tree_map(torch.clone, compute(*arguments, **named))
@@ -73,8 +73,8 @@ class TrainingTask(pl.LightningModule):
         self._last_loss: Tensor | None = None
 
     def configure_model(self) -> None:
-        """Raise UserError under a strategy that shards weights, which subclasses have
-        to support themselves."""
+        """Raise UserError under a strategy that shards weights; a subclass that supports such
+        strategies overrides this method."""
         if self.device_mesh is not None:
             raise UserError(
                 f"{type(self).__name__} trains whole models on each device. "
@@ -90,16 +90,16 @@ class TrainingTask(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Free the last step's gradients, which Lightning would keep in memory
-        during this step's forward."""
+        """Free the gradients of the step before, which Lightning would hold in memory during this
+        step's forward."""
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
             self.zero_grad(set_to_none=True)
 
     def configure_gradient_clipping(
         self, optimizer: torch.optim.Optimizer, *_: Any, **__: Any
     ) -> None:
-        """Clip the gradients here: Lightning's own clipping refuses fused AdamW
-        under mixed precision."""
+        """Clip the gradients to `gradient_clip`, in place of Lightning's own clipping, which
+        refuses fused AdamW under mixed precision."""
         if self._per_label is not None:
             gradients = [
                 parameter.grad
@@ -116,15 +116,15 @@ class TrainingTask(pl.LightningModule):
     def record_loss(
         self, loss: Tensor, batch_idx: int, share: Tensor | None = None
     ) -> Tensor | None:
-        """Record a micro-batch's loss; return the optimiser step's mean loss after its last
-        micro-batch, else None.
+        """Record a micro-batch's loss; return the mean loss of the optimiser step if this is its
+        last micro-batch, else None.
 
         Args:
             loss: The micro-batch's mean loss, times `share` if that is given.
             batch_idx: The micro-batch's number.
-            share: The share of its positions that are labels, where that differs between
-                micro-batches of equal size: the step's loss and gradients are then the mean over
-                all its labels. Needs automatic optimization.
+            share: The share of the micro-batch's positions that are labels, if it differs between
+                micro-batches of equal size: loss and gradients of the step are then the mean over
+                all labels of the step. Needs automatic optimization.
         """
         self._step_losses.append(loss.detach())
         if share is not None:
@@ -145,8 +145,8 @@ class TrainingTask(pl.LightningModule):
         return step_loss
 
     def on_train_end(self) -> None:
-        """Average the last loss over all ranks, and log it, so that the curve ends at
-        the loss of the summary."""
+        """Average the last step's loss over all ranks, and log it if that step was not logged, so
+        that the loss curve ends at the loss of the summary row."""
         if self._last_loss is None:
             return
         self._last_loss = self._over_ranks(self._last_loss)
@@ -156,7 +156,7 @@ class TrainingTask(pl.LightningModule):
                 logger.log_metrics({"train_loss": float(self._last_loss)}, step=done - 1)
 
     def _over_ranks(self, losses: Tensor) -> Tensor:
-        """The mean over all ranks, of which every one must call this."""
+        """Return the mean of `losses` over all ranks; every rank must call this."""
         return (
             losses
             if self.trainer.world_size == 1
@@ -164,8 +164,8 @@ class TrainingTask(pl.LightningModule):
         )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save what rebuilds the model, and the run's first and last loss.
-        Every rank calls this."""
+        """Save the model's description, from which it can be rebuilt, and the run's first and last
+        loss. Every rank calls this."""
         checkpoint["flashtrain"] = self.description
         checkpoint["first_loss"] = self.first_loss
         checkpoint["last_loss"] = (
@@ -187,8 +187,8 @@ class TrainingTask(pl.LightningModule):
 
     @property
     def last_loss(self) -> float | None:
-        """The loss of the latest step; None before the first. Once the fit has
-        ended, a mean over ranks."""
+        """The loss of the latest step, on this rank; a mean over ranks once the fit has ended. None
+        before the first step."""
         return None if self._last_loss is None else float(self._last_loss)
 
     def is_logged_step(self) -> bool:

@@ -45,8 +45,7 @@ def checkpoint_callbacks(
 
 
 def keep_if_best(trainer: pl.Trainer) -> None:
-    """Write best.ckpt if the weights are the best so far, by a validation that
-    was made after the fit.
+    """Write best.ckpt if a validation after the fit shows that the weights are the best so far.
 
     Every rank must call this, with the same validation result.
     """
@@ -105,16 +104,16 @@ class SaveLast(ModelCheckpoint):
     """Writes `last.ckpt` every N optimiser steps, after the last step, and when an
     exception ends the fit.
 
-    ModelCheckpoint (2.6.6) also writes between two micro-batches, whose gradients are then
-    lost: after the first one of a resumed run, and after an exception. It writes the last step
-    only if N divides it, or else after the loop has closed its epoch; a longer run would not
-    resume from there at the next sample. Lightning counts an interrupted validation as half
-    done; a checkpoint written in a validation (best.ckpt, or last.ckpt after a signal)
-    therefore records the state before it.
+    It differs from Lightning's ModelCheckpoint (2.6.6), which also writes between two micro-batches
+    of a step, so that the gradients of the first are lost: in a resumed run, and after an
+    exception. ModelCheckpoint writes the last step only if N divides it, or else after the loop has
+    closed its epoch; a longer run would not resume from there at the next sample. Lightning also
+    counts an interrupted validation as half done; a checkpoint written during a validation
+    (best.ckpt, or last.ckpt after a signal) therefore records the state before the validation.
 
-    After an exception the file holds the last completed step. It is not written if the optimiser
-    was updating weights, if several processes train (the others may wait for the one that failed),
-    or after KeyboardInterrupt.
+    After an exception last.ckpt holds the last completed step. It is not written if the optimiser
+    was updating weights, if several processes train (the others may wait for the failed one), or
+    after KeyboardInterrupt.
     """
 
     def __init__(self, folder: str | Path, every_n_steps: int | None = None) -> None:
@@ -224,7 +223,8 @@ def _continue_metrics(trainer: pl.Trainer) -> None:
 
 
 def _flush_metrics(trainer: pl.Trainer, *, in_step: bool) -> None:
-    """Write this step's metrics to metrics.jsonl. in_step: the next step has logged already."""
+    """Write the metrics of the step that has ended to metrics.jsonl; `in_step`: the next step has
+    begun and may have logged metrics already."""
     # Lightning gives a step's metrics to the loggers only after the hook that writes its
     # checkpoint. MetricsFile ignores the repetition.
     connector = trainer._logger_connector

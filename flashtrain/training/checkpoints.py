@@ -125,11 +125,12 @@ def read_checkpoint(
     Args:
         path: a file, or a folder of shards, whose weights are joined in host memory.
         map_location: torch.load's, for a file.
-        mmap: read a file's tensors only when they are used; a folder's tensors are
-            not read (meta device).
-        optimizers: read the optimisers' states of a folder too; otherwise they
-            are on the meta device.
-        checked: compare a file's content with its checksums with `mmap` too. Shards have none.
+        mmap: read a file's tensors only when they are used; leave a folder's tensors unread, on the
+            meta device.
+        optimizers: read the optimisers' states in a folder too, instead of leaving them unread, on
+            the meta device.
+        checked: compare a file's content with its checksums also if `mmap` is true (without `mmap`
+            it always is). Shards have no checksums.
 
     Raises:
         UserError: the folder has no complete checkpoint, or a file is damaged.
@@ -158,7 +159,8 @@ def _read_file(path: Path, map_location: Any, mmap: bool, checked: bool = True) 
                 # 2.13 does not compare.
                 if checked and (part := file.testzip()) is not None:
                     raise UserError(
-                        f"{path} is damaged: {part} in it is not what was written, by its checksum."
+                        f"{path} is damaged: the checksum of {part} in it is wrong. "
+                        "Use another checkpoint."
                     )
             if torch.serialization.get_unsafe_globals_in_checkpoint(path) == [STATES_OF_8_BITS]:
                 import torchao.optim  # noqa: F401 - its import allows torch to load this one class
@@ -172,8 +174,8 @@ def _read_file(path: Path, map_location: Any, mmap: bool, checked: bool = True) 
 
 
 def weights_in(checkpoint: dict[str, Any], path: str | Path) -> dict[str, torch.Tensor]:
-    """Return the weights of the LightningModule's `model` in a checkpoint, by
-    the model's own names.
+    """Return the weights in a checkpoint, by the names that the LightningModule's `model` itself
+    has for them.
 
     Args:
         checkpoint: the result of `read_checkpoint`.
@@ -192,7 +194,8 @@ def weights_in(checkpoint: dict[str, Any], path: str | Path) -> dict[str, torch.
     if not weights:
         raise UserError(
             f"{path} has no weights whose names begin with '{MODEL}', "
-            f"only {', '.join([*plain][:3])} ..."
+            f"only {', '.join([*plain][:3])} ... "
+            "Expected the checkpoint of a LightningModule with the attribute `model`."
         )
     return weights
 

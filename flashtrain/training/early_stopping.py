@@ -103,7 +103,7 @@ class StopOnNonFinite(pl.Callback):
 
 
 def _first_over_ranks(trainer: pl.Trainer, found: int) -> int:
-    """The smallest number that any rank found."""
+    """Return the smallest of the numbers `found` on all ranks."""
     if trainer.world_size == 1 or not dist.is_initialized():
         return found
     first = torch.tensor(found, dtype=torch.int64, device=trainer.strategy.root_device)

@@ -108,7 +108,8 @@ def estimate_encoder_memory(
 def _of_head(
     head: PredictingHead | None, embed: int, activation: int, loss_chunk: int | None
 ) -> tuple[int, int]:
-    """(bytes saved for the backward, bytes that the loss stores at once) of a predicting head."""
+    """Return (bytes that a predicting head saves for the backward, bytes of temporary buffers of
+    its loss)."""
     if head is None:
         return 0, 0
     chunk = min(head.positions, loss_chunk or default_chunk(head.rows))

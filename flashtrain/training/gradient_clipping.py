@@ -1,5 +1,5 @@
-"""Clip gradients by their norm over all parameters, also if they are sharded
-or scaled with the loss."""
+"""Clip gradients by their norm over all parameters, also for sharded parameters and scaled
+losses."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def clip_gradients(
     """Scale the gradients in place so that their Euclidean norm over all
     parameters is at most max_norm.
 
-    Pascanu et al. 2013, arXiv 1211.5063. A NaN or infinite norm makes the gradients
-    NaN, so that it shows.
+    Pascanu et al. 2013, arXiv 1211.5063. If the norm is NaN or infinite, all gradients become NaN,
+    so that the fault shows.
 
     Args:
         module: holds the parameters. If FSDP2 shards them (DTensor), the norm is over all shards,
             and every rank must call this.
         max_norm: the largest norm; None or 0: only measure.
-        scale: the factor by which fp16 loss scaling has multiplied the
-            gradients; they stay multiplied.
+        scale: the factor by which fp16 loss scaling has multiplied the gradients; it is not divided
+            out.
 
     Returns:
         The norm before clipping, divided by `scale`: a float32 scalar on the gradients'

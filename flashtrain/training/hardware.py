@@ -83,7 +83,8 @@ CPU_EFFICIENCY = 0.5
 
 @dataclass(frozen=True)
 class Hardware:
-    """One kind of device of this machine, as a run uses it."""
+    """The devices that a run uses, all of one kind: their number, memory, and what they can
+    compute."""
 
     kind: str  # "cpu" or "cuda"
     name: str  # the vendor's
@@ -123,8 +124,8 @@ def detect_hardware(accelerator: str = "auto") -> Hardware:
 
 
 def planned_hardware(gpu: str, count: int) -> Hardware:
-    """Return `count` GPUs that are not here, by a name of PLANNED_GPUS: all
-    of their memory is free."""
+    """Return the hardware of `count` GPUs that this machine does not have, for mode=plan; `gpu` is
+    a name in PLANNED_GPUS, and all memory counts as free."""
     name, gib, capability = PLANNED_GPUS[gpu]
     memory, peak = int(gib * 2**30), peak_flops_of(name)
     return Hardware(
@@ -204,7 +205,8 @@ def _cpu_name() -> str:
 
 
 def _machine_memory() -> tuple[int | None, int | None]:
-    """(total, available) bytes of main memory; a container's own limit counts where it is lower."""
+    """Return (total, available) bytes of main memory, at most a container's limit; None if
+    unknown."""
     meminfo = Path("/proc/meminfo")
     if not meminfo.is_file():
         return None, None
@@ -222,7 +224,7 @@ def _machine_memory() -> tuple[int | None, int | None]:
 
 
 def _read_int(path: str) -> int | None:
-    """The integer in a small system file; None if the file is missing or says "max"."""
+    """Return the integer in a small system file; None if the file is missing or says "max"."""
     file = Path(path)
     text = file.read_text().strip() if file.is_file() else ""
     return int(text) if text.isdigit() else None
@@ -255,8 +257,8 @@ def versions() -> dict[str, str]:
 
 
 def expected_rate(hardware: Hardware) -> tuple[float, str]:
-    """Return (FLOP/s that a training step should reach on one device, how that is
-    known, as "at 40% of ...")."""
+    """Return (FLOP/s that a training step is expected to reach on one device, a text on where the
+    number is from, such as "at 40% of ...")."""
     if hardware.peak_flops is not None:
         peak = f"the peak of {hardware.peak_flops / 1e12:.0f} TFLOP/s"
         how = (
@@ -279,7 +281,7 @@ def expected_rate(hardware: Hardware) -> tuple[float, str]:
 
 
 def duration(seconds: float) -> str:
-    """Format a time given in seconds, in seconds, minutes or hours."""
+    """Format a number of seconds as text, in seconds, minutes or hours."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 7200:

@@ -23,10 +23,11 @@ def name_killed_ranks(note: Callable[[str], None]) -> None:
     """From now on, print a line if a signal kills a rank, and end with RunFailed's status
     if any rank has failed.
 
-    For the command, not for the library. Ranks that end by themselves report their own error.
+    For the command, not for the library: it changes how Lightning ends a job. Ranks that end by
+    themselves report their own error.
 
     Args:
-        note: is also called with the line. A later call of this function replaces it.
+        note: also called with the line; a later call of name_killed_ranks replaces it.
     """
 
     def end(observer: _ChildProcessObserver) -> None:
@@ -81,8 +82,8 @@ def killed_rank(ranks: Sequence[subprocess.Popen[bytes]], seconds: float = 2.0) 
 
 
 def is_broken_connection(error: BaseException) -> bool:
-    """Return whether a collective raised the error: a process of the job has ended,
-    or the network failed."""
+    """Return whether a collective raised the error, as it does when a process of the job has ended
+    or the network has failed."""
     # NCCL's errors have their own type, gloo's only a text.
     return isinstance(error, DistError) or (
         isinstance(error, RuntimeError)
@@ -91,8 +92,8 @@ def is_broken_connection(error: BaseException) -> bool:
 
 
 def lost_connection(error: BaseException) -> str | None:
-    """Return a line about what kept this process from the others, as under torchrun;
-    None: no connection failed."""
+    """Return a line on why this process could not reach, or lost, the other processes of its job;
+    None if the error has another cause."""
     if "EADDRINUSE" in str(error):
         return (
             f"MASTER_PORT={os.environ.get('MASTER_PORT')} is in use by another process here: "

@@ -59,7 +59,7 @@ class Lamb(Stepping):
                 self._update_alike(some, group)
 
     def _update_alike(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        """One step of parameters with the same device, dtype and step count."""
+        """Update `parameters`, which have the same device, dtype and step count, by one step."""
         states = [self._state_of(parameter) for parameter in parameters]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         means, squares = ([state[name] for state in states] for name in ("mean", "square"))
@@ -116,7 +116,8 @@ def lamb(
 
 
 def _ratios(parameters: Sequence[Tensor], updates: Sequence[Tensor]) -> list[Tensor]:
-    """|w| / |u| of each pair, 1 if either is 0, as scalars on the device."""
+    """Return the trust ratio |w| / |u| of each parameter w and its update u, 1 if either norm is 0,
+    as scalars on the device."""
     weight, update = (
         torch.stack(torch._foreach_norm(list(tensors))) for tensors in (parameters, updates)
     )

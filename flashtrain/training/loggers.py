@@ -78,7 +78,7 @@ def has_wandb_key() -> bool:
 
 
 def log_summary(loggers: list[Logger], row: dict[str, Any]) -> None:
-    """Log a run's summary row to those of the loggers that are of W&B."""
+    """Log a run's summary row to the W&B loggers among `loggers`."""
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             logger.experiment.summary.update(
@@ -124,8 +124,8 @@ def close_loggers(loggers: list[Logger]) -> None:
 
 
 def _silence() -> None:
-    """Stop W&B's greetings, warnings and charts, unless WANDB_SILENT is set: flashtrain
-    logs one line instead."""
+    """Switch off W&B's greetings, warnings and charts, unless WANDB_SILENT is set: flashtrain
+    prints one line instead."""
     import wandb
 
     if "WANDB_SILENT" not in os.environ:
@@ -133,7 +133,7 @@ def _silence() -> None:
 
 
 def _wandb_mode(mode: str, folder: Path, run_id: str) -> str:
-    """The mode for wandb.init. If "auto" means offline, print how to upload the run."""
+    """Return the mode for wandb.init; if "auto" becomes "offline", print how to upload the run."""
     chosen = os.environ.get("WANDB_MODE") if mode == "auto" else mode
     if chosen:
         return chosen
@@ -148,7 +148,7 @@ def _wandb_mode(mode: str, folder: Path, run_id: str) -> str:
 
 
 class _AnnouncedWandb(WandbLogger):
-    """Prints the run's address once it has started online."""
+    """A WandbLogger that prints the address of its run on W&B once that has started online."""
 
     @property
     def experiment(self) -> Any:
@@ -160,8 +160,8 @@ class _AnnouncedWandb(WandbLogger):
 
 
 def _stored_id(run_dir: Path) -> str:
-    """The W&B id of the run in this folder, stored so that a resumed run
-    continues the same W&B run."""
+    """Return the W&B id of the run in this folder; it is written to the folder, so that a resumed
+    run continues the same W&B run."""
     file = run_dir / RUN_ID
     if file.exists():
         return file.read_text(encoding="utf-8").strip()

@@ -17,7 +17,7 @@ def adamw_8bit(model: nn.Module, *, weight_decay: float, **options: Any) -> torc
 
     Args:
         model: its trainable parameters are updated.
-        weight_decay: for parameters with two or more dimensions; others do not decay.
+        weight_decay: weight decay of parameters with two or more dimensions; others have none.
         options: lr, betas and eps, as in `adamw`.
 
     Raises:
@@ -34,7 +34,7 @@ def adamw_8bit(model: nn.Module, *, weight_decay: float, **options: Any) -> torc
         return x.to_local() if isinstance(x, DTensor) else x
 
     class Resumable(AdamW8bit):
-        """Also loads unquantised states, which sharded runs save
+        """An AdamW8bit that also loads states that are not quantised, as sharded runs save them
         (distributed/sharded_checkpoints.py)."""
 
         @torch.no_grad()
@@ -63,6 +63,6 @@ def _check_even(name: str, parameter: torch.Tensor) -> None:
         if isinstance(place, Shard) and parameter.shape[place.dim] % devices:
             raise UserError(
                 f"optimizer.states=8bit needs weights whose rows the {devices} devices share "
-                f"evenly, and {name} has {parameter.shape[place.dim]}. Use optimizer.states=full "
-                "or trainer.strategy=ddp."
+                f"evenly, and {name} has {parameter.shape[place.dim]} rows. "
+                "Use optimizer.states=full or trainer.strategy=ddp."
             )

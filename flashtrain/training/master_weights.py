@@ -17,15 +17,15 @@ class MasterWeights(SharedState):
     """An optimiser that updates float32 master copies of half-precision
     parameters, then rounds them.
 
-    Updates too small for bfloat16's 8 bits thus add up (Micikevicius et al. 2018, "Mixed
-    Precision Training", section 3.1). The saved state is the inner optimiser's, with the
-    copies under "masters".
+    Updates that are too small for bfloat16's 8 bits of precision thus add up (Micikevicius et al.
+    2018, "Mixed Precision Training", section 3.1). The saved state is the inner optimiser's, with
+    the copies under "masters".
 
     Args:
         inner: an optimiser that has not stepped yet; its parameters are replaced by the copies.
         host: whether the copies of all parameters and the optimiser's states lie in host memory,
-            where the step is computed (Ren et al. 2021, "ZeRO-Offload"). Each step moves two copies
-            of the parameters over the bus.
+            where the step is computed (Ren et al. 2021, "ZeRO-Offload"). Each step moves all
+            gradients to the host and all parameters back.
     """
 
     def __init__(self, inner: torch.optim.Optimizer, host: bool = False) -> None:
@@ -49,7 +49,8 @@ class MasterWeights(SharedState):
         return master
 
     def _update(self) -> None:
-        """Step the copies. Parameters without a gradient do not change."""
+        """Step the copies, and round them into the parameters. A parameter whose .grad is None does
+        not change."""
         self._load_saved()
         # Parameters without a copy have their gradient here: the first of the
         # steps below trains them.

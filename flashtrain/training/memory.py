@@ -57,7 +57,7 @@ FREE_SHARE = 0.9  # of the free memory that the estimate may fill
 
 @dataclass(frozen=True)
 class Growth:
-    """The growth of gradients during a backward if the step begins without any
+    """How the memory of gradients grows during a backward, if a step begins without gradients
     (zero_grad(set_to_none=True))."""
 
     # Number of blocks; in each block's backward an equal part of the other gradients is allocated.
@@ -69,8 +69,8 @@ class Growth:
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Estimated bytes of one device in a training step. `logits`, `block` and `updating`
-    are never live together."""
+    """Estimated memory of one device in a training step, in bytes; `logits`, `block` and `updating`
+    are never allocated at the same time."""
 
     weights: int  # the weights, and the half-precision copies of them that matrix products read
     gradients: int  # of all trained weights
@@ -105,8 +105,8 @@ class MemoryEstimate:
         }
 
     def _moments(self) -> list[tuple[int, int, int]]:
-        """(gradients, saved activations, temporary buffers) at the points of a
-        step that can be its peak."""
+        """Return (gradients, saved activations, temporary buffers) in bytes at each point of a step
+        at which memory can be at its peak."""
         # Between these points gradients grow, and activations shrink, at an even rate
         # from block to block.
         grown, update = self.growth, (self.gradients, 0, self.updating)
@@ -124,7 +124,7 @@ class MemoryEstimate:
 
 @dataclass(frozen=True)
 class Blocks:
-    """A model's blocks, as far as its memory depends on them."""
+    """The properties of a model's blocks on which its memory depends."""
 
     embed: int  # embedding width, E
     layers: Sequence[LayerSpec]
@@ -166,8 +166,8 @@ def estimate_memory(
         vocab_rows, context, micro_batch: rows of the embedding table, tokens of
             a sequence, sequences.
         savings: activation checkpointing, offloading, and feed-forward and loss in chunks.
-        frozen: number of parameters without a gradient, stored in half precision
-            if `precision` uses it.
+        frozen: number of frozen parameters (requires_grad is False), stored in half precision if
+            `precision` uses it.
         quantized: number of frozen parameters that are stored in 4 bits.
         outside: number of parameters outside the blocks; None: those of the embedding table.
         states: how the optimiser's moments are stored: "full", "8bit", or "host" (in main memory).
@@ -182,8 +182,8 @@ def estimate_memory(
             with the kernels' sums.
         gradients_stay: whether gradients are always allocated (gradient accumulation, DDP's
             buckets); otherwise a step begins without any, as TrainingTask's does.
-        kernels: whether a kernel writes the gradients of the logits over them; torch makes
-            two copies (on a CPU).
+        kernels: whether a kernel writes the gradients of the logits over the logits; without it (on
+            a CPU) torch makes two copies of them.
     """
     weight, copy, activation = PRECISIONS[precision]
     layers, embed = len(blocks.layers), blocks.embed
@@ -292,21 +292,21 @@ def block_bytes(
     """Estimate the memory of one block's activations.
 
     Args:
-        layer, blocks: the block, and the model's blocks.
+        layer, blocks: the block's layer, and the model's Blocks.
         tokens, max_seqlen: tokens of a micro-batch, and of its longest sequence.
         stream, activation: bytes of one token's residual stream, and of one
             element of an activation.
-        ffn_saved, ffn_gradients: numbers of feed-forward-wide tensors that are saved, and that
-            the backward computes.
+        ffn_saved, ffn_gradients: number of tensors as wide as the feed-forward (F) that are saved,
+            and number of those that the backward computes.
         extra: factor for intermediate results that no compiler fuses.
         savings: activation checkpointing, offloading, and the feed-forward in chunks.
         fused: whether attention is compiled together with the rest of the block.
         attention, exchange: as in estimate_memory.
-        chunk_tensors: number of feed-forward-wide tensors of a feed-forward chunk.
+        chunk_tensors: number of tensors as wide as the feed-forward that one chunk of it needs.
 
     Returns:
-        The bytes of a token that are saved for the backward, and the bytes of temporary
-        buffers of the backward.
+        (bytes saved for the backward for each token, bytes of temporary buffers in the block's
+        backward for the whole micro-batch).
     """
     embed, ffn, dropped = (
         blocks.embed,
@@ -317,7 +317,10 @@ def block_bytes(
         tokens=tokens, context=max_seqlen, activation=activation, attention=attention
     )
     if mixer is None:
-        raise ValueError(f"the memory of {layer.mixer.kind} is unknown")
+        raise ValueError(
+            f"the memory of layers of {layer.mixer.kind} cannot be estimated: their mixer "
+            "states none"
+        )
     chunk = (
         savings.ffn_chunk if savings.ffn_chunk is not None and savings.ffn_chunk < tokens else None
     )
@@ -356,7 +359,7 @@ def block_bytes(
 
 
 def host_bytes(size: int) -> int:
-    """Return the host memory for `size` offloaded bytes: its allocator rounds a
-    tensor up to a power of two."""
+    """Return the bytes of host memory that an offloaded tensor of `size` bytes takes: torch's
+    allocator rounds it up to a power of two."""
     rest = size % PINNED_BYTES
     return size - rest + (1 << (rest - 1).bit_length() if rest else 0)

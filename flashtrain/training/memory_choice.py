@@ -19,8 +19,8 @@ Estimate = Callable[[int, MemorySavings], MemoryEstimate]  # of a micro-batch wi
 
 @dataclass(frozen=True)
 class Room:
-    """Free memory in bytes of the device and of its host (None: unknown; host 0:
-    nothing may be offloaded)."""
+    """Free memory of the device and of its host, in bytes; None if unknown. A host with 0 bytes
+    means that nothing may be offloaded."""
 
     device: int | None
     host: int | None = None
@@ -37,8 +37,8 @@ class Room:
 
 @dataclass(frozen=True)
 class MemoryOption:
-    """Memory savings with a micro-batch, and the memory that a training step is
-    estimated to need with them."""
+    """A choice of memory savings and micro-batch, the memory that a training step is estimated to
+    need with it, and whether that fits."""
 
     savings: MemorySavings
     micro_batch: int
@@ -77,8 +77,8 @@ def candidates(
     ffn_chunk: int | None = None,
     loss_chunk: int | None = None,
 ) -> list[MemorySavings]:
-    """List the savings to try, fastest first; only one if `checkpointing` is not "auto". Given
-    values are not changed.
+    """List the memory savings to try, fastest first; only one if `checkpointing` is not "auto".
+    `offload` and chunks that are given stay as given.
 
     From fast to slow: activation checkpointing none, selective, full, full with feed-forward and
     loss in chunks, and the last one with the blocks' inputs offloaded to host memory.
@@ -94,10 +94,11 @@ def candidates(
 def memory_options(
     tried: Sequence[MemorySavings], sizes: Sequence[int], room: Room, estimate: Estimate
 ) -> list[MemoryOption]:
-    """Pair each memory saving `tried` with the largest micro-batch of `sizes` (ascending) that
-    fits, or the smallest.
+    """Return for each of the memory savings `tried` the option with the largest micro-batch of
+    `sizes` (ascending) that fits or, if none fits, with the smallest.
 
-    `estimate` returns the memory of (micro-batch, saving), and `room` is what is free.
+    `estimate` returns the estimated memory of (micro-batch, savings), and `room` is the free
+    memory.
     """
     return [_with_largest(savings, sizes, room, estimate) for savings in tried]
 
@@ -115,11 +116,11 @@ def _with_largest(
 def choose_option(
     options: Sequence[MemoryOption], room: Room, *, planned: bool = False
 ) -> MemoryOption:
-    """Return the first option that fits, else the last that fits in host memory:
-    estimates err on the high side.
+    """Return the first option that fits; else, since estimates err on the high side, the last one
+    whose host memory fits.
 
-    Raises UserError if every option needs more host memory than is free, unless it is
-    `planned` only on a GPU.
+    Raises UserError if every option needs more host memory than is free, unless the training is
+    only `planned` and may offload.
     """
     for option in options:
         if option.fits:

@@ -69,16 +69,16 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Write the last line. A validation after the fit may still add values to it."""
+        """Write the last line, to which a validation after the fit may still add values."""
         self.flush()
 
     @rank_zero_only
     def continue_from(self, done: int, every: int | None = None) -> None:
-        """Remove the lines after the first `done` optimiser steps. The last remaining line
-        may still gain values.
+        """Remove the lines after the first `done` optimiser steps; values may still be added to the
+        last remaining line.
 
-        A line says what is damaged, and which steps have no row though the run
-        logs one in `every` steps.
+        Print a warning if lines are damaged, or if rows are missing though the run logs one in
+        `every` steps.
         """
         if self._begun:
             return
@@ -106,7 +106,8 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def flush(self) -> None:
-        """Write the line of the current step, which may still gain values."""
+        """Write the line of the current step to the file; later values of this step rewrite the
+        line."""
         if not self._row:
             return
         with self.path.open("r+b") as file:
@@ -123,8 +124,8 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """(first byte, byte after the last, row) of each complete line; a damaged
-    one has no row, {}."""
+    """Yield (first byte, byte after the last, row) of each complete line; the row of a damaged line
+    is {}."""
     begins = 0
     for line in file:
         if not line.endswith(b"\n"):

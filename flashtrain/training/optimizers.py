@@ -17,7 +17,8 @@ class Stepping(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Run the closure, if any, then update every parameter that has a gradient."""
+        """Run the closure, if any, then update every parameter whose .grad is not None; return the
+        closure's result."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -30,8 +31,8 @@ class Stepping(torch.optim.Optimizer):
 
 
 class SharedState(Stepping):
-    """Combines several optimisers into one, with all their parameter groups and one state; a
-    step runs all of them.
+    """An optimiser made of several inner ones: it has all their parameter groups and one state, and
+    its step runs all their steps.
 
     Schedules and checkpoints see a single optimiser.
     """
@@ -42,7 +43,7 @@ class SharedState(Stepping):
         self._share()
 
     def _share(self) -> None:
-        """Make every optimiser use this one's groups and state."""
+        """Make each inner optimiser use the parameter groups and the state of this optimiser."""
         at = 0
         for one in self.optimizers:
             count = len(one.param_groups)
@@ -57,7 +58,7 @@ class SharedState(Stepping):
             one.step()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a saved state into all optimisers."""
+        """Load a saved state, which all inner optimisers then use."""
         super().load_state_dict(state_dict)
         self._share()
 
@@ -67,8 +68,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     weight decay, and without.
 
     The rule is GPT-2's, as in nanoGPT and llm.c: parameters with two or more dimensions (linear
-    weights and both embedding tables) decay; norm weights and biases do not, nor do biases of all
-    experts in one parameter. A tied parameter is listed once. An empty group is left out.
+    weights and both embedding tables) decay; norm weights and biases do not, nor does a matrix that
+    holds the biases of all experts. A tied parameter is listed once. An empty group is left out.
     """
     groups: list[dict[str, Any]] = [
         {"params": [], "weight_decay": decay} for decay in (weight_decay, 0.0)
@@ -102,8 +103,8 @@ def adamw(
 
 
 def inner_matrices(model: nn.Module) -> list[Tensor]:
-    """Return the trainable matrices inside the model, and the stacks (N, rows, columns) of
-    its experts' matrices.
+    """Return the parameters that Muon trains: the trainable matrices inside the model, and stacks
+    (N, rows, columns) of its experts' matrices.
 
     Left out are the output head, embeddings, weights tied to either, and convolutions.
     """
@@ -118,8 +119,9 @@ def inner_matrices(model: nn.Module) -> list[Tensor]:
 
 
 class Muon(torch.optim.Muon):
-    """torch.optim.Muon, also for stacks (N, rows, columns), each matrix by itself; FSDP2
-    shards them as whole ones."""
+    """torch.optim.Muon that also updates stacks of matrices (N, rows, columns), each matrix by
+    itself; FSDP2 shards a stack along its first dimension, so that each matrix is whole on one
+    device."""
 
     def _init_group(self, group: Any, *lists: list[Tensor]) -> bool:
         found: tuple[list[Any], ...] = ([], [], [])  # parameters, gradients, momenta
@@ -141,7 +143,7 @@ class Muon(torch.optim.Muon):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Run torch's step."""
+        """Run torch's step, and return the closure's result."""
         # Shards, and the wholes that torch's step changes.
         self._gathered: list[tuple[Any, Any]] = []
         loss = super().step(closure)
@@ -164,7 +166,7 @@ def muon(
     Args:
         lr: learning rate of both: Muon's updates are scaled to the size of AdamW's (Liu et al.
             2025, arXiv 2502.16982) by the longer side, so that a matrix may be stored transposed.
-        momentum: of Muon. The other arguments are as in `adamw`.
+        momentum: Muon's momentum. The other arguments are as in `adamw`.
     """
     matrices = inner_matrices(model)
     rest = adamw(model, lr, betas, eps, weight_decay)

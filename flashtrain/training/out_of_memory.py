@@ -50,7 +50,7 @@ def out_of_memory_line(
     saved: Path | None = None,
     advice: str = OTHERWISE,
 ) -> str:
-    """Return the line with which a run ends that ran out of memory.
+    """Return the line to print when a run ends because it ran out of memory.
 
     Args:
         error: the error of torch or the system.
@@ -80,7 +80,8 @@ def _words(option: MemoryOption, micro_batch: int) -> str:
 
 
 def _what_happened(text: str) -> str:
-    """PyTorch's long message in short: how much was requested, and how much was free."""
+    """Return PyTorch's long message in short: how much memory was requested, and how much was
+    free."""
     requested = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", text)
     free = re.search(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free", text)
     if requested is None:

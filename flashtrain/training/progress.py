@@ -140,7 +140,7 @@ class LineProgress(ProgressBar):
 
 
 def _total_steps(trainer: pl.Trainer) -> int | None:
-    """The optimiser steps at which the fit ends; None if it has no end."""
+    """Return the number of optimiser steps after which the fit ends; None if it has no end."""
     total = trainer.estimated_stepping_batches
     return int(total) if total != float("inf") and total > 0 else None
 

@@ -23,8 +23,8 @@ class RandomState(pl.Callback):
     dropout draws. Their states are saved as tensors and integers, which load without running code.
     If the number of ranks or the kind of device has changed, the generators are seeded from the
     run's seed and the step: another stream of numbers, but deterministic. (Lightning 2.6.6 saves no
-    generators: a resumed run has other dropout.) Each rank draws numbers of its own; what ranks
-    must share, they broadcast or compute from the seed.
+    generators: a resumed run has other dropout.) Each rank has its own states and draws its own
+    numbers; numbers that ranks must share are broadcast or computed from the seed.
 
     Args:
         seed: the run's seed.
@@ -101,7 +101,8 @@ def _seed(number: int, trainer: pl.Trainer) -> None:
 
 
 def _states(device: torch.device) -> dict[str, Any]:
-    """The generators' states as tensors and plain values, as a checkpoint holds them."""
+    """Return the states of this rank's random generators as tensors and plain values, for a
+    checkpoint."""
     version, words, gauss = random.getstate()
     drawn: Any = np.random.get_state()
     kind, keys, position, has_gauss, cached = drawn

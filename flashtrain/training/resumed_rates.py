@@ -1,5 +1,5 @@
-"""Learning rates of a resumed run, which follow its own schedule: Lightning restores
-those of the run before."""
+"""Give a resumed run the learning rates of its own schedule, where Lightning restores those of the
+run that it continues."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ class RatesOfThisRun(pl.Callback):
     """Gives a resumed run the learning rates of its own schedule, not those of the run
     that saved the checkpoint.
 
-    If that run was shorter, its schedule is at its end. The new schedule is therefore stepped to
-    the checkpoint's step, unless it follows a metric (ReduceLROnPlateau).
+    If the earlier run was planned shorter, its schedule may be at its end. This run's schedule is
+    therefore made anew and stepped up to the checkpoint's step, unless it follows a metric
+    (ReduceLROnPlateau).
     """
 
     _new: tuple[Any, ...] = ()  # each schedule, its state, and the rates of its optimiser's groups

@@ -21,8 +21,8 @@ def cosine_with_warmup(
     minimum_ratio times the peak.
 
     The first step already has 1/warmup_steps of the peak, and the last of total_steps the minimum
-    (Loshchilov and Hutter 2017, arXiv 1608.03983, without restarts); a minimum of 0 comes a step
-    later, so that every step learns. Steps past total_steps stay at the minimum.
+    (Loshchilov and Hutter 2017, arXiv 1608.03983, without restarts); a minimum of 0 is reached one
+    step later, so that every step still learns. Steps past total_steps stay at the minimum.
 
     Args:
         optimizer: its learning rate is the peak.
@@ -75,8 +75,8 @@ SCHEDULES: dict[str, Callable[..., LambdaLR]] = {
 
 
 def _fraction_done(step: int, warmup_steps: int, total_steps: int, minimum_ratio: float) -> float:
-    """0 at the step that reaches the peak, 1 from the last step on; a step later
-    if the rate ends at 0."""
+    """Return how much of the descent is done: 0 at the step that reaches the peak, 1 from the last
+    step on, or from the step after the last if minimum_ratio is 0."""
     first = max(warmup_steps - 1, 0)
     last = total_steps - 1 if minimum_ratio else total_steps
     return min(1.0, (step - first) / max(1, last - first))

@@ -68,8 +68,8 @@ def next_generation(path: Path, step: int) -> str:
 def split(
     checkpoint: Mapping[str, Any], tied: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Separate the tensors of weights and optimiser states, which are sharded, from a
-    checkpoint's other values.
+    """Separate a checkpoint into its tensors of weights and optimiser states, which are saved as
+    shards, and its other values.
 
     Args:
         checkpoint: as Lightning makes it.
@@ -77,8 +77,8 @@ def split(
             only the latter is saved.
 
     Returns:
-        The checkpoint with these tensors on the meta device, where they have a shape only,
-        and the tensors by name.
+        (the checkpoint with these tensors on the meta device, where they have a shape and no data;
+        the tensors by name).
     """
     tensors: dict[str, torch.Tensor] = {}
 
@@ -115,7 +115,7 @@ def load(folder: Path, plain: Mapping[str, Any], tensors: dict[str, torch.Tensor
     Args:
         folder: the checkpoint's folder.
         plain: the contents of its plain.ckpt.
-        tensors: the tensors to fill, by name; of a DTensor only the local part is read.
+        tensors: the tensors to fill, by name; for a DTensor only this rank's part is read.
 
     Raises:
         UserError: a tensor is missing in the checkpoint, has another shape, or some of
@@ -165,8 +165,8 @@ def whole(folder: Path, plain: Mapping[str, Any], parts: tuple[str, ...] = PARTS
 
 
 def numbered(optimizer_state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an optimiser's state with parameters numbered, as torch has it, from a state
-    with parameters named."""
+    """Return an optimiser's state with parameters by number, as torch's optimisers load it, from a
+    state with parameters by name."""
     groups = optimizer_state["param_groups"]
     names = [name for group in groups for name in group["params"]]
     number = {name: index for index, name in enumerate(names)}
@@ -227,7 +227,7 @@ class ShardWriter:
         )
 
     def finish(self) -> None:
-        """Wait for the current write. Raises UserError if it failed; the earlier
+        """Wait until the checkpoint is written. Raises UserError if that failed; the earlier
         checkpoint is then intact."""
         running, self._running = self._running, None
         if running is not None:
@@ -268,7 +268,8 @@ class ShardWriter:
 
 
 def _take_place(home: Path, path: Path, generation: str) -> None:
-    """Make the complete folder `generation` the checkpoint, then delete the earlier ones."""
+    """Make the complete folder `generation` the current checkpoint of `path`, then delete the
+    earlier folders."""
     flush(home / generation)
     with replacing(home / CURRENT, sync=True) as unfinished:
         unfinished.write_text(json.dumps({"folder": generation}))
@@ -285,7 +286,8 @@ def _temporary(path: Path) -> Path:
 
 
 def _files(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """The number, from 1, of the file into which each rank writes its part of each tensor."""
+    """Return for each tensor the number, from 1, of the file into which each rank writes its part
+    of the tensor."""
     number, filled, files = 1, 0, {}
     for name, tensor in tensors.items():
         if filled and filled + tensor.nbytes > FILE_BYTES:
@@ -296,8 +298,8 @@ def _files(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
 
 
 def _mapped(value: Any, function: Callable[[str, torch.Tensor], Any], name: str = "") -> Any:
-    """A copy of nested dictionaries and lists with every tensor replaced by
-    function(name, tensor)."""
+    """Return a copy of nested dictionaries and lists with every tensor replaced by function(name,
+    tensor); the name is the path to the tensor, such as "state_dict/weight"."""
     if isinstance(value, torch.Tensor):
         return function(name, value)
     if isinstance(value, Mapping):
@@ -312,7 +314,8 @@ def _mapped(value: Any, function: Callable[[str, torch.Tensor], Any], name: str 
 
 
 def _check_parts(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raise UserError if a part of a tensor is missing, which torch's reader does not notice."""
+    """Raise UserError if the folder lacks a part of a tensor, which torch's reader does not
+    notice."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
     found: Mapping[str, Any] = (
@@ -324,8 +327,8 @@ def _check_parts(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
             or sum(chunk.sizes.numel() for chunk in found[name].chunks) != tensor.numel()
         ):
             raise UserError(
-                f"{folder} lacks parts of {name}. "
-                "Copy all its files; several machines need a shared disk."
+                f"{folder} lacks parts of {name}. Copy all files of the checkpoint there; "
+                "several machines need a shared disk."
             )
 
 

@@ -42,15 +42,16 @@ class SaveOnSignal(pl.Callback):
     validation has no result.
 
     With several ranks a signal may reach only some of them, at different steps. About once a second
-    all compare, in an all-reduce of two numbers between CPUs, and all stop after the same step.
+    all ranks compare what they received, in an all-reduce of two numbers on the CPU, and all stop
+    after the same step.
 
     During training this callback's handlers replace Lightning's SIGTERM handler, which stops
     between micro-batches and saves nothing; afterwards the earlier handlers are restored. Outside
     the main thread, where Python allows no handlers, the callback does nothing.
 
     Args:
-        until: a time limit, in seconds as of time.monotonic(), at which the fit ends in the
-            same way; None: no limit.
+        until: a time limit, as a value of time.monotonic(), at which the fit ends as after a
+            signal; None: no limit.
     """
 
     def __init__(self, *, until: float | None = None) -> None:
@@ -144,10 +145,10 @@ class SaveOnSignal(pl.Callback):
             self.stopped_by, self.stopped_at = number, trainer.global_step
 
     def take_late(self, trainer: pl.Trainer) -> None:
-        """Let a signal at the fit's last step, or in the validation after it, count as
+        """Record a signal that came at the fit's last step, or in the validation after it, as
         having stopped the fit.
 
-        For programs that continue after the fit. Every rank must call it.
+        For programs that continue after the fit. Every rank must call `take_late`.
         """
         if self._late is None:
             self._steps_to_agreement = 1
@@ -157,7 +158,8 @@ class SaveOnSignal(pl.Callback):
             self._note(*self._late)
 
     def _begin(self, trainer: pl.Trainer) -> None:
-        """Install the handlers, and the group in which ranks compare."""
+        """Install the signal handlers, and the process group in which ranks compare what they
+        received."""
         self._speaks = trainer.is_global_zero
         self._steps_to_agreement, self._agreed_at, self._unshared = 1, time.monotonic(), 0
         if trainer.world_size > 1 and dist.is_initialized() and self._group is None:
@@ -227,14 +229,15 @@ class SaveOnSignal(pl.Callback):
         self._received = signal.Signals(number)
 
     def _report(self) -> int:
-        """The number of the signal that this rank received, TIME_IS_UP, or 0."""
+        """Return the number of the signal that this rank received, TIME_IS_UP if the time limit is
+        over, or 0."""
         if self._received is not None:
             return int(self._received)
         return TIME_IS_UP if self.until is not None and time.monotonic() >= self.until else 0
 
     def _agree(self) -> int | None:
-        """The largest report of any rank, the same on every rank; None if there is none,
-        or no exchange is due."""
+        """Return the largest `_report` of any rank, the same on every rank; None if all are 0, or
+        if the ranks do not compare at this step."""
         if self._group is None:
             return self._report() or None
         self._steps_to_agreement -= 1
@@ -276,8 +279,8 @@ def _silence_lightning(trainer: pl.Trainer) -> None:
 
 
 class EndsOnSigterm(pl.Callback):
-    """Lets a SIGTERM in an evaluation do what it did before: pytorch-lightning 2.6.6 acts
-    on it in training alone."""
+    """Restores the SIGTERM handler of before the Trainer in evaluations: pytorch-lightning 2.6.6
+    installs one that acts in training alone."""
 
     def __init__(self) -> None:
         self.handler = signal.getsignal(signal.SIGTERM)

@@ -35,14 +35,14 @@ class Throughput(pl.Callback):
     Args:
         flops_per_token: model FLOPs of one token's forward and backward (a model's
             `flops_per_token()`), counted from the architecture: torch's counter sees nothing inside
-            a custom op. A function is called whenever they are logged, for batches that differ.
-            None, or nan: no model_tflops and no mfu.
+            a custom op. If it is a function, it is called whenever values are logged, for batches
+            that differ. None, or nan: no model_tflops and no mfu.
         tokens_per_step: tokens of one optimiser step over all devices. None: count each
             micro-batch's "real_tokens" (without padding), or else its "tokens", times the devices.
             Sequences that devices share (ContextParallelStrategy) are counted once.
         peak_flops: dense peak of one device in FLOP/s (`Hardware.peak_flops`); None: no mfu.
         warmup_steps: number of first steps (compilation, allocator, caches) that `summary()` leaves
-            out; None: a tenth of the steps and at least 10, but at most half of them.
+            out; None: a tenth of all steps, but at least 10, and never more than half of all.
     """
 
     def __init__(
@@ -200,8 +200,8 @@ class Throughput(pl.Callback):
 
 
 class _HostClock:
-    """Step times by the host's clock: exact on a CPU, where an operation has
-    ended when it returns."""
+    """Measures step times by the host's clock, which is exact on a CPU: an operation has ended when
+    it returns."""
 
     def __init__(self) -> None:
         self._begun = math.nan
@@ -221,7 +221,8 @@ class _HostClock:
 
 
 class _CudaClock:
-    """Step times by CUDA events on the training stream, read when the device has passed them."""
+    """Measures step times by CUDA events on the training stream, which are read when the device has
+    passed them."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -256,8 +257,8 @@ class _CudaClock:
 
 
 def _tokens_of(batch: Any) -> int:
-    """Tokens of one micro-batch: its "real_tokens", else the elements of its
-    "tokens"; 0 if it has neither."""
+    """Return the tokens of one micro-batch: the value of "real_tokens", else the number of elements
+    of "tokens"; 0 if the batch has neither."""
     real = batch.get("real_tokens") if isinstance(batch, dict) else None
     if isinstance(real, int):
         return real

@@ -11,8 +11,8 @@ STEP_TO_FORWARD = 3  # a sample's forward and backward cost three forwards, in F
 
 
 class DueValidation(pl.Callback):
-    """Makes up for a missed validation when a run resumes: a step's checkpoint is written
-    before its validation.
+    """When a run resumes, makes the validation that the run before missed: a step's checkpoint is
+    written before its validation.
 
     The checkpoint holds the step of the latest validation. A run that resumes at a step whose
     validation is missing validates before it trains.
@@ -27,7 +27,7 @@ class DueValidation(pl.Callback):
         self.step: int | None = None
 
     def has(self, step: int) -> bool:
-        """Return whether the weights after this step were validated."""
+        """Return whether the latest validation was of the weights after this step."""
         return self.step == step
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -71,8 +71,8 @@ def held_out_samples(
 
 
 def describe_validation(samples: int, requested: int | None, every: int, setting: str) -> str:
-    """Return the line that reports how much each validation reads, and the setting's
-    name if it was not set."""
+    """Return a line on how many samples each validation reads; it names `setting` if that is not
+    set (`requested` is None)."""
     bound = (
         ""
         if requested is not None

@@ -23,7 +23,7 @@ GPT2 = ["data.vocab=v.json", "data.merges=m.txt"]
 @pytest.mark.parametrize(
     ("words", "setting"),
     [
-        (["data.path=BOOKS"], "data.path=BOOKS .* Add data=files, or remove it"),
+        (["data.path=BOOKS"], "data.path=BOOKS .* Add data=files, or remove data.path"),
         (["data.name=x"], "data.name=x"),
         (["data.mixture={a: {path: b}}"], "data.mixture="),
         ([*FILES, "+data.options.depth=3"], "data.options="),

@@ -167,7 +167,7 @@ def test_what_needs_a_trained_tokenizer_or_more_text_reports_it(tmp_path):
         StreamingDataModule(FilesSource(tmp_path), "bpe")
     files = ["recipe=gpt2", "data=files", "data.path=x", "data.streaming=true"]
     with pytest.raises(
-        UserError, match=r"data\.streaming=true .* data\.tokenizer=bpe .* Use gpt2, bytes"
+        UserError, match=r"data\.streaming=true .* data\.tokenizer=bpe .* Set data\.tokenizer=gpt2"
     ):
         compose_settings(files)
     (tmp_path / "one.txt").write_text("one document")

@@ -51,8 +51,8 @@ def run_fine_tuning_mode(settings: Settings, hardware: Hardware) -> dict[str, An
 
 
 def _evaluate(trained: TrainedModel, hardware: Hardware) -> dict[str, Any]:
-    """The score on test texts, else on those held out. Of other texts than the run's: on the
-    test texts, or on all."""
+    """Return the metrics on the test texts or, without any, on the held-out ones; if the settings
+    name other texts than the run's, on their test texts or, without any, on all of them."""
     settings, requested = trained.settings, trained.settings.finetune
     own = read_settings(trained.folder).finetune
     others = any(
@@ -84,7 +84,8 @@ def _evaluate(trained: TrainedModel, hardware: Hardware) -> dict[str, Any]:
 
 
 def _export(trained: TrainedModel) -> dict[str, Any]:
-    """Write the weights in Hugging Face's layout. UserError: a model that it cannot hold."""
+    """Write the weights in Hugging Face's layout, and return {"folder": ...}. Raises UserError for
+    a model that the layout cannot hold."""
     tokenizer, config, words = (
         trained.tokenizer,
         trained.model.encoder.config,

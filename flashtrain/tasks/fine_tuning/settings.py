@@ -66,8 +66,8 @@ class FineTuningSettings:
         )
 
     def check_data(self) -> None:
-        """Raise UserError if the texts to read are not named. check() leaves this out: a
-        demo may replace them."""
+        """Raise UserError if the texts to read are not named. check() does not check this: a demo
+        may replace the settings."""
         files, dataset = (
             "a .jsonl file or a folder of them",
             "a dataset such as coastalcph/lex_glue",
@@ -79,7 +79,7 @@ class FineTuningSettings:
             if given and self.data != data:
                 raise UserError(
                     f"finetune.{setting}={given} is used by finetune.data={data}, "
-                    f"not by {self.data}. Remove it."
+                    f"not by finetune.data={self.data}. Remove finetune.{setting}."
                 )
         if self.data == "synthetic" and self.target != "labels":
             raise UserError(
@@ -100,5 +100,6 @@ class LabelledSettings(BertTextSettings):
         if self.data.source != "stdlib":
             raise UserError(
                 f"data={self.data.source} reads texts without labels. "
-                "Set finetune.data, and finetune.path or .name."
+                "Set finetune.data=files finetune.path=..., or finetune.data=hub "
+                "finetune.name=..."
             )

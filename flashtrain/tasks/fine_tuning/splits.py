@@ -89,8 +89,8 @@ def make_source(
         tokenizer: the tokenizer of trained weights; None: data.tokenizer; a "bpe" is trained
             on the training texts.
         label_names: the labels of a trained model; None: all labels of the train split.
-        only_test: whether to read only texts to score: the test split or, if there is none,
-            the texts of all splits.
+        only_test: whether to read only texts to score: those of the test split or, if there is no
+            such split, of all splits.
 
     Raises:
         UserError: there is nothing to read, or a text has a label that was not trained on.
@@ -178,15 +178,16 @@ def check_trainable(rows: dict[str, list[Row]], own: FineTuningSettings) -> None
 
 
 def _parts(rows: dict[str, list[Row]], own: FineTuningSettings) -> dict[str, list[Row]]:
-    """The rows of each split, as many as `own` takes; some of "train" are held out if
-    there is no "validation"."""
+    """Return the rows of each split, at most as many as finetune.train, .validation and .test say;
+    without a split "validation" some rows of "train" are held out for it."""
     if "validation" not in rows:
         train = rows["train"]
         order = np.random.RandomState(0).permutation(len(train))
         held_out = max(1, round(own.validation_fraction * len(train)))
         if held_out >= len(train):
             raise UserError(
-                f"{len(train)} labelled texts are too few to hold out some. Expected 2 or more."
+                f"{len(train)} labelled texts to train on are too few to hold out some. "
+                "Expected 2 or more, or a split named validation."
             )
         rows = {
             **rows,

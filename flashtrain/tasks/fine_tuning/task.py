@@ -89,8 +89,8 @@ class FineTuning(TrainingTask):
         self._evaluate("test", batch)
 
     def _arguments(self, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """The arguments of the model's loss; for classes, the label's number
-        in place of 0 and 1."""
+        """Return the arguments of the model's loss; for target "class", `labels` are numbers of
+        classes in place of (N, L) booleans."""
         found = {name: value for name, value in batch.items() if name not in NUMBERS}
         if self.target == "class":
             found["labels"] = found["labels"].argmax(-1)

@@ -88,7 +88,8 @@ def read_model(settings: Settings, hardware: Hardware) -> TrainedModel:
 
 
 def _tokenizer(settings: Settings) -> Tokenizer:
-    """The tokenizer of a model that no run of these settings has trained."""
+    """Return the tokenizer for a model without a checkpoint: that of the run that `weights` names,
+    else that of data.tokenizer."""
     data = settings.data
     own = tokenizer_of_weights(settings.weights, begin_of_text=data.begin_of_text)
     found = own or make_tokenizer_spec(data, settings.model.path)
@@ -100,7 +101,8 @@ def _tokenizer(settings: Settings) -> Tokenizer:
 
 
 def _text(data: DataSettings) -> dict[str, Any]:
-    """The settings that say which text it is, and how a tokenizer is trained on it."""
+    """Return, by name, the settings of `data` that decide which text is read and how a tokenizer is
+    trained on it."""
     others = ("begin_of_text", "document_mask", "split_context", "workers", "cache_dir")
     return {
         name: value

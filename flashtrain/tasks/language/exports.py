@@ -34,8 +34,8 @@ def export(trained: TrainedModel, settings: Settings, *, exact: bool = False) ->
     """Write the weights as safetensors, in Hugging Face's layout if it can hold the model;
     return the new folder.
 
-    They have export.dtype or, if `exact` for a following training, are not rounded. The
-    model itself is changed.
+    The weights get the dtype export.dtype; if `exact`, for a training that starts from them, they
+    are not rounded. The given model is changed: adapters are merged, weights rounded.
     """
     model, shape = trained.model, trained.model.shape
     context = shape.context if shape is not None and shape.positions == "learned" else None
@@ -55,15 +55,16 @@ def export(trained: TrainedModel, settings: Settings, *, exact: bool = False) ->
 
 
 def _dtype_of(origin: str | None) -> str | None:
-    """The dtype of the weights in a transformers folder, as its configuration says."""
+    """Return the dtype that the configuration of a transformers folder states for its weights; None
+    if it states none."""
     content = {} if origin is None else read_json(folder_of(origin) / CONFIG)
     return content.get("dtype") or content.get("torch_dtype")
 
 
 @torch.no_grad()
 def _round(model: nn.Module, dtype: str) -> str:
-    """Give the weights this dtype; return in words by how much that rounds
-    them, "" if it does not."""
+    """Convert the weights to a dtype in place, and return a text on how much that rounded them; ""
+    if nothing was rounded."""
     largest = change = norm = 0.0
     for one in model.parameters():
         exact, one.data = one.data, one.data.to(getattr(torch, dtype))
@@ -79,12 +80,12 @@ def _round(model: nn.Module, dtype: str) -> str:
 
 
 def take_export(settings: Settings, *, make: bool = True) -> None:
-    """Replace a transformers model's run, which model.path or `weights` names, by its
-    export. Changes `settings`.
+    """Change `settings` so that model.path is the export of a run of a transformers model that
+    model.path or `weights` names.
 
-    If the run's best checkpoint has no export yet, it is exported or, unless `make`,
-    model.path is the run until then. If model=huggingface and `weights` are not of a run,
-    model.path takes their place.
+    If the run's best checkpoint has no export yet, it is exported if `make` is true; otherwise
+    model.path becomes the given run. If model=huggingface and `weights` does not name a run,
+    `weights` is moved to model.path.
 
     Raises:
         UserError: there is no checkpoint, or the run needs model=huggingface.

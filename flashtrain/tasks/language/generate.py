@@ -22,7 +22,8 @@ def continue_text(model: Trainable, tokenizer: Tokenizer, settings: Settings) ->
     """Return the prompt with what the model writes after it; for a conversation the
     answer alone, as plain text.
 
-    If `data` is conversations, a prompt in plain text is the first message of one.
+    If the run was trained on conversations (data=chat), a prompt in plain text is a conversation's
+    first message.
 
     Raises:
         UserError: the model cannot generate text, or the prompt's file holds no conversation.

@@ -73,8 +73,8 @@ def plan_language(settings: Settings, hardware: Hardware) -> str:
 
 
 def _text(settings: Settings, tokens: int) -> str:
-    """The source; of local files also their size, and how often `tokens` tokens read it.
-    UserError: no such file."""
+    """Return a line on the source; for local files also their size and how many epochs `tokens`
+    tokens are. Raises UserError if the files do not exist."""
     source = make_source(settings.data)
     if (
         not isinstance(source, FilesSource | StandardLibrarySource)
@@ -113,8 +113,8 @@ def describe(settings: Settings, hardware: Hardware, model: Trainable, batching:
 
 
 def describe_unknown(model: Trainable) -> list[str]:
-    """Return a line on layers whose FLOPs are unknown, for which nothing is estimated;
-    [] where there are none."""
+    """Return a list with a line on the kinds of layers whose FLOPs are unknown, so that no rates or
+    times are estimated; [] if there are none."""
     layers = () if model.shape is None else model.shape.layers
     unknown = sorted({layer.mixer.kind for layer in layers if math.isnan(layer.mixer.flops(1))})
     return (
@@ -125,10 +125,11 @@ def describe_unknown(model: Trainable) -> list[str]:
 
 
 def describe_mask(settings: Settings, *, read: bool = False) -> list[str]:
-    """Return a line on the mask and on how FLOPs are counted under it; [] for the causal mask.
+    """Return a list with a line on the mask and on how FLOPs are counted under it; [] for the
+    causal mask.
 
     Args:
-        read: whether the documents are read, so that their lengths get known.
+        read: whether this is a training, which learns the documents' lengths, and not a plan.
     """
     label = settings.mask_label
     if label == "causal":

@@ -62,8 +62,8 @@ def prepare(
     """Build a language model, its data module and its LightningModule; see Task.prepare.
 
     Args:
-        make_task: makes the LightningModule: a class derived from LanguageModel, or what
-            takes the same arguments.
+        make_task: makes the LightningModule: a class derived from LanguageModel, or a function that
+            takes its arguments.
     """
     take_export(settings)
     build_model = model_builder(settings)
@@ -134,7 +134,8 @@ def make_data(
 ) -> TextDataModule:
     """Build the data module. Its micro-batch is set later, once the model is known.
 
-    `own` is a run's tokenizer, which is used where data.tokenizer=bpe would train one on this text.
+    `own` is a run's tokenizer; it is used if data.tokenizer=bpe, which would otherwise train a
+    tokenizer on this text.
     """
     data, step = settings.data, settings.samples_per_step
     source, validation = make_sources(data)
@@ -162,7 +163,8 @@ def make_data(
 
 
 def _module(data: DataSettings) -> Callable[..., TextDataModule]:
-    """The data module of a source, with the settings that only it uses."""
+    """Return the class of a source's data module, with arguments from the settings that only this
+    class uses."""
     if data.source != "chat":
         from flashtrain.data.streaming import StreamingDataModule
 
@@ -176,8 +178,8 @@ def _module(data: DataSettings) -> Callable[..., TextDataModule]:
 
 
 def model_builder(settings: Settings) -> Callable[..., Trainable]:
-    """Return build(vocab_size=, attention=), which makes the model with random weights
-    or those of `weights`.
+    """Return a function build(vocab_size=, attention=) that makes the model, with random weights or
+    those that `weights` names.
 
     Raises:
         UserError: the model does not suit the settings, as far as that is known
@@ -192,7 +194,8 @@ def model_builder(settings: Settings) -> Callable[..., Trainable]:
         return partial(model_of_weights, weights, start, residual=model.residual)
     if model.interpolate_positions:
         raise UserError(
-            "model.interpolate_positions=true stretches trained positions and needs weights=."
+            "model.interpolate_positions=true stretches trained positions and needs weights=..., "
+            "whose positions they are. Set both, or model.interpolate_positions=false."
         )
     if model.name in FAMILIES:
         decoder_config(model.name, model, vocab_size=1, context=settings.context)
@@ -227,8 +230,8 @@ def language_model(
 
 
 def describe_model(model: Trainable, settings: Settings, *, vocab_size: int) -> dict[str, Any]:
-    """Return plain values that a checkpoint stores about its model: enough to rebuild
-    it, or to detect another."""
+    """Return plain values that a checkpoint stores about its model: enough to rebuild the model,
+    and to detect that a run has another one."""
     # The shape first: a transformers model's configuration is a dataclass too, and holds
     # more than plain values.
     config = getattr(model, "config", None)
@@ -249,7 +252,8 @@ def _say_sample(
     data: TextDataModule,
     trainer: pl.Trainer,
 ) -> None:
-    """Print on the first rank what the trained model writes, and save it. Every rank calls this."""
+    """Print a text that the trained model generates, on the first rank, and save it in the run's
+    folder. Every rank must call this."""
     # Ranks that have only a part of the weights write too: the weights are
     # gathered a block at a time.
     if not model.generates or not (trainer.is_global_zero or settings.shards_weights):

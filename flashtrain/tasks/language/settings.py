@@ -51,20 +51,21 @@ class LanguageSettings(TextSettings):
 
     @property
     def applied_mask(self) -> MaskSettings:
-        """The group `mask`; its `documents` is true whichever setting restricts
+        """The group `mask`, with `documents` true if mask.documents or data.document_mask restricts
         the mask to documents."""
         within = self.mask.name == "document" or self.mask.documents or self.data.document_mask
         return replace(self.mask, documents=within)
 
     @property
     def mask_label(self) -> str:
-        """A short name of the mask, whichever setting restricts it to documents."""
+        """A short name of applied_mask, such as "window 1024 within documents"."""
         label = self.applied_mask.label
         return "document" if label == "causal within documents" else label
 
     @property
     def strategy(self) -> str:
-        """trainer.strategy, or "context_parallel" if it is auto and context_parallel is above 1."""
+        """The training strategy: trainer.strategy, or "context_parallel" if that is auto and the
+        setting context_parallel is above 1."""
         strategy = self.trainer.strategy
         return CONTEXT if strategy == "auto" and (self.context_parallel or 1) > 1 else strategy
 
@@ -97,7 +98,7 @@ class LanguageSettings(TextSettings):
         if self.model.name == "huggingface" and self.mask.name not in ("causal", "document"):
             raise UserError(
                 f"mask={self.mask.name} is used by flashtrain's own decoders. "
-                "With model=huggingface use mask=causal (its own) or mask=document."
+                "With model=huggingface use mask=causal (the model's own) or mask=document."
             )
         at_least("context_parallel", self.context_parallel, 1)
         # Others may name it: their settings are those of a trained checkpoint.
@@ -126,7 +127,7 @@ class LanguageSettings(TextSettings):
                 )
                 raise UserError(
                     f"trainer.{given} needs context parallelism, which is off. "
-                    "Set context_parallel=2 or remove it."
+                    f"Set context_parallel=2, or remove trainer.{given}."
                 )
             return
         degree, ranks = self.context_degree, self.trainer.ranks

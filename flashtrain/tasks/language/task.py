@@ -106,10 +106,10 @@ class LanguageModel(TrainingTask):
 
     @property
     def mean_length(self) -> int | None:
-        """The context at which FLOPs are those of the packed documents trained on here so
-        far; None: not packed.
+        """The length of a causal sequence whose tokens need as many FLOPs as the packed documents
+        that this device has trained on so far, on average; None if nothing was packed.
 
-        Reading it waits for the device.
+        Reading this property waits for the device.
         """
         return max(1, round(self._mean_length.item())) if self._packed_batches else None
 
@@ -118,11 +118,11 @@ class LanguageModel(TrainingTask):
         return self.model(tokens)
 
     def loss(self, *batch: Any, **named: Any) -> Tensor:
-        """Return the mean loss of tokens and labels (B, S), given positions= and
-        mask=: the model's own.
+        """Return the model's mean loss for tokens and labels (B, S), with positions= and mask= by
+        name.
 
-        A task with another loss overrides it. It is compiled as the model's is, and
-        validated as it is trained.
+        A task with another loss overrides this method, which is compiled if `compile` is set, and
+        used in training and validation.
         """
         return self.model.loss(*batch, **named)
 
@@ -161,8 +161,8 @@ class LanguageModel(TrainingTask):
         self.log("validation_loss", loss, prog_bar=True, sync_dist=True, batch_size=count)
 
     def _score_unseen(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """The batch, before it is sharded, without the labels that their own
-        tokens see, as in a prefix."""
+        """Return the batch, not yet sharded, with IGNORED for labels that the predicting token sees
+        itself, as in a prefix."""
         mask, labels = self._mask(batch["documents"], batch["positions"]), batch["labels"]
         shown = None if mask is None else next_shown(mask)
         if shown is None or not bool(shown.any()):
@@ -170,8 +170,8 @@ class LanguageModel(TrainingTask):
         labels = labels.masked_fill(shown, IGNORED)
         if bool((batch["labels"] != labels).any()) and not bool((labels != IGNORED).any()):
             raise UserError(
-                "this mask shows every token its label, so there is nothing to predict. "
-                "Use mask=causal."
+                "the mask lets every token see its label, the next token, so that there is nothing "
+                "to predict. Use mask=causal."
             )
         return Batch(**{**batch, "labels": labels})
 
@@ -205,8 +205,8 @@ class LanguageModel(TrainingTask):
 
 
 def _label_count(batch: Batch) -> Tensor:
-    """The labels that a micro-batch's loss is the mean over: with several groups of
-    devices, the mean over them."""
+    """Return the number of labels over which a micro-batch's loss is the mean; if devices share
+    sequences, its mean over the groups of devices."""
     sequence = sharded_sequence()
     return (batch["labels"] != IGNORED).sum() if sequence is None else sequence.label_count
 

@@ -26,7 +26,8 @@ def load_trained(given: str, *, attention: str, settings: Settings | None = None
 
     Args:
         given: a run folder, or a checkpoint in one.
-        settings: those with which to use the model, such as a longer context; None: the run's own.
+        settings: the settings to use the model with, for example a longer context; None: the run's
+            own.
 
     Raises:
         UserError: there is no such checkpoint, or its positions cannot be adapted to the context.

@@ -38,8 +38,8 @@ def suit_to_weights(settings: Settings, given: Collection[str]) -> list[str]:
 
 
 def _check_family(settings: Settings) -> None:
-    """Raise UserError unless `model`, which the command names, is the family
-    of the starting weights."""
+    """Raise UserError unless model.name is the family (gpt2, llama) of the weights that `weights`
+    names."""
     config, _ = starting_weights(str(settings.weights), settings.model)
     inner = config.layers[0].feed_forward
     family = "llama" if inner.gated else "gpt2"
@@ -53,8 +53,8 @@ def _check_family(settings: Settings) -> None:
 
 
 def _suit_to_run(settings: Settings, given: Collection[str]) -> list[str]:
-    """Take tokenizer and model of the run that `weights` names, and its context if its
-    positions reach no further."""
+    """Set tokenizer and model to those of the run that `weights` names, and the context if the
+    run's learned positions are too few; return a line on that, [] without a run."""
     folder = run_of_weights(settings.weights)
     if folder is None:
         if settings.data.tokenizer == "bpe":
@@ -76,7 +76,7 @@ def _suit_to_run(settings: Settings, given: Collection[str]) -> list[str]:
         ):
             raise UserError(
                 f"data.{name}={here} contradicts weights={settings.weights}, "
-                f"which was trained with data.{name}={there}. Remove it."
+                f"which was trained with data.{name}={there}. Remove data.{name}."
             )
         setattr(settings.data, name, there)
     if "data.begin_of_text" not in given:
@@ -104,8 +104,8 @@ def _suit_to_run(settings: Settings, given: Collection[str]) -> list[str]:
 
 
 def _suit_context(settings: Settings, given: Collection[str]) -> list[str]:
-    """Shorten the recipe's context to that of a model that is evaluated or generates
-    without a run of its own."""
+    """For mode=evaluate or generate of a model without a checkpoint, shorten the context to the
+    model's longest; return a line on that, [] if nothing changed."""
     if "context" in given or settings.mode not in ("evaluate", "generate") or settings.checkpoint:
         return []
     if settings.weights is None:

@@ -23,8 +23,8 @@ PADDED_PARAGRAPHS = 6.3
 
 
 def check_masked_step(settings: Settings) -> None:
-    """Raise UserError unless a step is whole rows on each device, and a row can
-    hold the longest sample."""
+    """Raise UserError unless a step is a whole number of rows on each device, and a row holds the
+    longest sample."""
     budget, ranks, context = settings.masked.token_budget, settings.trainer.ranks, settings.context
     at_least("context", context, 3)  # a token and the special ones
     at_least("masked.token_budget", budget, context)  # the longest sample
@@ -55,7 +55,7 @@ def choose_masked_batching(
     """Choose how many tokens a row holds (the micro-batch), and the memory savings.
 
     Args:
-        padding: tokens computed for each token of the budget
+        padding: tokens computed, padding included, for each token of the budget
             (MaskedTextDataModule.padding); None: a usual value.
     """
     layout, share, sizes = (
@@ -91,7 +91,8 @@ def bert_estimate(
     Args:
         parameters: the model's number of parameters.
         layout: "packed", or "padded", which is not compiled.
-        tokens_each: tokens, padding included, of a micro-batch of size 1.
+        tokens_each: tokens that a micro-batch computes, padding included, for each unit of its
+            size.
         share: the fraction of the tokens that is masked.
     """
     blocks = encoder_blocks(config)

@@ -39,7 +39,7 @@ def run_masked_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
 
 
 def _evaluate(settings: Settings, hardware: Hardware) -> dict[str, Any]:
-    """Loss and masked-language accuracy on the held-out samples."""
+    """Print and return loss and masked-language accuracy on the held-out samples."""
     trained = load_bert_run(settings, hardware)
     config = trained.model.config
     check_context(config, settings.context, str(trained.checkpoint))
@@ -49,7 +49,7 @@ def _evaluate(settings: Settings, hardware: Hardware) -> dict[str, Any]:
     if data.vocab_size != config.vocab_size:
         raise UserError(
             f"{trained.checkpoint} knows {config.vocab_size} tokens, and this text is made of "
-            f"{data.vocab_size}. Use the tokenizer that it was trained with."
+            f"{data.vocab_size}. Set data.tokenizer to the tokenizer of that run."
         )
     task = MaskedLanguageModel(trained.model)
     return score(
@@ -63,8 +63,8 @@ def _evaluate(settings: Settings, hardware: Hardware) -> dict[str, Any]:
 
 
 def _export(settings: Settings) -> dict[str, Any]:
-    """Write the weights as safetensors: in Hugging Face's layout where the model is a BERT
-    of theirs, else in ours."""
+    """Write the weights as safetensors: in Hugging Face's layout if transformers has this BERT's
+    architecture, else in flashtrain's; return {"folder": ...}."""
     trained = read_bert(str(settings.checkpoint), settings)
     tokenizer = tokenizer_of(trained)
     with new_folder(trained.folder, "export") as (made, folder):

@@ -197,7 +197,8 @@ def make_masked_task(
 
 
 def _flops_per_token(config: BertConfig, data: MaskedTextDataModule) -> float:
-    """FLOPs of a real token's forward and backward, the mean over the text."""
+    """Return the FLOPs of forward and backward for each token that is not padding, as a mean over
+    the text."""
     pairs, _, labels = data.means()
     at = 10**9  # tokens: enough for whole numbers of the others
     return config.flops_of(at, round(pairs * at), round(labels * at)) / at

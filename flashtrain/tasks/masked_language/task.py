@@ -46,7 +46,7 @@ class MaskedLanguageModel(LanguageModel):
         return self.bert(tokens, **layout)
 
     def batch_loss(self, batch: MaskedBatch) -> Tensor:  # type: ignore[override]
-        """Return the micro-batch's part of the step's mean loss in nats, differentiable."""
+        """Return the micro-batch's contribution to the step's mean loss in nats, differentiable."""
         arguments = loss_arguments(batch)
         loss = self._compiled or self.loss
         return replayed(loss, **arguments) if self._replays else loss(**arguments)
@@ -60,8 +60,8 @@ class MaskedLanguageModel(LanguageModel):
         return super().training_step(cast(Any, batch), batch_idx)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Add the step's tokens, sequences and FLOPs to the totals. A step that
-        fails earlier adds nothing."""
+        """Add the step's tokens, sequences and FLOPs to the totals, now and not before, so that a
+        step that fails adds nothing."""
         for tokens, sequences, flops in self._step_work:
             self.tokens_done += tokens
             self.sequences_done += sequences
@@ -69,8 +69,8 @@ class MaskedLanguageModel(LanguageModel):
         self._step_work.clear()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save what every task saves, and the totals of tokens, sequences and FLOPs of
-        the device that writes."""
+        """Save what every task saves, and the totals of tokens, sequences and FLOPs of the device
+        that writes the checkpoint."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["done"] = [self.tokens_done, self.sequences_done, self.flops_done]
 
