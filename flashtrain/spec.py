@@ -54,7 +54,7 @@ class TrainedModel:
     settings: Settings  # of its run, with those that were given on top
     folder: Path  # of its run, or of its weights
     checkpoint: Path  # the file
-    step: int  # optimiser steps that it was trained for; 0 where unknown
+    step: int  # optimizer steps that it was trained for; 0 where unknown
     labels: Sequence[str] = ()  # names of the labels that it predicts; none for other models
 
     def __fspath__(self) -> str:

@@ -6,11 +6,11 @@ from flashtrain.distributed.sharded_checkpoints import ShardedCheckpoints
 
 
 class FullyShardedStrategy(ShardedCheckpoints):
-    """FSDP2: weights, gradients and optimiser states are sharded over all devices.
+    """FSDP2: weights, gradients and optimizer states are sharded over all devices.
 
     The LightningModule shards itself in `configure_model`
     (`flashtrain.distributed.sharding.shard`). It works on CPUs with gloo, and on one device. For a
-    checkpoint in a single file, rank 0's host memory must hold weights and optimiser states once.
+    checkpoint in a single file, rank 0's host memory must hold weights and optimizer states once.
 
     Args:
         save_distributed_checkpoint: True: checkpoints are folders of shards; False:

@@ -170,7 +170,7 @@ def _tied(module: nn.Module) -> dict[str, str]:
 
 
 def _plain(value: Any) -> Any:
-    """Return an 8-bit optimiser state, gathered from its shards, as an ordinary tensor of its
+    """Return an 8-bit optimizer state, gathered from its shards, as an ordinary tensor of its
     values; return any other value as it is."""
     # torch 2.13 can neither send tensors of this class to the ranks that resume, nor wait for the
     # tensors inside. torchao quantises them again by each block's largest number. The lowest code
@@ -188,6 +188,6 @@ def _plain(value: Any) -> Any:
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Return whether safetensors can store the tensor; it cannot store subclasses, such as an
-    8-bit optimiser's state."""
+    8-bit optimizer's state."""
     local = getattr(tensor, "_local_tensor", tensor)
     return type(local) in (torch.Tensor, nn.Parameter)

@@ -55,7 +55,7 @@ def curves(path: Path) -> list[tuple[str, str]]:
 
 
 def _course(rows: Sequence[Mapping[str, float]], name: str) -> Course:
-    """Return (steps, values): the optimiser steps, counted from 1, at which the metric has a finite
+    """Return (steps, values): the optimizer steps, counted from 1, at which the metric has a finite
     value, and these values."""
     points = [
         (row[STEP] + 1, row[name]) for row in rows if name in row and math.isfinite(row[name])

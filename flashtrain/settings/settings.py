@@ -82,7 +82,7 @@ class Settings:
 
     @property
     def shards_weights(self) -> bool:
-        """Whether the strategy shards weights, gradients and optimiser states over the devices."""
+        """Whether the strategy shards weights, gradients and optimizer states over the devices."""
         return self.strategy in ("fsdp", CONTEXT)
 
     @property

@@ -29,7 +29,7 @@ class ContextSettings(Settings):
 
     @property
     def samples_per_step(self) -> int:
-        """The number of samples of an optimiser step, over all devices."""
+        """The number of samples of an optimizer step, over all devices."""
         return self.trainer.tokens_per_step // self.context
 
     @property

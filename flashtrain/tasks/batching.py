@@ -91,7 +91,7 @@ def choose_micro_batch(
     Args:
         sizes: the possible micro-batches, ascending, in samples or tokens; an int is the one
             that the settings name.
-        share: samples or tokens of an optimiser step on one device.
+        share: samples or tokens of an optimizer step on one device.
         estimate: returns the estimated memory of (micro-batch, MemorySavings).
 
     Raises:

@@ -109,7 +109,7 @@ class SequenceClassification(TrainingTask):
         return self.model(tokens, lengths)
 
     def training_step(self, batch: SequenceBatch, batch_idx: int) -> Tensor:
-        """Return the micro-batch's weighted loss; means over the optimiser step's
+        """Return the micro-batch's weighted loss; means over the optimizer step's
         micro-batches are logged."""
         tokens = batch["tokens"]
         generator = self.generator_of(batch_idx, tokens.device, AUGMENTING)

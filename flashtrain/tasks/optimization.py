@@ -23,7 +23,7 @@ from flashtrain.training.schedules import SCHEDULES
 
 
 def _common(settings: OptimizerSettings) -> dict[str, Any]:
-    """Return the arguments that every optimiser takes, from the settings."""
+    """Return the arguments that every optimizer takes, from the settings."""
     return {
         "lr": settings.learning_rate,
         "betas": (settings.betas[0], settings.betas[1]),

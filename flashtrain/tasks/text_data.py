@@ -160,7 +160,7 @@ def reading_options(
     Args:
         data, trainer: the groups of settings.
         requested: held-out samples of each validation, if a setting gives their number.
-        step: samples of an optimiser step.
+        step: samples of an optimizer step.
         most: upper bound of the samples of a validation if `requested` is None.
     """
     whole, every = requested is None and data.validation_fraction == 1, trainer.validate_every

@@ -41,9 +41,9 @@ class TrainingTask(pl.LightningModule):
     Logs `gradient_norm` (before clipping).
 
     Args:
-        make_optimizer: returns the model's optimiser; None: AdamW at 6e-4.
-        make_schedule: returns the optimiser's schedule, which is stepped at each
-            optimiser step; None: constant.
+        make_optimizer: returns the model's optimizer; None: AdamW at 6e-4.
+        make_schedule: returns the optimizer's schedule, which is stepped at each
+            optimizer step; None: constant.
         gradient_clip: bound of the global L2 norm of the gradients; 0 for none.
         description: plain values that rebuild the model, saved in every checkpoint.
     """
@@ -82,7 +82,7 @@ class TrainingTask(pl.LightningModule):
             )
 
     def configure_optimizers(self) -> Any:
-        """Return the optimiser, and the schedule if there is one, in Lightning's form."""
+        """Return the optimizer, and the schedule if there is one, in Lightning's form."""
         optimizer = self._make_optimizer(self.model)
         if self._make_schedule is None:
             return optimizer
@@ -116,7 +116,7 @@ class TrainingTask(pl.LightningModule):
     def record_loss(
         self, loss: Tensor, batch_idx: int, share: Tensor | None = None
     ) -> Tensor | None:
-        """Record a micro-batch's loss; return the mean loss of the optimiser step if this is its
+        """Record a micro-batch's loss; return the mean loss of the optimizer step if this is its
         last micro-batch, else None.
 
         Args:

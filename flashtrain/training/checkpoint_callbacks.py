@@ -36,7 +36,7 @@ def checkpoint_callbacks(
 
     Args:
         folder: where the checkpoints are written.
-        every_n_steps: optimiser steps between two writes of last.ckpt; None: at the end only.
+        every_n_steps: optimizer steps between two writes of last.ckpt; None: at the end only.
         monitor: the logged metric that best.ckpt follows; None: no best.ckpt.
         mode: "min" or "max": whether the lowest or the highest value is best.
     """
@@ -56,7 +56,7 @@ def keep_if_best(trainer: pl.Trainer) -> None:
 
 class BestCheckpoint(ModelCheckpoint):
     """Writes best.ckpt, the weights with the best validation so far, without
-    the optimiser's states.
+    the optimizer's states.
 
     Unlike ModelCheckpoint with save_weights_only, it also saves the score to beat, and
     calls the hooks of callbacks (StopOnNonFinite checks the weights). A resumed run reads
@@ -101,7 +101,7 @@ class BestCheckpoint(ModelCheckpoint):
 
 
 class SaveLast(ModelCheckpoint):
-    """Writes `last.ckpt` every N optimiser steps, after the last step, and when an
+    """Writes `last.ckpt` every N optimizer steps, after the last step, and when an
     exception ends the fit.
 
     It differs from Lightning's ModelCheckpoint (2.6.6), which also writes between two micro-batches
@@ -111,7 +111,7 @@ class SaveLast(ModelCheckpoint):
     counts an interrupted validation as half done; a checkpoint written during a validation
     (best.ckpt, or last.ckpt after a signal) therefore records the state before the validation.
 
-    After an exception last.ckpt holds the last completed step. It is not written if the optimiser
+    After an exception last.ckpt holds the last completed step. It is not written if the optimizer
     was updating weights, if several processes train (the others may wait for the failed one), or
     after KeyboardInterrupt.
     """
@@ -127,7 +127,7 @@ class SaveLast(ModelCheckpoint):
         self._steps = OptimizerStepCounter()
         # The last step that was completed, and the fit loop's state there.
         self._ended: tuple[int, Any] = (-1, None)
-        self._updated = -1  # the step after which the optimiser began to change the weights
+        self._updated = -1  # the step after which the optimizer began to change the weights
 
     def state_dict(self) -> dict[str, Any]:
         return {}  # its path follows from this run's folder
@@ -201,7 +201,7 @@ class SaveLast(ModelCheckpoint):
                 say(f"no checkpoint of step {step} was saved: {first_line(problem)}")
 
     def save(self, trainer: pl.Trainer) -> None:
-        """Write last.ckpt now, unless it holds this optimiser step already.
+        """Write last.ckpt now, unless it holds this optimizer step already.
         Every rank must call this."""
         if not trainer.fast_dev_run and self._last_global_step_saved != trainer.global_step:  # type: ignore[attr-defined]
             self._save_topk_checkpoint(trainer, {})

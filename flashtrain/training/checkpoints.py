@@ -21,7 +21,7 @@ from flashtrain.training import sharded
 # In a run folder's `checkpoints/`. Each is a single file, or a folder of every rank's
 # shards (sharded.py).
 LAST = "last.ckpt"  # from which a run resumes
-BEST = "best.ckpt"  # of the best validation, without the optimiser's states
+BEST = "best.ckpt"  # of the best validation, without the optimizer's states
 # Of ModelCheckpoint's state.
 _PATH_KEYS = ("best_model_path", "kth_best_model_path", "last_model_path")
 STATES_OF_8_BITS = "torchao.optim.subclass_8bit.OptimState8bit"
@@ -127,7 +127,7 @@ def read_checkpoint(
         map_location: torch.load's, for a file.
         mmap: read a file's tensors only when they are used; leave a folder's tensors unread, on the
             meta device.
-        optimizers: read the optimisers' states in a folder too, instead of leaving them unread, on
+        optimizers: read the optimizers' states in a folder too, instead of leaving them unread, on
             the meta device.
         checked: compare a file's content with its checksums also if `mmap` is true (without `mmap`
             it always is). Shards have no checksums.
@@ -201,7 +201,7 @@ def weights_in(checkpoint: dict[str, Any], path: str | Path) -> dict[str, torch.
 
 
 def check_resumable(saved: Mapping[str, Any], checkpoint: Path) -> int:
-    """Return the optimiser step of a checkpoint. Raises UserError if it holds weights
+    """Return the optimizer step of a checkpoint. Raises UserError if it holds weights
     only, as best.ckpt does."""
     if not saved.get("optimizer_states"):
         raise UserError(

@@ -21,7 +21,7 @@ NEVER = torch.iinfo(torch.int64).max
 # Lightning 2.6.6's EarlyStopping(check_finite=True) looks at one logged figure, and lets
 # checkpoints be written over.
 class StopOnNonFinite(pl.Callback):
-    """Ends the fit with a UserError that names the first optimiser step whose
+    """Ends the fit with a UserError that names the first optimizer step whose
     loss was NaN or infinite.
 
     Losses stay on the device, because reading a loss makes the host wait. They are checked together
@@ -34,7 +34,7 @@ class StopOnNonFinite(pl.Callback):
     def __init__(self) -> None:
         super().__init__()
         self._steps = OptimizerStepCounter()
-        # (optimiser step, loss), not checked yet.
+        # (optimizer step, loss), not checked yet.
         self._pending: list[tuple[int, torch.Tensor]] = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -68,7 +68,7 @@ def estimate_encoder_memory(
         savings: activation checkpointing, offloading and chunks; None: none of them.
         compiled: whether torch.compile fuses the blocks' operations.
         attention: "standard" adds its S x S matrices.
-        master_weights: float32 copies of half-precision weights; the optimiser's states
+        master_weights: float32 copies of half-precision weights; the optimizer's states
             then belong to the copies.
     """
     savings = savings or MemorySavings()

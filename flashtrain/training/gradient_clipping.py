@@ -47,8 +47,8 @@ def clip_gradients(
 def gradient_scale(trainer: pl.Trainer, optimizer: Any) -> float | torch.Tensor:
     """Return the factor by which gradients are still multiplied when Lightning clips them.
 
-    It is 1 except under fp16 loss scaling ("16-mixed") with a fused optimiser, which undoes the
-    scaling inside its step; for every other optimiser Lightning undoes it before clipping.
+    It is 1 except under fp16 loss scaling ("16-mixed") with a fused optimizer, which undoes the
+    scaling inside its step; for every other optimizer Lightning undoes it before clipping.
     """
     scaler = getattr(trainer.precision_plugin, "scaler", None)
     inner = getattr(optimizer, "optimizer", optimizer)

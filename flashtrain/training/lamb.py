@@ -1,4 +1,4 @@
-"""LAMB, an optimiser for very large batches (You et al. 2020, arXiv 1904.00962)."""
+"""LAMB, an optimizer for very large batches (You et al. 2020, arXiv 1904.00962)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Lamb(Stepping):
     tensors per launch and never waits for the device.
 
     Args:
-        params: as torch's optimisers take them; a group may set its own lr, betas, eps,
+        params: as torch's optimizers take them; a group may set its own lr, betas, eps,
             weight_decay and adapt.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Float32 master copies of half-precision weights, for any optimiser."""
+"""Float32 master copies of half-precision weights, for any optimizer."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ GRADIENT_CHUNK = 2**28  # elements of the gradients that a step holds in float32
 
 
 class MasterWeights(SharedState):
-    """An optimiser that updates float32 master copies of half-precision
+    """An optimizer that updates float32 master copies of half-precision
     parameters, then rounds them.
 
     Updates that are too small for bfloat16's 8 bits of precision thus add up (Micikevicius et al.
-    2018, "Mixed Precision Training", section 3.1). The saved state is the inner optimiser's, with
+    2018, "Mixed Precision Training", section 3.1). The saved state is the inner optimizer's, with
     the copies under "masters".
 
     Args:
-        inner: an optimiser that has not stepped yet; its parameters are replaced by the copies.
-        host: whether the copies of all parameters and the optimiser's states lie in host memory,
+        inner: an optimizer that has not stepped yet; its parameters are replaced by the copies.
+        host: whether the copies of all parameters and the optimizer's states lie in host memory,
             where the step is computed (Ren et al. 2021, "ZeRO-Offload"). Each step moves all
             gradients to the host and all parameters back.
     """
@@ -86,7 +86,7 @@ class MasterWeights(SharedState):
                 parameter.grad.zero_()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the inner optimiser's state, and the copies under "masters"."""
+        """Return the inner optimizer's state, and the copies under "masters"."""
         self._load_saved()
         return {**super().state_dict(), "masters": [master.detach() for _, master in self.pairs]}
 

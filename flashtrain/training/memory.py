@@ -74,7 +74,7 @@ class MemoryEstimate:
 
     weights: int  # the weights, and the half-precision copies of them that matrix products read
     gradients: int  # of all trained weights
-    optimizer: int  # the optimiser's states and float32 copies of weights
+    optimizer: int  # the optimizer's states and float32 copies of weights
     activations: int  # what the forward saves for the backward
     logits: int  # temporary buffers of the output head with its loss
     other: int = FIXED_BYTES  # libraries (the CUDA context) and a reserve
@@ -83,7 +83,7 @@ class MemoryEstimate:
     host: int = 0  # pinned main memory for offloaded activations, not in the total
     # The part of `block` for data exchanged between devices that share a sequence.
     exchange: int = 0
-    updating: int = 0  # temporary buffers of the optimiser's step
+    updating: int = 0  # temporary buffers of the optimizer's step
     # How gradients grow in the backward; None: all of them are always allocated.
     growth: Growth | None = None
 
@@ -170,13 +170,13 @@ def estimate_memory(
             `precision` uses it.
         quantized: number of frozen parameters that are stored in 4 bits.
         outside: number of parameters outside the blocks; None: those of the embedding table.
-        states: how the optimiser's moments are stored: "full", "8bit", or "host" (in main memory).
+        states: how the optimizer's moments are stored: "full", "8bit", or "host" (in main memory).
         precision: a key of PRECISIONS.
         compiled: whether torch.compile fuses the blocks' operations.
         attention: "standard" adds its S x S matrices, "masked" the S x S mask.
-        master_weights: float32 copies of half-precision weights; the optimiser's states
+        master_weights: float32 copies of half-precision weights; the optimizer's states
             then belong to the copies.
-        shards: devices among which weights, gradients and optimiser states are sharded (FSDP2).
+        shards: devices among which weights, gradients and optimizer states are sharded (FSDP2).
         context_degree: devices that share each sequence.
         exchange: bytes that one layer of attention needs while these devices exchange its data,
             with the kernels' sums.

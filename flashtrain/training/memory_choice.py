@@ -57,7 +57,7 @@ class MemoryOption:
 
 @dataclass
 class Batching:
-    """The micro-batches into which a device's samples of an optimiser step are cut, and the
+    """The micro-batches into which a device's samples of an optimizer step are cut, and the
     memory that they need."""
 
     micro_batch: int  # samples, or tokens of BERT on masked text

@@ -74,7 +74,7 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def continue_from(self, done: int, every: int | None = None) -> None:
-        """Remove the lines after the first `done` optimiser steps; values may still be added to the
+        """Remove the lines after the first `done` optimizer steps; values may still be added to the
         last remaining line.
 
         Print a warning if lines are damaged, or if rows are missing though the run logs one in

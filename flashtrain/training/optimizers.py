@@ -1,4 +1,4 @@
-"""Make optimisers for a model: AdamW, or Muon with AdamW."""
+"""Make optimizers for a model: AdamW, or Muon with AdamW."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 
 
 class Stepping(torch.optim.Optimizer):
-    """Base class of optimisers: a step runs torch's optional closure, then `_update`,
+    """Base class of optimizers: a step runs torch's optional closure, then `_update`,
     which a subclass defines."""
 
     @torch.no_grad()
@@ -31,10 +31,10 @@ class Stepping(torch.optim.Optimizer):
 
 
 class SharedState(Stepping):
-    """An optimiser made of several inner ones: it has all their parameter groups and one state, and
+    """An optimizer made of several inner ones: it has all their parameter groups and one state, and
     its step runs all their steps.
 
-    Schedules and checkpoints see a single optimiser.
+    Schedules and checkpoints see a single optimizer.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -43,7 +43,7 @@ class SharedState(Stepping):
         self._share()
 
     def _share(self) -> None:
-        """Make each inner optimiser use the parameter groups and the state of this optimiser."""
+        """Make each inner optimizer use the parameter groups and the state of this optimizer."""
         at = 0
         for one in self.optimizers:
             count = len(one.param_groups)
@@ -58,13 +58,13 @@ class SharedState(Stepping):
             one.step()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a saved state, which all inner optimisers then use."""
+        """Load a saved state, which all inner optimizers then use."""
         super().load_state_dict(state_dict)
         self._share()
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Divide the model's trainable parameters into an optimiser's groups: with
+    """Divide the model's trainable parameters into an optimizer's groups: with
     weight decay, and without.
 
     The rule is GPT-2's, as in nanoGPT and llm.c: parameters with two or more dimensions (linear

@@ -26,7 +26,7 @@ class LineProgress(ProgressBar):
     or a file show no loss.
 
     Args:
-        every_n_steps: optimiser steps between two lines; None: the trainer's log interval.
+        every_n_steps: optimizer steps between two lines; None: the trainer's log interval.
     """
 
     def __init__(self, every_n_steps: int | None = None) -> None:
@@ -140,7 +140,7 @@ class LineProgress(ProgressBar):
 
 
 def _total_steps(trainer: pl.Trainer) -> int | None:
-    """Return the number of optimiser steps after which the fit ends; None if it has no end."""
+    """Return the number of optimizer steps after which the fit ends; None if it has no end."""
     total = trainer.estimated_stepping_batches
     return int(total) if total != float("inf") and total > 0 else None
 

@@ -19,10 +19,10 @@ class RatesOfThisRun(pl.Callback):
     (ReduceLROnPlateau).
     """
 
-    _new: tuple[Any, ...] = ()  # each schedule, its state, and the rates of its optimiser's groups
+    _new: tuple[Any, ...] = ()  # each schedule, its state, and the rates of its optimizer's groups
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # Called after optimisers and schedules are made, and before their states are restored.
+        # Called after optimizers and schedules are made, and before their states are restored.
         schedules: list[Any] = [
             one.scheduler for one in trainer.lr_scheduler_configs if not one.reduce_on_plateau
         ]

@@ -1,6 +1,6 @@
 """Learning-rate schedules with a linear warm-up.
 
-They are torch's LambdaLR, for Lightning's interval "step"; the optimiser's
+They are torch's LambdaLR, for Lightning's interval "step"; the optimizer's
 learning rate is the peak.
 """
 
@@ -26,7 +26,7 @@ def cosine_with_warmup(
 
     Args:
         optimizer: its learning rate is the peak.
-        warmup_steps, total_steps: optimiser steps of the warm-up, and of the whole training.
+        warmup_steps, total_steps: optimizer steps of the warm-up, and of the whole training.
         minimum_ratio: the last learning rate divided by the peak.
     """
 

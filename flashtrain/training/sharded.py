@@ -68,7 +68,7 @@ def next_generation(path: Path, step: int) -> str:
 def split(
     checkpoint: Mapping[str, Any], tied: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Separate a checkpoint into its tensors of weights and optimiser states, which are saved as
+    """Separate a checkpoint into its tensors of weights and optimizer states, which are saved as
     shards, and its other values.
 
     Args:
@@ -165,7 +165,7 @@ def whole(folder: Path, plain: Mapping[str, Any], parts: tuple[str, ...] = PARTS
 
 
 def numbered(optimizer_state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an optimiser's state with parameters by number, as torch's optimisers load it, from a
+    """Return an optimizer's state with parameters by number, as torch's optimizers load it, from a
     state with parameters by name."""
     groups = optimizer_state["param_groups"]
     names = [name for group in groups for name in group["params"]]

@@ -1,4 +1,4 @@
-"""A clean stop on a signal or at a time limit: finish the optimiser step, save a
+"""A clean stop on a signal or at a time limit: finish the optimizer step, save a
 checkpoint, end the fit."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flashtrain.training.checkpoint_callbacks import SaveLast
 from flashtrain.training.steps import OptimizerStepCounter
 
 AGREE_SECONDS = 1.0  # between two exchanges in which ranks report whether they got a signal
-MAX_STEPS_APART = 100  # optimiser steps, or batches of a validation, between two exchanges
+MAX_STEPS_APART = 100  # optimizer steps, or batches of a validation, between two exchanges
 TIME_IS_UP = 1000  # what a rank reports at its time limit, instead of a signal's number
 
 
@@ -33,7 +33,7 @@ class StoppedInValidation(Exception):
 # its checkpoint lacks their gradients, a SIGTERM that only rank 1 gets leaves the job hanging, and
 # the command exits with status 0.
 class SaveOnSignal(pl.Callback):
-    """On SIGTERM, SIGHUP or Ctrl-C (SIGINT), finishes the optimiser step, saves
+    """On SIGTERM, SIGHUP or Ctrl-C (SIGINT), finishes the optimizer step, saves
     last.ckpt and ends the fit.
 
     last.ckpt is written by the Trainer's SaveLast, if it has one; no validation follows. A second
@@ -60,7 +60,7 @@ class SaveOnSignal(pl.Callback):
         self.out_of_time = False  # whether the time limit ended the fit
         self._late: tuple[int, int] | None = None
         self.stopped_by: signal.Signals | None = None  # the signal that ended the fit
-        # The optimiser step at which the fit ended, if it was stopped.
+        # The optimizer step at which the fit ended, if it was stopped.
         self.stopped_at: int | None = None
         self._received: signal.Signals | None = None
         self._interrupts = 0

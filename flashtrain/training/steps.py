@@ -1,4 +1,4 @@
-"""Count optimiser steps among the micro-batches that Lightning counts."""
+"""Count optimizer steps among the micro-batches that Lightning counts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytorch_lightning as pl
 
 
 class OptimizerStepCounter:
-    """Detects whether a training batch ended an optimiser step.
+    """Detects whether a training batch ended an optimizer step.
 
     Lightning calls `on_train_batch_end` for every micro-batch; with
     accumulate_grad_batches=4 only every fourth (and the last of an epoch) ends a step.
@@ -22,7 +22,7 @@ class OptimizerStepCounter:
         self.seen = trainer.global_step
 
     def ended(self, trainer: pl.Trainer) -> bool:
-        """Return whether an optimiser step has ended since the last call. Call once in
+        """Return whether an optimizer step has ended since the last call. Call once in
         each on_train_batch_end."""
         advanced = trainer.global_step != self.seen
         self.seen = trainer.global_step
@@ -30,6 +30,6 @@ class OptimizerStepCounter:
 
 
 def log_interval(trainer: pl.Trainer) -> int:
-    """Return the optimiser steps between two logged values:
+    """Return the optimizer steps between two logged values:
     Trainer(log_every_n_steps=...), or 50 if it is 0."""
     return trainer.log_every_n_steps or 50  # type: ignore[attr-defined]

@@ -24,7 +24,7 @@ class Throughput(pl.Callback):
     """Logs tokens_per_second, step_seconds, model_tflops, mfu and peak_memory_gib at the
     trainer's log interval.
 
-    A step's time runs from the end of one optimiser step to the end of the next, with data loading
+    A step's time runs from the end of one optimizer step to the end of the next, with data loading
     and logging, without validation, checkpoints and sanity checks. On a GPU it comes from CUDA
     events that are read after they have passed, so that measuring never waits for the device.
 
@@ -37,7 +37,7 @@ class Throughput(pl.Callback):
             `flops_per_token()`), counted from the architecture: torch's counter sees nothing inside
             a custom op. If it is a function, it is called whenever values are logged, for batches
             that differ. None, or nan: no model_tflops and no mfu.
-        tokens_per_step: tokens of one optimiser step over all devices. None: count each
+        tokens_per_step: tokens of one optimizer step over all devices. None: count each
             micro-batch's "real_tokens" (without padding), or else its "tokens", times the devices.
             Sequences that devices share (ContextParallelStrategy) are counted once.
         peak_flops: dense peak of one device in FLOP/s (`Hardware.peak_flops`); None: no mfu.

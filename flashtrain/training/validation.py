@@ -18,7 +18,7 @@ class DueValidation(pl.Callback):
     validation is missing validates before it trains.
 
     Args:
-        every: optimiser steps between two validations.
+        every: optimizer steps between two validations.
     """
 
     def __init__(self, every: int) -> None:
@@ -59,8 +59,8 @@ def held_out_samples(
 
     Args:
         requested: the number that was set; None: as many as cost a tenth of the training's FLOPs.
-        every: optimiser steps between two validations.
-        batch: samples of an optimiser step.
+        every: optimizer steps between two validations.
+        batch: samples of an optimizer step.
         maximum: an upper bound if `requested` is None.
     """
     if requested is not None:

@@ -39,7 +39,7 @@ def tiny(tiny_runs: TinyRuns, tmp_path: Path) -> dict[str, Any]:
 
 
 class At(pl.Callback):
-    """Does something when the given optimiser step is done, once."""
+    """Does something when the given optimizer step is done, once."""
 
     def __init__(self, step: int, act: Any) -> None:
         self.step, self.act = step, act

@@ -27,7 +27,7 @@ SUMMARY_KEYS = {
 
 
 class SignalAt(pl.Callback):
-    """Sends this process one signal when the given optimiser step is done."""
+    """Sends this process one signal when the given optimizer step is done."""
 
     def __init__(self, step: int, number: signal.Signals) -> None:
         self.step, self.number, self.sent = step, number, False
@@ -130,7 +130,7 @@ def test_whichever_rank_fails_reports_it_in_the_summary(tiny_runs: TinyRuns, mon
 
 
 class OutOfMemoryAt(pl.Callback):
-    """Raises what PyTorch raises when the GPU is full, once the given optimiser step is done."""
+    """Raises what PyTorch raises when the GPU is full, once the given optimizer step is done."""
 
     def __init__(self, step: int) -> None:
         self.step = step

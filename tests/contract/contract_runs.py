@@ -156,7 +156,7 @@ def mixture(place: Path) -> Settings:
 
 
 def bfloat16(place: Path) -> Settings:
-    """With float32 copies of the weights in the optimiser."""
+    """With float32 copies of the weights in the optimizer."""
     return {**language(place), "hardware.precision": "bf16-true", "optimizer": "muon"}
 
 
@@ -262,12 +262,12 @@ def summary(folder: Path) -> dict[str, Any]:
 
 
 def last_step(folder: Path) -> int:
-    """The optimiser step of last.ckpt, where it is a file."""
+    """The optimizer step of last.ckpt, where it is a file."""
     return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["global_step"]
 
 
 def saved(folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of last.ckpt and best.ckpt, by their place, and last.ckpt's optimiser
+    """The tensors of last.ckpt and best.ckpt, by their place, and last.ckpt's optimizer
     states. Folders: weights."""
     last, best = (folder / "checkpoints" / f"{name}.ckpt" for name in ("last", "best"))
     if last.is_dir():
@@ -304,7 +304,7 @@ def logged(folder: Path) -> dict[tuple[str, int], dict[str, float]]:
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    """Bit for bit the same weights and optimiser states, the same losses at
+    """Bit for bit the same weights and optimizer states, the same losses at
     every step, the same end."""
     mine, theirs = saved(one), saved(other)
     assert mine.keys() == theirs.keys()

@@ -1,4 +1,4 @@
-"""A run that was stopped and resumed is the run that was not: weights, optimiser states
+"""A run that was stopped and resumed is the run that was not: weights, optimizer states
 and losses, bit for bit.
 
 Every case trains with dropout and, but for one stage, with accumulated gradients; validations and

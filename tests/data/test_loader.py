@@ -15,7 +15,7 @@ from flashtrain.data.packing import PackedSamples, Spans
 
 
 def steps_of(samples, *, world_size, accumulate, batch_size, seed=0):
-    """The set of samples of each optimiser step, over all ranks."""
+    """The set of samples of each optimizer step, over all ranks."""
     options = {
         "batch_size": batch_size,
         "accumulate": accumulate,

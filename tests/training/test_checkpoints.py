@@ -82,7 +82,7 @@ def test_a_longer_run_compares_with_the_validation_that_followed_the_fit(tmp_pat
     assert read_checkpoint(best)["global_step"] == 9
 
 
-def test_last_is_written_every_n_optimiser_steps(tmp_path):
+def test_last_is_written_every_n_optimizer_steps(tmp_path):
     written = []
 
     class Watched(AtomicCheckpointIO):
@@ -132,7 +132,7 @@ class Fails(TinyTask):
 
     def optimizer_step(self, *arguments, **named):
         super().optimizer_step(*arguments, **named)
-        self.fail("optimiser")
+        self.fail("optimizer")
 
     def on_train_batch_end(self, *_):
         self.fail("end", 13)
@@ -165,12 +165,12 @@ def test_an_exception_leaves_the_last_whole_step_from_which_the_run_goes_on_bit_
     assert failing.losses[:14] + fit(Fails(), str(tmp_path / "last.ckpt")) == whole
 
 
-def test_an_exception_while_the_optimiser_was_at_work_leaves_the_checkpoint_before(tmp_path):
+def test_an_exception_while_the_optimizer_was_at_work_leaves_the_checkpoint_before(tmp_path):
     with pytest.raises(torch.OutOfMemoryError):
         tiny_fit(
             tmp_path,
             SaveLast(tmp_path, 5),
-            task=Fails("optimiser"),
+            task=Fails("optimizer"),
             max_steps=10,
             accumulate_grad_batches=2,
         )

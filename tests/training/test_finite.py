@@ -18,7 +18,7 @@ def fit(folder, task, *callbacks, **options):
 
 
 @pytest.mark.parametrize(("poison", "accumulated"), [(1, 1), (3, 1), (4, 1), (7, 1), (3, 2)])
-def test_the_first_bad_optimiser_step_is_named_wherever_it_lies_in_the_interval(
+def test_the_first_bad_optimizer_step_is_named_wherever_it_lies_in_the_interval(
     tmp_path, poison, accumulated
 ):
     options = {"log_every_n_steps": 4, "accumulate_grad_batches": accumulated}

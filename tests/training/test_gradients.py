@@ -59,7 +59,7 @@ def test_a_trainers_clip_value_works_with_fused_adamw_under_bf16(tmp_path):
     assert trainer.callback_metrics["gradient_norm"] > 0
 
 
-def test_only_a_fused_optimiser_under_loss_scaling_still_carries_the_scale():
+def test_only_a_fused_optimizer_under_loss_scaling_still_carries_the_scale():
     class Plugin:
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
 

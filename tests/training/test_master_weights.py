@@ -1,4 +1,4 @@
-"""Half-precision weights with float32 copies, and several optimisers as one."""
+"""Half-precision weights with float32 copies, and several optimizers as one."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_what_was_written_is_read_back(last) -> None:
     found = read_checkpoint(last, optimizers=True)
     assert torch.equal(found["state_dict"]["model.weight"], torch.full((3, 4), 7.0))
     assert found["state_dict"]["model.scale"] == 7
-    # With the numbers that torch's optimisers know their parameters by.
+    # With the numbers that torch's optimizers know their parameters by.
     (optimizer,) = found["optimizer_states"]
     assert optimizer["param_groups"] == [{"lr": 0.5, "betas": (0.9, 0.95), "params": [0, 1]}]
     assert torch.equal(optimizer["state"][0]["exp_avg"], torch.full((3, 4), -7.0))

@@ -39,7 +39,7 @@ class CountValidations(pl.Callback):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_in_mid_accumulation_ends_with_the_optimiser_step_saved(tmp_path, number, code):
+def test_a_signal_in_mid_accumulation_ends_with_the_optimizer_step_saved(tmp_path, number, code):
     stop = SaveOnSignal()
     task = tiny_fit(
         tmp_path,

@@ -69,7 +69,7 @@ class FineTuning(TrainingTask):
         return self.model(tokens, **layout)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        """Return the micro-batch's mean loss; the mean over the optimiser step's
+        """Return the micro-batch's mean loss; the mean over the optimizer step's
         micro-batches is logged."""
         self.tokens_done += batch.get("real_tokens", 0)
         config = cast(Any, self.model).encoder.config

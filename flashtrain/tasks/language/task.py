@@ -127,7 +127,7 @@ class LanguageModel(TrainingTask):
         return self.model.loss(*batch, **named)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the micro-batch's mean loss; the mean over the optimiser step's
+        """Return the micro-batch's mean loss; the mean over the optimizer step's
         micro-batches is logged."""
         loss, share = self.batch_loss(batch), None
         # Of conversations, whose micro-batches have different numbers of labels.

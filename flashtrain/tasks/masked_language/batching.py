@@ -45,7 +45,7 @@ def check_masked_step(settings: Settings) -> None:
 
 
 def tokens_per_device(settings: Settings) -> int:
-    """Return the tokens of an optimiser step on one device."""
+    """Return the tokens of an optimizer step on one device."""
     return settings.trainer.tokens_per_step // settings.trainer.ranks
 
 

@@ -29,7 +29,7 @@ class Resumed:
 
     checkpoint: Path
     stage: int  # its number, from 0
-    step: int  # optimiser steps of that stage that are done
+    step: int  # optimizer steps of that stage that are done
     curve: dict[str, Any] | None  # the learning curve's state
     saved: SavedClassifier  # to start the next stage from where this one is done
 

@@ -67,12 +67,12 @@ class Stage:
 
     @property
     def steps(self) -> int:
-        """The most optimiser steps of the stage."""
+        """The most optimizer steps of the stage."""
         return self.settings.trainer.steps
 
     @property
     def batch(self) -> int:
-        """The samples of an optimiser step, over all devices."""
+        """The samples of an optimizer step, over all devices."""
         return self.settings.sequence.batch
 
     @property

@@ -114,7 +114,7 @@ class _Reports(pl.Callback):
     It does so before Lightning moves the model, tens of GiB, to host memory.
 
     Args:
-        states: make the optimiser's states before the first step (make_states).
+        states: make the optimizer's states before the first step (make_states).
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class _Reports(pl.Callback):
 
 
 def make_states(optimizer: torch.optim.Optimizer) -> None:
-    """Make the optimiser's states (such as Adam's moments), by one step with gradients of 0.
+    """Make the optimizer's states (such as Adam's moments), by one step with gradients of 0.
 
     Without them the first step's peak memory would be below that of every later step.
     """

@@ -33,7 +33,7 @@ class StepCase(ABC):
     model: Any  # its name
     context: Any  # tokens a sample
     batch: Any  # samples a step
-    # "fp32" (autocast), "bf16" or "bf16-master" (with float32 copies that the optimiser updates).
+    # "fp32" (autocast), "bf16" or "bf16-master" (with float32 copies that the optimizer updates).
     weights: Any
 
     @abstractmethod
@@ -57,7 +57,7 @@ class StepCase(ABC):
 
     @property
     def has_masters(self) -> bool:
-        """Whether the optimiser has float32 copies of bfloat16 weights."""
+        """Whether the optimizer has float32 copies of bfloat16 weights."""
         return bool(self.weights == MASTERS)
 
     def settings_of(self, base: Settings) -> Settings:

@@ -15,14 +15,14 @@ from flashtrain.training.master_weights import MasterWeights
 from flashtrain_recipes.harness.baseline import Baseline
 from flashtrain_recipes.step_benchmark.cases import StepCase
 
-# GPT-2's usual optimiser, for every baseline but ours, whose own settings have the same values.
+# GPT-2's usual optimizer, for every baseline but ours, whose own settings have the same values.
 LEARNING_RATE, BETAS, WEIGHT_DECAY, MAX_NORM = 6e-4, (0.9, 0.95), 0.1, 1.0
 
 LossFunction = Callable[..., Tensor]
 
 
 class TrainingStep:
-    """A model on a device with its optimiser. Calling it with the loss's arguments
+    """A model on a device with its optimizer. Calling it with the loss's arguments
     makes one training step.
 
     Args:
@@ -130,7 +130,7 @@ def usual_step(
 def task_step(
     task: Any, model: nn.Module, loss: LossFunction, case: StepCase, device: torch.device
 ) -> TrainingStep:
-    """Return the training step of `model` with the optimiser, clipping and schedule of
+    """Return the training step of `model` with the optimizer, clipping and schedule of
     `task`, its LightningModule."""
     if case.is_bfloat16:
         model.to(torch.bfloat16)

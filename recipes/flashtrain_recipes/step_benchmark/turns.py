@@ -1,6 +1,6 @@
 """One case of training steps, measured by all baselines in turns.
 
-All models stay on the device with their optimiser states, and each frees its gradients after its
+All models stay on the device with their optimizer states, and each frees its gradients after its
 turn. A baseline that does not fit next to the others is measured after them, alone.
 """
 
@@ -36,7 +36,7 @@ class StepEntry(Entry[StepBaseline]):
     memory: MemoryChoice
     first_seconds: float = 0.0  # of the first launch, compilation included
     seconds: float = 0.0  # of the second launch
-    # Of weights, optimiser states and what a step needs beyond; None: unknown.
+    # Of weights, optimizer states and what a step needs beyond; None: unknown.
     peak_mib: float | None = None
 
     def launch(self) -> Tensor:

@@ -92,7 +92,7 @@ HOW = ("weighs", "leaves", "logs")
 
 
 class ManualTask(PlainTask):
-    """A step that steps its optimiser itself, and returns nothing. how: it "weighs" its loss,
+    """A step that steps its optimizer itself, and returns nothing. how: it "weighs" its loss,
     "leaves" that to the strategy, or "logs" the mean and leaves the loss as it is."""
 
     def __init__(self, how: str = "weighs") -> None:
@@ -268,7 +268,7 @@ def resumed(folder: Path, steps: int, checkpoint: Path, **options: Any) -> list[
 
 
 def by_hand(folder: Path, how: str, **options: Any) -> list[float]:
-    """Two steps that step their optimiser themselves: the loss of the second, the largest
+    """Two steps that step their optimizer themselves: the loss of the second, the largest
     entry of each parameter."""
     task = ManualTask(how)
     for block in task.decoder.blocks:
@@ -326,7 +326,7 @@ def our_task(folder: Path, **options: Any) -> dict[str, Any]:
 
 
 def refused(task: pl.LightningModule, folder: Path, **options: Any) -> str:
-    """What training under the strategy ends with, and how many steps its optimiser took."""
+    """What training under the strategy ends with, and how many steps its optimizer took."""
     own = flashtrain.ContextParallelStrategy(timeout_seconds=None)
     fit = trainer(folder, max_steps=2, devices=2, strategy=own, **options)
     try:
@@ -426,7 +426,7 @@ def mixing(folder: Path) -> dict[str, Any]:
 def unshared(folder: Path) -> tuple[dict[str, Any], list[Any]]:
     """What becomes of models whose attention knows nothing of other devices, in training; of the
     last one in validation before it, and its losses where the strategy is told not to look. And of
-    a step that steps its optimiser itself: refused, steps taken; with shared attention."""
+    a step that steps its optimizer itself: refused, steps taken; with shared attention."""
     found: dict[str, Any] = {
         name: refused(of(make(), PlainTask()), folder) for name, make in UNSHARED.items()
     }

@@ -41,7 +41,7 @@ def test_one_without_attention_is_refused_in_validation_too_and_trains_where_rep
         assert all(map(math.isfinite, rank["unchecked"]))
 
 
-def test_a_step_that_steps_its_optimiser_itself_is_refused_before_it_does(two):
+def test_a_step_that_steps_its_optimizer_itself_is_refused_before_it_does(two):
     for refused, steps, shared in two["unshared_by_hand"]:
         assert "0 steps: a training step in which no attention is shared" in refused
         assert steps == 0
@@ -60,7 +60,7 @@ def test_a_registered_model_with_a_recurrence_is_refused_and_reports_how_to_decl
         assert rank["without"] == rank["declared"] == "2 steps"
 
 
-def test_more_than_attention_is_refused_before_an_optimiser_steps_and_in_validation(two):
+def test_more_than_attention_is_refused_before_an_optimizer_steps_and_in_validation(two):
     for rank in two["mixing"]:
         refused, steps = rank["by hand"]
         assert f"0 steps: a training step in which {MORE}" in refused

@@ -67,7 +67,7 @@ def test_nothing_of_a_step_is_left_after_it(two):
     assert two["left"] == [[], []]  # four steps of a task that logs the mean of its loss
 
 
-def test_a_step_that_steps_its_optimiser_itself_need_not_weight_its_loss(two, tmp_path):
+def test_a_step_that_steps_its_optimizer_itself_need_not_weight_its_loss(two, tmp_path):
     expected = strategy_ranks.by_hand(tmp_path, "leaves")
     for of_rank in two["by hand"]:
         for found in of_rank:

@@ -44,7 +44,7 @@ LISTOPS = (
 
 
 class SignalAt(pl.Callback):
-    """Sends this process one signal when so many optimiser steps of all stages are done."""
+    """Sends this process one signal when so many optimizer steps of all stages are done."""
 
     def __init__(self, step: int) -> None:
         self.step, self.seen = step, 0

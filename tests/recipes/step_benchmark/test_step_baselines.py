@@ -99,7 +99,7 @@ def test_a_step_of_ours_updates_the_weights_as_the_peers_step_does() -> None:
 @pytest.mark.parametrize(
     ("weights", "states"), [("bf16", torch.bfloat16), ("bf16-master", torch.float32)]
 )
-def test_weights_in_bfloat16_have_optimiser_states_in_it_or_in_float32(
+def test_weights_in_bfloat16_have_optimizer_states_in_it_or_in_float32(
     weights: str, states: torch.dtype
 ) -> None:
     case = GPT2Case("demo", 16, 1, weights, vocab_size=64)

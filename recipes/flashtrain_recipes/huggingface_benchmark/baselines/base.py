@@ -1,5 +1,5 @@
 """The base class of all implementations of a decoder's training step: it builds flashtrain's model
-of the case, and an optimiser.
+of the case, and an optimizer.
 
 The model wraps transformers' class, and equal seeds give equal weights.
 """
@@ -30,7 +30,7 @@ from flashtrain_recipes.step_benchmark.training_step import (
 
 
 class GradientsOnly(torch.optim.SGD):
-    """An optimiser that can free gradients but updates nothing, to measure
+    """An optimizer that can free gradients but updates nothing, to measure
     forward and backward alone."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
