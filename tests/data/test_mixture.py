@@ -147,7 +147,7 @@ def test_settings_name_sources_and_weights(tmp_path):
         ("{a: 1}", r"data\.mixture\.a=1 must be the settings of a source: "),
         ("{a: {path: x, weight: 0}}", r"data\.mixture\.a\.weight=0 must be a number above 0"),
         ("{a: {pth: x}}", r"unknown setting of data\.mixture\.a 'pth'\. Did you mean 'path'"),
-        ("{a: {path: 3}}", r"data\.mixture\.a\.path=3 must be str"),
+        ("{a: {path: 3}}", r"data\.mixture\.a\.path=3 must be of type str"),
         ("{a: {source: hub}}", r"data\.mixture\.a: data=hub needs data\.name"),
         ("{a: {path: x, name: y}}", r"data\.mixture\.a: data\.name=y is used by data=hub"),
     ],

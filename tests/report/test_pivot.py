@@ -87,7 +87,7 @@ def test_several_values_for_one_cell_give_their_median():
         ),
         ({"only": "direction"}, "expected pairs key:value"),
         ({"only": "way:forward"}, "unknown column 'way'"),
-        ({"only": "direction:up"}, "no row has direction up"),
+        ({"only": "direction:up"}, "no row has direction=up"),
         ({"pivots": "a"}, "unknown table option 'pivots'"),
     ],
 )
