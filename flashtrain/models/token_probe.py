@@ -58,7 +58,7 @@ class _Alone:
         self.calls = 0  # of shared attention
         self.whole: Any = lambda *_: None  # what a batch has is whole
         self.refuse_own_part: Any = self.whole
-        self.label_count: Any = None  # no loss is weighted
+        self.label_count = torch.ones(())
         self.gathered = self.shard = self.summed = self.next_labels = self.weighted = lambda x: x
         self.positions: Any = lambda tokens, device: torch.arange(tokens, device=device)[None]
 

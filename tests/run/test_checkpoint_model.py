@@ -198,7 +198,7 @@ def test_a_runs_tokenizer_model_and_context_come_with_its_weights(words_of_its_o
     [
         (
             ("data.tokenizer=bytes",),
-            r"data\.tokenizer=bytes contradicts weights=.*, which was trained with data\.tokenizer=bpe",
+            r"data\.tokenizer=bytes contradicts weights=.* trained with data\.tokenizer=bpe",
         ),
         (
             ("data.vocab_size=999",),

@@ -135,7 +135,7 @@ class LanguageModel(TrainingTask):
             loss = loss * cast(ChatBatch, batch)["weight"]
         elif self.document_mask or self.mask is not None:
             # So have those of rows where documents end.
-            share = (_label_count(batch) / whole(batch, "labels").numel()).to(loss)
+            share = _label_count(batch).to(loss) / whole(batch, "labels").numel()
             loss = loss * share
         step_loss = self.record_loss(loss, batch_idx, share)
         if step_loss is not None and self.is_logged_step():

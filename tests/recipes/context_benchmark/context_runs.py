@@ -20,6 +20,8 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+
+sys.path.append(str(Path(__file__).parents[2]))  # tests/, for the next
 from jobs import run_job
 
 from flashtrain.command.compose import compose_settings
