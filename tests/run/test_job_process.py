@@ -43,13 +43,11 @@ print(status, processes.stopped_by.name)
 def is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
+        if not Path("/proc/self").exists():
+            return True
+        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except (ProcessLookupError, FileNotFoundError):  # it may end between the two
         return False
-    return (
-        "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
-        if Path("/proc/self").exists()
-        else True
-    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
