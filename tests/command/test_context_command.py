@@ -21,7 +21,7 @@ from flashtrain.training.checkpoints import read_checkpoint
 pytestmark = pytest.mark.integration  # starts ranks
 
 # Five steps: the last one is no time for a validation, so that one follows the fit. Documents
-# change the layout, and what a prefix shows is not scored, wherever it is dealt to.
+# change the layout, and what a prefix shows is not scored, whichever rank has it.
 STEPS = ("trainer.steps=5", "mask=prefix", "mask.prefix=8", "mask.documents=true")
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
 

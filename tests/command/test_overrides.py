@@ -1,4 +1,4 @@
-"""What a user types in another form than Hydra's is understood, or told in one
+"""What a user types in another form than Hydra's is understood, or answered in one
 line how it is given here."""
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def test_zigzag_pieces_take_no_more_tiles_than_their_pairs_need():
 
 def runs_apart(count):
     """One tile of queries that sees `count` tiles of keys, every second one, by a document
-    dealt out tile by tile."""
+    shared out tile by tile."""
     order = torch.arange(512).view(2, 16, 16).transpose(0, 1).reshape(-1)[: 32 * count]
     return masks.document(torch.arange(512)[None] // 256, causal=False).select(
         torch.arange(16), order

@@ -425,7 +425,7 @@ def mixing(folder: Path) -> dict[str, Any]:
 
 def unshared(folder: Path) -> tuple[dict[str, Any], list[Any]]:
     """What becomes of models whose attention knows nothing of other devices, in training; of the
-    last one in validation before it, and its losses where the strategy is told not to look. And of
+    last one in validation before it, and its losses where the strategy is set not to look. And of
     a step that steps its optimizer itself: refused, steps taken; with shared attention."""
     found: dict[str, Any] = {
         name: refused(of(make(), PlainTask()), folder) for name, make in UNSHARED.items()

@@ -1,4 +1,4 @@
-"""Stages that end as soon as they have learned enough: what is told of them, and that
+"""Stages that end as soon as they have learned enough: what is reported of them, and that
 resuming knows of their end."""
 
 from __future__ import annotations
