@@ -14,8 +14,9 @@ ENDING = [
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised when the signal `number` ends a command; a KeyboardInterrupt, so that code which
-    cleans up after Ctrl-C also does so after SIGTERM and SIGHUP."""
+    """Raised when the signal `number` ends a command; its text names the signal. A
+    KeyboardInterrupt, so that code which cleans up after Ctrl-C also does so after SIGTERM and
+    SIGHUP."""
 
     def __init__(self, number: int, line: str = "") -> None:
         self.number, self.status = signal.Signals(number), 128 + number

@@ -199,7 +199,8 @@ class ChatAnswers:
         return Piece(whole, tuple(span for span in spans if span[0] < span[1]))
 
     def _alone(self, messages: Messages, tools: Tools, answer: Answer, close: str) -> Piece:
-        """Return the last of `messages`, whose text is `answer`, as a document of its own."""
+        """Return a document that ends with the last of `messages`, and of which that answer alone
+        gets labels. `close`: the text that ends the answer."""
         text = answer.text + close
         spans = [(answer.begin, len(text))]
         if self.rendering.marks(tools):

@@ -123,8 +123,9 @@ class ChatTemplate:
         return self._rendering.ids([self._rendering.text(messages, tools, prompt=True)])[0].tolist()
 
     def _conversation(self, messages: Messages, tools: Tools, first: int) -> list[Piece]:
-        """Return the documents of a conversation. `first` is the index of the first message that
-        may get labels."""
+        """Return the documents that a conversation is learned from: one, or several where the
+        template writes an answer otherwise once more messages follow. `first`: the index of the
+        first message that may get labels."""
         messages, unwritten = self._rendering.accepted(messages, tools)
         whole = self._rendering.text(messages, tools)
         answers, found = [], [Piece(whole, ())]
@@ -137,7 +138,8 @@ class ChatTemplate:
             ]
             if not answers:
                 raise UserError(
-                    "no message to learn has the role assistant. Add one, or set data.train_on=all."
+                    "no message to learn has the role assistant and a weight above 0. "
+                    "Add one, or set data.train_on=all."
                 )
             found = self._answers.pieces(messages, tools, answers, whole, first)
             if not any(piece.learnt for piece in found):

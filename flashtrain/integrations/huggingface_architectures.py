@@ -1,5 +1,5 @@
-"""Refusal of transformers models whose tokens see each other by anything but
-the registered attention."""
+"""Refusal of transformers models in which tokens see each other by other ways than the attention
+that flashtrain registers with transformers and the mixers of huggingface_mixers.py."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _calls: dict[tuple[type, str], tuple[int | None, str | None]] = {}  # by class a
 
 
 def refuse_other_architectures(name: str) -> None:
-    """Make transformers raise UserError for attn_implementation=name where a model does not
-    use registered attention.
+    """Make transformers raise UserError when attn_implementation=name is set on a model that
+    computes attention by its own code and never calls the registered function.
 
-    Models that use it are prepared for sequences sharded over devices (context parallelism).
+    A model that does call it gets the hooks that context parallelism needs.
 
     Args:
         name: The name under which our attention is registered.
@@ -102,8 +102,8 @@ def check_architecture(
 def _counted(
     model_class: Any, config: Any, mask: Callable[..., Any] = AttentionMask
 ) -> tuple[int | None, str | None]:
-    """Return what attention_calls does, without its cache. mask: makes the mask that layers get,
-    from the numbers of rows, queries and keys; by default one like ours."""
+    """Count the calls anew, as attention_calls describes. mask(rows, queries, keys): makes the mask
+    that the layers get; by default one of our type."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     calls = width = 0

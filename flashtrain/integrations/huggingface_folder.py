@@ -190,9 +190,10 @@ def _allocate_buffers(model: nn.Module, device: torch.device) -> None:
 
 @torch.no_grad()
 def random_weights(model: Any, layers: Iterable[nn.Module], device: torch.device) -> None:
-    """Initialize a transformers model on the meta device as its class does.
+    """Give a transformers model that is on the meta device random weights on `device`, drawn as its
+    class draws them.
 
-    Layers are initialized one by one; the same seed gives the same weights,
+    Layers are drawn one after the other from torch's seed, so that it gives the same weights
     however the model is sharded.
     """
     done: set[int] = set()

@@ -233,8 +233,8 @@ def dense_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
 def _without_tensors(
     rules: Rules, batch: int, seqlen_q: int, seqlen_k: int, shift: int
 ) -> tuple[bool, AttentionMask | None]:
-    """Return (whether causal and window_size alone express the rules, the mask in that case).
-    shift: the first query's index among the keys."""
+    """Express the rules by causal and window_size alone. Return (whether they can be, the
+    mask; None: no mask is needed). shift: the first query's index among the keys."""
     if rules.documents is not None or rules.chunk is not None:
         return False, None
     # Drop bounds that no query of this call reaches.

@@ -42,8 +42,8 @@ EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 @dataclass(frozen=True)
 class OtherSpec:
-    """A mixer that is not attention alone, made by transformers; its FLOPs and
-    memory are unknown."""
+    """A mixer that transformers makes and that is not attention alone. Its FLOPs and memory
+    are unknown, unless a subclass (StateSpec) counts them."""
 
     kind: str  # its entry in the configuration's layer_types
 
@@ -54,7 +54,7 @@ class OtherSpec:
         raise NotImplementedError(f"{self.kind}: transformers makes this mixer, not its spec")
 
     def new_cache(self, tokens: int) -> Any:
-        raise NotImplementedError(f"{self.kind}: transformers makes the cache of this mixer")
+        raise NotImplementedError(f"{self.kind}: transformers makes this mixer's cache")
 
     def flops(self, context: int) -> float:
         return math.nan
@@ -68,7 +68,8 @@ class StateSpec(OtherSpec):
     """A mixer of one of STATES: a recurrence or a convolution, alone or beside
     attention in the same layer.
 
-    Its memory is that of flash-linear-attention's kernels, which was not measured yet.
+    Its memory is counted from the tensors that flash-linear-attention's kernels save; no
+    measurement has confirmed it yet.
     """
 
     state: int = 0  # numbers of all heads' states

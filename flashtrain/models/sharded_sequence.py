@@ -143,12 +143,13 @@ def whole(batch: Any, name: str) -> Tensor:
 
 
 def mean_over_context(loss: Tensor) -> Tensor:
-    """Weight a mean over this rank's labels, so that the mean over ranks is
-    the mean over all labels.
+    """Multiply a mean over this rank's labels by the rank's share of all labels, so that
+    the mean of the results over ranks is the mean over all labels.
 
-    The strategy does this itself to the loss that a step returns, passes to manual_backward or
-    logs with sync_dist=True. Call this function only in a step that uses its mean loss in another
-    way. A step that only logs the result must return the very tensor that it passed in, not a copy.
+    The strategy calls this itself for the loss that a training step returns, passes to
+    manual_backward or logs with sync_dist=True. Call it only where a step uses its mean loss in
+    another way. A step that logs this function's result returns the loss itself, not the result
+    and not a copy, so that it is weighted once.
 
     Args:
         loss: A scalar, the mean over this rank's labels.

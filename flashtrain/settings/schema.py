@@ -1,8 +1,8 @@
 """The schema of a task: its settings with their types, and the errors about unknown
 names and wrong values.
 
-The schema is the dataclass of the task (Task.settings), with the groups that modes and programs
-register as `settings.NAME`.
+The schema is the dataclass of the task (Task.settings) and, as further fields, the dataclasses
+that modes and users' programs register in the group "settings" (registry.py).
 """
 
 from __future__ import annotations

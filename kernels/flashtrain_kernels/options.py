@@ -91,11 +91,12 @@ def band(
 
 
 def seed_tensor(seed: int | Tensor | None, device: torch.device) -> Tensor:
-    """Return (3,) int64 on the device: the seed, and the offsets added to sequence and head
-    numbers (0 unless given).
+    """Return dropout's seed as (3,) int64 on the device: the seed, then the numbers of the first
+    sequence and of the first head. Both are 0, unless `seed` already holds all three, as for a
+    rank that has a part of the heads.
 
-    None draws a seed from torch's generator, without waiting for the device. Activation
-    checkpointing restores the generator, so recomputation draws the same seed.
+    For None a seed is drawn from torch's generator on the device, which needs no wait.
+    Activation checkpointing restores the generator, so recomputation draws the same seed.
     """
     if seed is None:
         seed = torch.randint(0, 2**63 - 1, (1,), device=device, dtype=torch.int64)

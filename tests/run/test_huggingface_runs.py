@@ -332,4 +332,5 @@ def test_sharded_states_of_8_bits_go_on_exactly_and_rows_that_devices_cannot_sha
     assert all(torch.equal(value, expected[name]) for name, value in state(half).items())
     ended, _ = train("odd", 265, "trainer.steps=2")
     assert ended.returncode == 2
-    assert "embed_tokens.weight has 265 rows. Use optimizer.states=full" in ended.stdout + ended.stderr
+    output = ended.stdout + ended.stderr
+    assert "embed_tokens.weight has 265 rows. Use optimizer.states=full" in output

@@ -125,8 +125,8 @@ class ContextParallelStrategy(ShardedCheckpoints):
 
     @property
     def tokens_of_batch(self) -> int:
-        """The number of tokens in the latest batch of all devices, if these have equal
-        batches; 0 before the first."""
+        """The number of tokens in the latest batch, summed over all devices as if each had this
+        one's number; 0 before the first batch."""
         return 0 if self.sequence is None else self.sequence.tokens * self.data_ranks
 
     @property

@@ -49,7 +49,8 @@ class LabelledSource:
 
     @property
     def shape(self) -> SequenceShape:
-        """The properties of the samples that a model needs."""
+        """What a classifier is built for: the number of labels, tokens of a sample, and rows of the
+        vocabulary."""
         return SequenceShape(
             len(self.label_names),
             next(iter(self.samples.values())).context,

@@ -1,5 +1,5 @@
-"""Operators that make a Mask's rows and find documents' boundaries; on a GPU one or
-two kernel launches each.
+"""Operators (torch.library) that find where documents begin and end, and that fill a Mask's
+rows: the first key that each query sees, and the first past it. On a GPU one or two launches each.
 
 B batch, S sequence, T packed tokens, N sequences.
 """

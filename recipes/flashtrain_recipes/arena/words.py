@@ -124,7 +124,8 @@ def plan_classifier(settings: Settings, hardware: Hardware) -> str:
     """Return the parameters, samples and estimated time of every stage, as lines to print. No
     weights or data are made.
 
-    The stages of an entry whose contour is a range, as "3..14", share their lines.
+    An entry of curriculum.stages whose contour is a range, as "3..14", is a stage for each
+    contour; these stages share one line.
     """
     rate, how = expected_rate(hardware)
     stages = stages_of(settings)

@@ -131,7 +131,7 @@ def dot_figure(rows: Rows, path: str | Path) -> Path:
     )
     if not measured:
         raise UserError(
-            "no row has a direction (forward, backward) with TFLOP/s: there is nothing to draw."
+            "no row has both a direction and tflops: expected rows of recipe=attention-benchmark."
         )
     labels = list(
         dict.fromkeys(map(_label, sorted(measured, key=itemgetter("mask", "head_dim", "seqlen_q"))))

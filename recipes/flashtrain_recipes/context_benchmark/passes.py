@@ -54,8 +54,8 @@ class Passes:
         self._host = [0.0, 0.0]  # seconds of launching
 
     def first(self, expected: Expected | None, shard: Callable[[Tensor], Tensor]) -> None:
-        """Call forward and backward once for their errors, and again for peak memory and
-        the time of launching.
+        """Run forward and backward twice before anything is timed: once to compare the results
+        with `expected`, once for peak memory and the time that the host takes to launch them.
 
         Args:
             expected: the float64 results of the whole sequence; None: errors are not computed.

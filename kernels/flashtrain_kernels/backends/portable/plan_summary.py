@@ -58,10 +58,11 @@ def summary_kernel(
     TWO: tl.constexpr, HAS_KEYS: tl.constexpr, BLOCK_Q: tl.constexpr, FWD_BLOCK_K: tl.constexpr,
     DQ_BLOCK_K: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Kernel: one program stores the results of `interval` for each tile of BLOCK_Q queries in
-    query_summary (4 or 8, Bm, tiles), and of all its tiles the least first and greatest past in
-    group_summary (2, Bm, programs_q); or each key tile's least and greatest position in fwd_summary
-    or dq_summary (2, Bm, tiles). Others: see plan_kernel."""
+    """Kernel: a program summarises TOKENS queries or TOKENS keys. For queries it stores the
+    results of `interval` for each tile of BLOCK_Q in query_summary (4 or 8, Bm, tiles), and the
+    least first and greatest past of all its tiles in group_summary (2, Bm, programs_q). For keys it
+    stores each tile's least and greatest position in fwd_summary or dq_summary (2, Bm, tiles).
+    The other arguments are plan_kernel's."""
     programs = programs_q + programs_fwd_k + programs_dq_k
     number = (tl.program_id(0) // programs).to(tl.int64)
     program = tl.program_id(0) % programs

@@ -324,9 +324,9 @@ def kept(
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Return True for each weight of a tile that dropout keeps, as philox.keep_mask decides. rows:
-    a Rows; first_key: the first key's index; position: the keys' positions; TRANSPOSED: keys are
-    the tile's rows, not its columns."""
+    """Return a tile of booleans: True where dropout keeps the weight, as philox.keep_mask decides.
+    rows: the tile's queries (Rows); first_key: index of its first key; position: its keys'
+    positions; TRANSPOSED: the tile has a row a key, not a row a query."""
     query = (rows.position - rows.start).to(tl.int32)
     stream = stream_of(head.seed, (rows.sequence + head.sequence).to(tl.int32), head.number)
     if F.intervals:
