@@ -78,13 +78,14 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
 
 
 def test_a_hangup_ends_a_step_as_sigterm_does_and_is_ignored_where_it_was_ignored(tmp_path):
-    stop = SaveOnSignal()
-    tiny_fit(tmp_path, stop, SaveLast(tmp_path), SendAt(2, signal.SIGHUP), max_steps=20)
-    assert read_checkpoint(tmp_path / "last.ckpt")["global_step"] == 3
-    assert (stop.stopped_by, stop.exit_code) == (signal.SIGHUP, 129)
-
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # by nohup
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup may have started the tests
     try:
+        stop = SaveOnSignal()
+        tiny_fit(tmp_path, stop, SaveLast(tmp_path), SendAt(2, signal.SIGHUP), max_steps=20)
+        assert read_checkpoint(tmp_path / "last.ckpt")["global_step"] == 3
+        assert (stop.stopped_by, stop.exit_code) == (signal.SIGHUP, 129)
+
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # by nohup
         stop = SaveOnSignal()
         tiny_fit(tmp_path, stop, SendAt(2, signal.SIGHUP), max_steps=5)
         assert stop.stopped_by is None
