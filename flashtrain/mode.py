@@ -26,6 +26,7 @@ class Mode:
     # Whether it runs other commands: it takes the command line's words, and no folder.
     study = False
     of_checkpoint = False  # whether it works on a checkpoint, with the run's own settings
+    of_weights = False  # whether it also works on weights without a run: weights= or model.path=
     own: tuple[str, ...] = ()  # the groups of settings that only this mode has
     # The setting that, where it has a value, makes mode=plan plan this mode and not a training.
     requested_by = ""

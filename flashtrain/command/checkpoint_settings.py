@@ -16,7 +16,7 @@ from flashtrain.announce import say
 from flashtrain.command.compose import CHOOSES, checked_settings, compose_settings, readable_errors
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import LAST, find_checkpoint, read_settings
-from flashtrain.mode import is_of_checkpoint
+from flashtrain.mode import is_of_checkpoint, modes
 from flashtrain.settings.command_line import CommandLine
 from flashtrain.settings.schema import check_names, settings_config
 from flashtrain.settings.settings import Settings
@@ -116,9 +116,13 @@ def _begin_anew(own: Settings, config: DictConfig, given: Collection[str]) -> No
 
 
 def _score_all(config: Any, given: Collection[str], mode: str) -> None:
-    """Change `config` so that mode=evaluate scores the whole of a text that the command line
-    names."""
-    if mode == "evaluate" and _TEXT & set(given) and "data.validation_fraction" not in given:
+    """Change `config` so that mode=evaluate, or a registered mode, scores the whole of a text that
+    the command line names."""
+    if (
+        (mode == "evaluate" or mode in modes())
+        and _TEXT & set(given)
+        and "data.validation_fraction" not in given
+    ):
         data = config.data
         data.validation_fraction, data.streaming = 1.0, None
         if "data.validation_path" not in given:
@@ -128,7 +132,8 @@ def _score_all(config: Any, given: Collection[str], mode: str) -> None:
 def _settings_of_weights(line: CommandLine, mode: str) -> Settings:
     """Return the settings of a mode without a run: a recipe's (recipe=hf if model.path alone is
     given), or those that `weights` suggest. Raises UserError if nothing names a model."""
-    given, alone = line.by_name, mode in WITHOUT_A_RUN
+    other = modes().get(mode)
+    given, alone = line.by_name, mode in WITHOUT_A_RUN or (other is not None and other.of_weights)
     if alone and ("model.path" in given or {"weights", "recipe"} <= given.keys()):
         settings = compose_settings(line if "recipe" in given else [*line, "recipe=hf"])
         if "generate" in task_of(settings).modes:

@@ -11,6 +11,7 @@ COMPONENTS = {
     "mode.benchmark": "flashtrain_recipes.harness.spec:Benchmark",
     "mode.lengths": "flashtrain_recipes.long_context.spec:Lengths",
     "mode.passkey": "flashtrain_recipes.long_context.spec:Passkey",
+    "mode.positions": "flashtrain_recipes.loss_by_position.spec:Positions",
     "mode.preview": "flashtrain_recipes.arena.spec:Preview",
     "benchmark.attention": "flashtrain_recipes.attention_benchmark.measure:AttentionBenchmark",
     "benchmark.step": "flashtrain_recipes.step_benchmark.run:GPT2Steps",
@@ -24,6 +25,7 @@ COMPONENTS = {
     "study.fine_tuning": "flashtrain_recipes.long_document:DocumentsStudy",
     "settings.benchmark": "flashtrain_recipes.benchmark_settings:BenchmarkSettings",
     "settings.lengths": "flashtrain_recipes.long_context.spec:LengthsSettings",
+    "settings.positions": "flashtrain_recipes.loss_by_position.spec:PositionsSettings",
     "settings.passkey": "flashtrain_recipes.long_context.spec:PasskeySettings",
     "figure.attention-lengths": "flashtrain_recipes.attention_benchmark.figures:lengths_figure",
     "figure.attention-shapes": "flashtrain_recipes.attention_benchmark.figures:dot_figure",
@@ -33,5 +35,6 @@ COMPONENTS = {
     "figure.training": "flashtrain_recipes.harness.figures:training_figure",
     "figure.documents": "flashtrain_recipes.long_document:documents_figure",
     "figure.lengths": "flashtrain_recipes.long_context.study:lengths_figure",
+    "figure.positions": "flashtrain_recipes.loss_by_position.run:positions_figure",
     "figure.speed": "flashtrain_recipes.step_benchmark.figures:context_speed_figure",
 }

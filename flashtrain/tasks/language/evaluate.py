@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from flashtrain.data.chat_datamodule import ChatDataModule
+from flashtrain.data.datamodule import TextDataModule
 from flashtrain.data.token_ids import TokenIds
 from flashtrain.data.tokenizers import NONE, Tokenizer, TokenizerSpec, make_tokenizer
 from flashtrain.folders.run_folder import CONFIG_FILE, read_settings
@@ -45,15 +46,7 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
     trained = read_model(settings, hardware)
     if settings.mode == "generate":
         return {"text": continue_text(trained.model, trained.tokenizer, settings)}
-    whole = settings.data.validation_fraction == 1
-    data = make_data(settings, hardware, trained.tokenizer if whole else None)
-    # Trained on this text, if it is the run's.
-    if not whole and settings.data.tokenizer == "bpe" and (trained.folder / CONFIG_FILE).is_file():
-        same = _text(settings.data) == _text(read_settings(trained.folder).data)
-        if same:
-            data.prepare_data()
-        if not same or data.tokenizer.fingerprint() != trained.tokenizer.fingerprint():
-            data = make_data(settings, hardware, trained.tokenizer)
+    data = held_out_data(trained, settings, hardware)
     data.batch_size = min(data.batch_size, MAX_BATCH)
     # Where a conversation sees others, which it sees depends on the length of a row.
     if isinstance(data, ChatDataModule) and settings.applied_mask.documents:
@@ -67,6 +60,21 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
     found = score(trained, task, data, hardware, counts=data.scored, words=WORDS + unit)
     loss = found["validation_loss"]
     return {"validation_loss": loss, "perplexity": perplexity(loss), **found}
+
+
+def held_out_data(trained: TrainedModel, settings: Settings, hardware: Hardware) -> TextDataModule:
+    """Return the data module that holds out the text on which a trained model is scored, in the
+    model's tokens."""
+    whole = settings.data.validation_fraction == 1
+    data = make_data(settings, hardware, trained.tokenizer if whole else None)
+    # Trained on this text, if it is the run's.
+    if not whole and settings.data.tokenizer == "bpe" and (trained.folder / CONFIG_FILE).is_file():
+        same = _text(settings.data) == _text(read_settings(trained.folder).data)
+        if same:
+            data.prepare_data()
+        if not same or data.tokenizer.fingerprint() != trained.tokenizer.fingerprint():
+            return make_data(settings, hardware, trained.tokenizer)
+    return data
 
 
 def read_model(settings: Settings, hardware: Hardware) -> TrainedModel:

@@ -1,0 +1,1 @@
+"""How well a language model predicts a token, by the token's position in its document."""

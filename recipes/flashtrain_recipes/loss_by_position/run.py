@@ -1,0 +1,171 @@
+"""Score a language model on held-out documents by position, beside a control: the same tokens
+behind the first half of another document.
+
+N documents, S scored tokens of a document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flashtrain.announce import say
+from flashtrain.data.packing import Spans
+from flashtrain.errors import UserError
+from flashtrain.folders.new_folder import make_unique
+from flashtrain.models.generation import MaskMaker, row_mask
+from flashtrain.models.trainable import Trainable
+from flashtrain.report.figures import Rows, line_figure
+from flashtrain.report.rows import RESULT, Row, write_result
+from flashtrain.report.table import make_table
+from flashtrain.settings.settings import Settings
+from flashtrain.tasks.attention_masks import make_mask
+from flashtrain.tasks.held_out import why_not_held_out
+from flashtrain.tasks.language.evaluate import held_out_data, read_model
+from flashtrain.training.hardware import Hardware
+from flashtrain_recipes.long_context.evaluate import autocast_dtype
+from flashtrain_recipes.long_context.intervals import draws, mean_interval
+
+FIRST_EDGE = 256  # tokens of the first range of positions; each later range is twice as long
+RESAMPLES = 2000
+COLUMNS = (
+    "position", "loss", "loss_low", "loss_high", "other_document", "gain", "gain_low", "gain_high",
+    "documents",
+)  # fmt: skip
+
+
+def score_positions(settings: Settings, hardware: Hardware) -> list[Row]:
+    """Score the model of settings.checkpoint, `weights` or model.path, print the table, write
+    positions/result.json in the run's folder (without one in the output folder), and return the
+    rows.
+
+    Raises:
+        UserError: fewer than two held-out documents are long enough.
+    """
+    options = settings.positions
+    length = options.length or settings.context
+    trained = read_model(settings.having(context=max(settings.context, length)), hardware)
+    data = held_out_data(trained, settings, hardware)
+    data.prepare_data()
+    data.setup()
+    documents = whole_documents(
+        data.cache.tokens, data.split.validation, length=length, most=options.documents
+    )
+    mask, dtype = make_mask(settings.applied_mask, packed=False), autocast_dtype(hardware.precision)
+    with torch.autocast(hardware.kind, dtype=dtype, enabled=dtype is not None):
+        losses = document_losses(trained.model, documents, mask=mask)
+        control = document_losses(trained.model, behind_another(documents), mask=mask)
+    model = {
+        "model": settings.named(settings.model.label),
+        "context": settings.context,
+        "step": trained.step,
+        "length": length,
+    }
+    rows = [{**model, **row} for row in position_rows(losses, control, seed=settings.seed)]
+    doubt = why_not_held_out(trained.settings, trained.folder)
+    say(
+        f"{trained.checkpoint}: {len(documents)} documents of {data.source.describe()}, "
+        f"{length:,} tokens of each, loss in nats a token" + (f"; {doubt}" if doubt else "")
+    )
+    make_table(rows, COLUMNS, "other_document: behind another document's first half").print()
+    own = settings.checkpoint is not None
+    folder = make_unique(trained.folder if own else Path(settings.output), "positions")
+    words = f"mode=positions positions.length={length} positions.documents={options.documents}"
+    source = f"checkpoint={settings.checkpoint}" if own else f"recipe={settings.recipe}"
+    command = f"python -m flashtrain {source} {words} seed={settings.seed}"
+    write_result(folder / RESULT, settings.recipe, command, rows)
+    positions_figure(rows, folder / "positions.png")
+    say(f"the result's rows and its figure are in {folder}")
+    return rows
+
+
+def whole_documents(tokens: Any, held_out: Spans | None, *, length: int, most: int) -> Tensor:
+    """Return the beginnings of up to `most` held-out documents, (N, length + 1) int64: length
+    inputs, and the label of the last. Raises UserError if fewer than two are long enough."""
+    spans = held_out or Spans(np.empty(0, int), np.empty(0, int))
+    chosen = np.flatnonzero(spans.lengths > length)[:most]
+    if len(chosen) < 2:
+        raise UserError(
+            f"positions.length={length}: {len(chosen)} held-out documents are longer, expected 2 "
+            "or more. Lower positions.length, or hold out more and longer text."
+        )
+    begins = spans.begins[chosen].tolist()
+    return torch.from_numpy(
+        np.stack([tokens[begin : begin + length + 1] for begin in begins]).astype(np.int64)
+    )
+
+
+def behind_another(documents: Tensor) -> Tensor:
+    """Return the documents, each with its first half replaced by the next document's first half."""
+    half = documents.shape[1] // 2
+    return torch.cat((documents.roll(-1, dims=0)[:, :half], documents[:, half:]), dim=1)
+
+
+@torch.no_grad()
+def document_losses(
+    model: Trainable, documents: Tensor, *, mask: MaskMaker | None = None
+) -> np.ndarray:
+    """Return the losses in nats, (N, S) float64, of tokens 1 to S of each row of
+    `documents` (N, S + 1); one row is read at a time.
+
+    Args:
+        mask: makes the mask that the model was trained with; None: its own rule.
+    """
+    device, length = next(model.parameters()).device, documents.shape[1] - 1
+    seen = None if mask is None else row_mask(mask, length, device)
+    given = {} if seen is None else {"mask": seen}
+    found = []
+    for row in documents:
+        read = row.to(device)[None]
+        losses = model.token_losses(read[:, :-1], read[:, 1:].contiguous(), **given)
+        found.append(losses[0].double().cpu().numpy())
+    return np.stack(found)
+
+
+def position_rows(losses: np.ndarray, control: np.ndarray, *, seed: int) -> list[Row]:
+    """Return a row for each range of positions: the mean loss, the control's in the second half
+    of the documents, and what the own first half gains, each with its 95% interval.
+
+    Args:
+        losses, control: (N, S) nats: position i is the label of token i of the input.
+        seed: of the resampling of whole documents.
+    """
+    documents, length = losses.shape
+    drawn, half = draws(documents, RESAMPLES, seed), (length + 1) // 2
+    rows: list[Row] = []
+    for begin, end in zip(edges := _edges(length, half), edges[1:], strict=False):
+        counts = np.full(documents, end - begin)
+        measured = {"loss": losses[:, begin:end]}
+        if begin >= half:  # the control's first label of the second half is at `half`
+            measured["other_document"] = control[:, begin:end]
+            measured["gain"] = control[:, begin:end] - losses[:, begin:end]
+        row: Row = {"position": f"{begin:,} to {end:,}", "begin": begin, "end": end}
+        for name, values in measured.items():
+            found = mean_interval(values.sum(axis=1), counts, drawn)
+            row |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+        rows.append({**row, "documents": documents})
+    return rows
+
+
+def _edges(length: int, half: int) -> list[int]:
+    doubled = [FIRST_EDGE << power for power in range(length.bit_length())]
+    return [0, *sorted({*(edge for edge in doubled if edge < length), half, length})]
+
+
+def positions_figure(rows: Rows, path: str | Path) -> Path:
+    """Draw the loss by position, with 95% intervals, beside the loss behind another document."""
+    drawn = [{**row, "series": "own document"} for row in rows] + [
+        {**row, "series": "another document before", "loss": row["other_document"],
+         "loss_low": row["other_document_low"], "loss_high": row["other_document_high"]}
+        for row in rows if row.get("other_document") is not None
+    ]  # fmt: skip
+    return line_figure(drawn, "end", "loss", _groups(rows), path, title="Loss by position")
+
+
+def _groups(rows: Rows) -> Sequence[str]:
+    return ("model", "series") if len({row.get("model") for row in rows}) > 1 else ("series",)

@@ -1,0 +1,55 @@
+"""mode=positions: its settings, and its entry point for a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flashtrain.errors import UserError, at_least
+from flashtrain.mode import Mode
+from flashtrain.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from flashtrain.training.hardware import Hardware
+
+
+@dataclass
+class PositionsSettings:
+    """The held-out documents whose loss is taken by position."""
+
+    length: int | None = None  # how many tokens of each document are scored; null: the context
+    documents: int = 20  # how many documents, at most; shorter ones are left out
+
+    def check(self) -> None:
+        at_least("positions.length", self.length, 2)
+        at_least("positions.documents", self.documents, 2)
+
+
+class Positions(Mode):
+    """mode=positions: the loss by position in held-out documents, and the same tokens' loss behind
+    another document."""
+
+    of_checkpoint = of_weights = True
+    own = ("positions",)
+    example = (
+        "mode=positions checkpoint=RUN positions.length=16384",
+        "does the text before a token help to predict it?",
+    )
+
+    def uses(self, settings: Settings) -> tuple[str, ...]:
+        return (
+            "positions", "checkpoint", "weights", "attention", "context", "data", "mask", "model",
+            "output",
+        )  # fmt: skip
+
+    def check(self, settings: Settings) -> None:
+        if settings.task != "language_model":
+            raise UserError(
+                f"mode=positions with recipe={settings.recipe}, task={settings.task}: expected a "
+                "language model, as recipe=gpt2 or recipe=hf trains."
+            )
+
+    def run_checkpoint(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
+        from flashtrain_recipes.loss_by_position.run import score_positions
+
+        return {"rows": score_positions(settings, hardware)}
