@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from flashtrain.errors import UserError
 from flashtrain.integrations import huggingface_folder as folders
+from flashtrain.integrations.huggingface_adapter import check_adapter
 from flashtrain.integrations.huggingface_layers import (
     Layer,
     body_of,
@@ -92,6 +93,7 @@ class HuggingFaceDecoder(Trainable):
         self.blocks = decoder_layers(module)
         self.layers = [Layer(block) for block in self.blocks]
         self.head = head_of(module)
+        self.start: dict[str, Tensor] = {}  # weights that adapters get in place of random ones
         self.mixes = served(type(module))
         if self.mixes:
             serve_mixers(type(module))
@@ -215,10 +217,13 @@ class HuggingFaceDecoder(Trainable):
         if place != device:
             self.to(device)
         # Inner ones first.
-        for _, layer in sorted(self.adapters, key=lambda one: -one[0].count(".base_layer")):
+        for name, layer in sorted(self.adapters, key=lambda one: -one[0].count(".base_layer")):
             with folders.allocated(layer, device):
-                for name in layer.r:
-                    layer.reset_lora_parameters(name, True)
+                for one in layer.r:
+                    layer.reset_lora_parameters(one, True)
+                for one, parameter in layer.named_parameters(prefix=name):
+                    if one in self.start:
+                        parameter.data.copy_(self.start.pop(one))
 
     @contextmanager
     def _without_adapters(self) -> Iterator[None]:
@@ -386,17 +391,9 @@ class HuggingFaceDecoder(Trainable):
         are read from `origin`."""
         cpu = torch.device("cpu")
         if self.keeps_part:
+            check_adapter(self, weights, "the checkpoint")
             self.materialise(cpu)
-            missing = {
-                name for name, one in self.named_parameters() if one.requires_grad
-            } - weights.keys()
-            found = self.load_state_dict(weights, strict=False)
-            if missing or found.unexpected_keys:
-                odd = sorted([*missing, *found.unexpected_keys])[0]
-                raise UserError(
-                    "the checkpoint's adapters do not match the model's: "
-                    f"'{odd}' is in only one of the two. Use the adapter settings of its training."
-                )
+            self.load_state_dict(weights, strict=False)
             return
         self.load_state_dict(weights, assign=True)
         # But for two that differ, of older runs.

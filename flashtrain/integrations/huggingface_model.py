@@ -14,6 +14,7 @@ from torch import nn
 from flashtrain.announce import say
 from flashtrain.errors import UserError, first_line, needs_package, one_of, unknown
 from flashtrain.integrations import huggingface_folder as folders
+from flashtrain.integrations.huggingface_adapter import adapter_weights
 from flashtrain.integrations.huggingface_architectures import check_architecture
 from flashtrain.integrations.huggingface_attention import register_with_transformers
 from flashtrain.integrations.huggingface_config import read_config
@@ -79,8 +80,9 @@ def transformers_decoder(
     changes = dict(changes or {})
     own = {name: changes.pop(name) for name in ("experts_implementation",) if name in changes}
     described = read_config(given, changes, setting)
-    if folder is not None and Path(str(path)).expanduser().is_dir():
-        with folders.opened_weights(folder):  # raises now if files are missing or truncated
+    local = folder.absolute() if folder and Path(str(path)).expanduser().is_dir() else None
+    if local is not None:
+        with folders.opened_weights(local):  # raises now if files are missing or truncated
             pass
     if described.get_text_config() is not described:
         raise UserError(
@@ -105,7 +107,7 @@ def transformers_decoder(
     check_architecture(module, decoder_layers(module), given, ours=name == ours)
     if lora is not None:
         # Of a configuration alone peft has nothing to look up.
-        _add_adapters(module, lora, path or "")
+        _add_adapters(module, lora, str(local or path or ""))
     if quantize is not None:
         _check_quantize(quantize, lora)
     model = HuggingFaceDecoder(
@@ -133,31 +135,23 @@ def _check_quantize(quantize: str, lora: Mapping[str, Any] | None) -> None:
         from torchao.quantization import to_nf4  # noqa: F401
 
 
-def _add_adapters(module: Any, lora: Mapping[str, Any], name: str) -> None:
+def _add_adapters(module: Any, lora: Mapping[str, Any], base: str) -> None:
     import transformers
 
     with needs_package("model.adapter=lora", "peft", "hub"):
         from peft import LoraConfig, __version__
-    module.name_or_path = name  # the base model that saved adapters name
+    module.name_or_path = base  # which saved adapters name
     # Phi-MoE's and Llama 4's routers are nn.Linear, but return tuples, which peft's layers do not.
     # Adapters of weights that a mixer reads, without calling their layers, would get no gradient.
     read = READ_WEIGHTS if served(type(module)) else ()
-    excluded = [
-        n
-        for n, one in module.named_modules()
-        if isinstance(one, nn.Linear) and "Router" in type(one).__name__
-    ]
-    excluded += [name for name, _ in module.named_modules() if name.rpartition(".")[2] in read]
-    known = [
-        (name, getattr(one, "weight", None))
-        for name, one in module.named_modules()
-        if name not in excluded
-    ]
-    matrices = [name for name, weight in known if weight is not None and weight.dim() > 1]
-    config, refusal = (
-        LoraConfig(task_type="CAUSAL_LM", exclude_modules=excluded or None, **lora),
-        None,
-    )
+    excluded, matrices, refusal = [], [], None
+    for name, one in module.named_modules():
+        router = isinstance(one, nn.Linear) and "Router" in type(one).__name__
+        if router or name.rpartition(".")[2] in read:
+            excluded.append(name)
+        elif getattr(getattr(one, "weight", None), "ndim", 0) > 1:
+            matrices.append(name)
+    config = LoraConfig(task_type="CAUSAL_LM", exclude_modules=excluded or None, **lora)
     try:
         module.add_adapter(config)
     except ValueError as error:
@@ -171,15 +165,11 @@ def _add_adapters(module: Any, lora: Mapping[str, Any], name: str) -> None:
         refusal = error
     # peft ignores names that no layer has; it has removed those of experts' matrices
     # from its target_modules.
-    for target in (
-        [] if isinstance(lora.get("target_modules"), str) else sorted(config.target_modules or ())
-    ):
+    named = not isinstance(lora.get("target_modules"), str)
+    for target in sorted(config.target_modules or ()) if named else ():
         if not any(f".{name}".endswith(f".{target}") for name in matrices):
-            raise unknown(
-                "layer in model.adapter_targets",
-                target,
-                {name.rpartition(".")[2] for name in matrices},
-            )
+            known = {name.rpartition(".")[2] for name in matrices}
+            raise unknown("layer in model.adapter_targets", target, known)
     if refusal is not None:
         raise UserError(f"peft refuses model.adapter_targets: {first_line(refusal)}") from refusal
 
@@ -261,12 +251,11 @@ def build(
         raise UserError("model=huggingface needs model.path=FOLDER_OR_HUB_NAME.")
     lora = None
     if settings.adapter is not None:
-        targets = settings.target_names()
         lora = {
             "r": settings.adapter_rank,
             "lora_alpha": settings.adapter_alpha or 2 * settings.adapter_rank,
             "lora_dropout": settings.adapter_dropout,
-            "target_modules": targets[0] if targets == ["all-linear"] else targets,
+            "target_modules": settings.target_names(),
         }
     model = transformers_decoder(
         settings.path,
@@ -282,6 +271,8 @@ def build(
         quantize=settings.quantize,
         older_positions=settings.older_positions,
     )
+    if settings.adapter_path is not None:
+        model.start = adapter_weights(model.module, settings.adapter_path)
     known = model.shape.vocab_rows
     if vocab_size > known:
         raise UserError(

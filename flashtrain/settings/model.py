@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
 from flashtrain.errors import UserError, above, at_least, between, one_of
+from flashtrain.files.json_files import read_json
 from flashtrain.settings.options import (
     Adapter,
     DecoderName,
@@ -19,7 +21,8 @@ from flashtrain.settings.options import (
 )
 from flashtrain.settings.training import no_options
 
-_OF_TRANSFORMERS = ("path", "config", "adapter")
+NOTE = "flashtrain.json"  # of an export: its checkpoint, the model's label and rotary positions
+_OF_TRANSFORMERS = ("path", "config", "adapter", "adapter_path")
 _OF_ADAPTERS = ("adapter_rank", "adapter_alpha", "adapter_targets", "adapter_dropout", "quantize")
 OWN_SIZES = ("layers", "width", "heads", "kv_heads", "ffn", "pattern")
 _OF_OUR_DECODERS = (
@@ -67,7 +70,7 @@ class ModelSettings:
     interpolate_positions: bool = False
     # Between blocks under autocast: half precision (compute), float32 (weights).
     residual: str = option("compute", Residual)
-    # A folder of transformers, a name of the hub, or a run (model=huggingface).
+    # A folder of transformers or of peft, a name of the hub, or a run (model=huggingface).
     path: str | None = None
     # For random weights (model=huggingface): a config.json; tiny, llama-1b, llama-3b,
     # llama-8b or qwen3-8b, which have these models' sizes; or a type such as llama with
@@ -78,9 +81,12 @@ class ModelSettings:
     adapter_rank: int = 16  # the width of an adapter's two matrices
     # Factor of an adapter's product, over the rank; null: twice the rank.
     adapter_alpha: float | None = None
-    # layers that get an adapter: all-linear, or names such as [q_proj,v_proj].
+    # Layers that get an adapter: all-linear, names such as [q_proj,v_proj], or a regular expression
+    # that whole names match.
     adapter_targets: Any = "all-linear"
     adapter_dropout: float = 0.0  # probability of dropping what an adapter reads
+    # Where the adapter starts from: a folder of peft, or a run; model.path names it too.
+    adapter_path: str | None = None
     # Weights beside an adapter: nf4 stores them in 4 bits, by torchao.
     quantize: str | None = option(None, Quantize)
     # Options of a registered model, or changes to a Hugging Face configuration:
@@ -93,7 +99,9 @@ class ModelSettings:
         model's folder, name or type."""
         given = self.path or self.config
         if given is not None:
-            return Path(given.removesuffix("/config.json")).name
+            folder = Path(given.removesuffix("/config.json")).expanduser()
+            note = read_json(folder / NOTE) if (folder / NOTE).is_file() else {}
+            return note.get("label", folder.name)
         size, sizes = self.size, ["layers", "width", "heads", "kv_heads", "ffn"]
         if self.layers is not None and self.width is not None:
             size, sizes = f"{self.layers}x{self.width}", sizes[2:]
@@ -109,21 +117,23 @@ class ModelSettings:
         plain = ModelSettings()
         return any(getattr(self, name) != getattr(plain, name) for name in OWN_SIZES)
 
-    def target_names(self) -> list[str]:
-        """Return adapter_targets as a list of layer names. Raises UserError unless
-        it is a list or a text."""
+    def target_names(self) -> str | list[str]:
+        """Return adapter_targets as peft takes it: all-linear or a regular expression as a text,
+        layers' names as a list. Raises UserError unless it is one of these."""
         given = self.adapter_targets
+        if isinstance(given, str) and re.search(r"[^\w.,-]", given):
+            return given
         names = given.split(",") if isinstance(given, str) else given
         if (
-            not isinstance(names, list)
+            not isinstance(names, list | set)
             or not names
             or not all(isinstance(name, str) and name for name in names)
         ):
             raise UserError(
                 f"model.adapter_targets={given}. "
-                "Expected all-linear, or layers' names: [q_proj,v_proj]."
+                "Expected all-linear, or layers' names: [q_proj,v_proj], or a regular expression."
             )
-        return names
+        return "all-linear" if names == ["all-linear"] else sorted(names)
 
     def check(self) -> None:
         if self.path is not None and self.config is not None:

@@ -13,6 +13,7 @@ from tiny_training import ResumableLoader, tiny_trainer
 from torch.utils.data import DataLoader
 
 from flashtrain.integrations import huggingface_folder
+from flashtrain.integrations.huggingface_adapter import adapter_weights
 from flashtrain.integrations.huggingface_model import transformers_decoder
 from flashtrain.models.activation_checkpointing import MemorySavings
 from flashtrain.tasks import LanguageModel
@@ -85,15 +86,19 @@ def fit(
     *callbacks: pl.Callback,
     lora: bool = False,
     resume: Path | None = None,
+    start: Path | None = None,
     **options,
 ) -> Task:
-    """Train from a folder's weights, or from random ones; options: of the Trainer."""
+    """Train from a folder's weights, or from random ones, and from the adapters of a checkpoint,
+    if `start` is one; options: of the Trainer."""
     torch.manual_seed(0)
     path = None if origin is None else str(origin)
     config = "llama" if origin is None else None
     model = transformers_decoder(
         path, config=config, changes=SIZES if origin is None else None, lora=LORA if lora else None
     )
+    if start is not None:
+        model.start = adapter_weights(model.module, str(start))
     model.keep_in("64-true")  # by itself: Lightning's FSDP2 knows no such precision
     by_pieces = lora and "RANK" in os.environ  # beside one process, which takes all tokens at once
     model.save_memory(MemorySavings("selective", ffn_chunk=9 if by_pieces else None))

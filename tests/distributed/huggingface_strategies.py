@@ -39,10 +39,10 @@ def scenario(folder: Path, name: str) -> None:
     reads = Reads()
     reads.watch()
 
-    def train(*callbacks, steps: int, resume: Path | None = None):
+    def train(*callbacks, steps: int, **given: Path):
         chosen = make_strategy(strategy)
         options = {"devices": 2, "strategy": chosen, "max_steps": steps}
-        return fit(folder, origin, *callbacks, lora=lora, resume=resume, **options)
+        return fit(folder, origin, *callbacks, lora=lora, **given, **options)
 
     whole = train(SaveLast(folder / "whole"), steps=STEPS)
     weights = full_state_dict(whole.model)
@@ -50,9 +50,12 @@ def scenario(folder: Path, name: str) -> None:
         torch.save(weights, folder / "weights.pt")
     begun = train(SaveLast(folder / "part"), steps=3)
     resumed = train(SaveLast(folder / "part"), steps=STEPS, resume=folder / "part" / "last.ckpt")
+    last = folder / "whole" / "last.ckpt"
+    anew = train(steps=3, start=last).losses if lora else []  # from its adapters, a new training
     kept = sorted(weights)
     parts = begun.losses + resumed.losses
-    report(folder, {"losses": whole.losses, "parts": parts, "reads": reads.sizes, "kept": kept})
+    found = {"losses": whole.losses, "parts": parts, "reads": reads.sizes, "kept": kept}
+    report(folder, {**found, "anew": anew})
     end()
 
 

@@ -66,3 +66,17 @@ def test_a_checkpoint_of_adapters_holds_nothing_else(huggingface_strategies) -> 
     assert {
         value.shape[0] for name, value in saved["state_dict"].items() if ".lora_A." in name
     } == {LORA["r"]}
+
+
+@pytest.mark.parametrize("name", ["lora", "lora-ddp"])
+def test_two_ranks_go_on_from_adapters_as_one_process_does(
+    name: str, huggingface_strategies, tmp_path
+) -> None:
+    folder = huggingface_strategies / name
+    start = folder / "whole" / "last.ckpt"
+    alone = fit(tmp_path, huggingface_strategies / "origin", lora=True, start=start, max_steps=3)
+    one, other = (rank["anew"] for rank in of_ranks(folder, 2))
+    both = [(mine + its) / 2 for mine, its in zip(one, other, strict=True)]
+    assert both == pytest.approx(alone.losses, abs=1e-10)
+    begun = fit(tmp_path, huggingface_strategies / "origin", lora=True, max_steps=1)
+    assert alone.losses[0] < begun.losses[0]

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 
+from flashtrain.integrations.huggingface_adapter import adapter_weights
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.integrations.huggingface_model import transformers_decoder
 from flashtrain.models.activation_checkpointing import MemorySavings
@@ -97,3 +98,30 @@ def test_adapters_of_random_weights_are_merged_into_the_models_own(tmp_path: Pat
     model.save(tmp_path)
     saved = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     torch.testing.assert_close(saved(ids).logits, model.eval()(ids), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("quantize", [None, "nf4"])
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+@pytest.mark.parametrize("saved", ["checkpoint", "peft"])
+def test_adapters_begin_with_the_weights_of_earlier_ones(
+    saved: str, kind: str, quantize: str | None, tmp_path: Path
+) -> None:
+    """Also experts', one adapter around another; peft's folder of those is not read, since its
+    entries rank_pattern and alpha_pattern are not settings here."""
+    pytest.importorskip("torchao" if quantize else "peft")
+    base, ids = origin(tmp_path / "base", kind), tiny.tokens(1, 13)
+    earlier = adapted(base, "32-true")
+    state = {f"model.{name}": one for name, one in earlier.state_dict().items()}
+    where = tmp_path / "best.ckpt" if saved == "checkpoint" else tmp_path / "peft"
+    torch.save({"state_dict": state}, where) if saved == "checkpoint" else earlier.save_adapters(
+        where
+    )
+    model = transformers_decoder(path=str(base), lora=LORA, quantize=quantize)
+    model.start = adapter_weights(model.module, str(where))
+    model.materialise(CPU)
+    assert not model.start
+    ours = model.state_dict()
+    for name, one in earlier.state_dict().items():
+        assert torch.equal(ours[name], one), name
+    if quantize is None:
+        torch.testing.assert_close(model.eval()(ids), earlier.eval()(ids), rtol=0, atol=0)

@@ -142,7 +142,7 @@ def test_a_mode_without_any_model_names_the_settings_that_give_one() -> None:
         settings_of(["mode=export", "model.path=x"])
 
 
-def test_a_training_goes_on_from_a_run_of_adapters(
+def test_a_training_of_all_weights_starts_from_adapters_that_are_merged(
     base: Path, words: list[str], lora: Path
 ) -> None:
     ids = torch.arange(60, 90)[None]
@@ -157,7 +157,7 @@ def test_a_training_goes_on_from_a_run_of_adapters(
         ("weights", "model.path=null", f"weights={lora}"),
     ):
         status, folder = runs.run(
-            name, "optimizer.learning_rate=1e-12", "model.adapter=lora", "trainer.steps=1", *how
+            name, "optimizer.learning_rate=1e-12", "model.adapter=null", "trainer.steps=1", *how
         )
         assert status == 0
         torch.testing.assert_close(
@@ -171,9 +171,8 @@ def test_a_training_goes_on_from_a_run_of_adapters(
         logits(AutoModelForCausalLM.from_pretrained(exported), ids), trained, rtol=0, atol=1e-4
     )
     (lora / "checkpoints" / "best.ckpt").touch()  # as one that was written since
-    assert settings_of(["mode=generate", f"model.path={lora}"]).model.path == str(
-        lora / "export-exact-2"
-    )
+    merged = settings_of(["mode=generate", f"model.path={lora}", "model.adapter=null"])
+    assert merged.model.path == str(lora / "export-exact-2")
 
 
 def test_a_plan_from_a_run_writes_nothing(words: list[str], lora: Path) -> None:

@@ -18,8 +18,10 @@ from flashtrain.files.json_files import read_json
 from flashtrain.folders.new_folder import new_folder
 from flashtrain.folders.run_folder import BEST, find_checkpoint, read_settings
 from flashtrain.integrations import save_decoder, save_tokenizer
+from flashtrain.integrations.huggingface_config import ROTARY
 from flashtrain.integrations.huggingface_folder import add_end_ids, folder_of
 from flashtrain.integrations.weight_files import CONFIG
+from flashtrain.settings.model import NOTE
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import TrainedModel
 from flashtrain.tasks.language.ends import turn_ends
@@ -27,7 +29,6 @@ from flashtrain.tasks.language.starting_weights import is_of_run
 from flashtrain.tasks.language.trained import load_trained
 
 EXACT = "export-exact"  # an export for a following training, which takes no other
-NOTE = "flashtrain.json"  # the last file of an export, which names its checkpoint
 
 
 def export(trained: TrainedModel, settings: Settings, *, exact: bool = False) -> Path:
@@ -49,7 +50,10 @@ def export(trained: TrainedModel, settings: Settings, *, exact: bool = False) ->
         )
         add_end_ids(made, turn_ends(trained.tokenizer, chat=settings.data.source == "chat"))
         tokenizer = save_tokenizer(trained.tokenizer, made, context=context)
-        (made / NOTE).write_text(json.dumps(_note(trained.checkpoint)) + "\n", encoding="utf-8")
+        note = {**_note(trained.checkpoint), "label": settings.named(settings.model.label)}
+        note[ROTARY] = getattr(getattr(model, "config", None), ROTARY, None)
+        for place in (*made.glob("adapter"), made):
+            (place / NOTE).write_text(json.dumps(note) + "\n", encoding="utf-8")
     say(f"exported step {trained.step} to {folder} ({how}; {tokenizer}){rounding}")
     return folder
 
@@ -112,10 +116,8 @@ def take_export(settings: Settings, *, make: bool = True) -> None:
         settings.model.options = {**model.options, **settings.model.options}
         return
     with filelock.FileLock(folder / ".export.lock"):  # ranks look at the same time
-        found = (
-            one for one in folder.glob(f"{EXACT}*") if read_json(one / NOTE) == _note(checkpoint)
-        )
-        same = next(found, None)
+        note, made = _note(checkpoint).items(), folder.glob(f"{EXACT}*")
+        same = next((one for one in made if note <= read_json(one / NOTE).items()), None)
         if same is None and make:
             same = export(load_trained(str(checkpoint), attention="sdpa"), own, exact=True)
         settings.model.path = str((same or given).absolute())

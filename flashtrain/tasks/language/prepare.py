@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from textwrap import indent
@@ -186,6 +186,8 @@ def model_builder(settings: Settings) -> Callable[..., Trainable]:
             before any text is read.
     """
     model, weights = settings.model, settings.weights
+    if settings.resume not in (None, "auto"):  # its checkpoint has the adapter
+        model = replace(model, adapter_path=None)
     if weights is not None:
         start = weights_at_context(weights, model, settings.context)
         check_shape(settings.sharding, start[0])

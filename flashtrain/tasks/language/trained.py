@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -52,9 +53,8 @@ def load_trained(given: str, *, attention: str, settings: Settings | None = None
         # may know more tokens.
         sized = hasattr(component("model", own.model.name), "check")
         vocab_size = tokenizer.vocab_size if sized else description["vocab_size"]
-        model = make_model(
-            own.model, vocab_size=vocab_size, context=own.context, attention=attention
-        )
+        of_run = replace(own.model, adapter_path=None)  # the checkpoint has the adapter
+        model = make_model(of_run, vocab_size=vocab_size, context=own.context, attention=attention)
     model.fill(state)
     if not requested.data.begin_of_text:
         tokenizer = without_begin(tokenizer)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
 
 from flashtrain.errors import UserError
-from flashtrain.folders.run_folder import read_settings
-from flashtrain.integrations.huggingface_config import read_config
+from flashtrain.folders.run_folder import BEST, find_checkpoint, read_settings
+from flashtrain.integrations.huggingface_adapter import adapter_settings
+from flashtrain.integrations.huggingface_config import ROTARY, read_config
 from flashtrain.integrations.huggingface_folder import folder_of
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.language.exports import take_export
-from flashtrain.tasks.language.starting_weights import run_of_weights, starting_weights
+from flashtrain.tasks.language.starting_weights import is_of_run, run_of_weights, starting_weights
+
+_OF_ADAPTER = ("adapter", "adapter_rank", "adapter_alpha", "adapter_targets")
+_OF_TOKENS = ("tokenizer", "vocab_size", "vocab", "merges", "chat_template")
 
 
 def suit_to_weights(settings: Settings, given: Collection[str]) -> list[str]:
@@ -28,13 +34,55 @@ def suit_to_weights(settings: Settings, given: Collection[str]) -> list[str]:
         UserError: `given` contradicts the weights, or data.tokenizer=bpe could not be
             the weights' tokenizer.
     """
+    adapter = _suit_to_adapter(settings, given)
     # A training makes it once it has its folder.
     take_export(settings, make=settings.mode != "train")
     if settings.weights is None:
-        return _suit_context(settings, given)
+        return [*adapter, *_suit_context(settings, given)]
     if not {"model", "model.name"}.isdisjoint(given):
         _check_family(settings)
     return [*_suit_to_run(settings, given), *_suit_context(settings, given)]
+
+
+def _suit_to_adapter(settings: Settings, given: Collection[str]) -> list[str]:
+    """Set the model to the adapter that model.adapter_path, `weights` or model.path names, a run or
+    a peft folder, and to its base; return a line on that, [] if it is none."""
+    model = settings.model
+    where = model.adapter_path or settings.weights or model.path
+    of_run = model.adapter_path is not None and "model.adapter_path" not in given
+    if model.name != "huggingface" or where is None or of_run:
+        return []
+    model.adapter_targets = model.target_names()
+    own = {name: one for name, one in vars(model).items() if f"model.{name}" in given}
+    if is_of_run(Path(where).expanduser()):
+        folder, checkpoint = find_checkpoint(where, prefer=BEST, setting="model.path")
+        run = read_settings(folder)
+        found = replace(run.model, adapter_path=str(checkpoint.absolute()))
+        if own.get("adapter", "lora") is None or found.adapter is None or found.path is None:
+            return []  # they are merged, if there are any
+        for name in _OF_TOKENS:
+            if f"data.{name}" not in given:
+                setattr(settings.data, name, getattr(run.data, name))
+    elif (taken := adapter_settings(where)) is not None:
+        found = replace(model, **taken)
+    else:
+        return []
+    if not {"rope", "rope_base", "rope_factor"}.isdisjoint(own):
+        found.options.pop(ROTARY, None)
+    found.adapter_alpha = found.adapter_alpha or 2.0 * found.adapter_rank
+    found.adapter_targets = found.target_names()
+    for name in _OF_ADAPTER:
+        here, there = own.get(name, getattr(found, name)), getattr(found, name)
+        if here != there:
+            raise UserError(
+                f"model.{name}={here} contradicts the adapter in {where}, which has {there}. "
+                f"Remove model.{name}, or export the adapter merged and train another one."
+            )
+    own |= {"options": {**found.options, **model.options}, "adapter_path": found.adapter_path}
+    own["path"] = model.path if model.adapter_path else found.path
+    settings.model, settings.weights = replace(found, **own), None
+    anew = "; the optimizer starts anew" if settings.mode == "train" else ""
+    return [f"the adapter in {where} goes on, rank {found.adapter_rank} on {own['path']}{anew}."]
 
 
 def _check_family(settings: Settings) -> None:
