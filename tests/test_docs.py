@@ -25,6 +25,7 @@ from flashtrain.command.overrides import plain_words
 from flashtrain.command.request import settings_of
 from flashtrain.errors import UserError
 from flashtrain.models import Decoder, DecoderConfig
+from flashtrain.models.generation import generate
 from flashtrain.registry import registered
 from flashtrain.report import __main__ as report
 from flashtrain.spec import task_of
@@ -210,6 +211,9 @@ def test_the_layer_of_the_guide_is_its_definition_and_keeps_documents_apart() ->
     torch.testing.assert_close(
         torch.cat(parts, 1)[..., :61], model(rows)[..., :61], atol=1e-5, rtol=0
     )
+    prompts = [rows[0, :7].tolist(), rows[0, :3].tolist()]  # its rows are generated one by one
+    texts = generate(model, prompts, 5, temperature=0)
+    assert texts == [generate(model, [one], 5, temperature=0)[0] for one in prompts]
     positions = torch.cat((torch.arange(17), torch.arange(23)))[None]
     mask = masks.document((torch.arange(40) >= 17).long()[None], causal=True)
     packed = model(rows, positions=positions, mask=mask)[..., :61]

@@ -27,7 +27,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, overload
 
-from torch import Tensor, nn
+from torch import nn
 
 from flashtrain.command import modes
 from flashtrain.command.compose import CHOOSES
@@ -158,7 +158,7 @@ def evaluate(run: Trained, *, quiet: bool = True, **settings: Any) -> dict[str, 
 
 
 @overload
-def generate(run: nn.Module, prompt: Tensor, max_new_tokens: int, **options: Any) -> Tensor: ...
+def generate(run: nn.Module, prompt: Any, max_new_tokens: int, **options: Any) -> Any: ...
 @overload
 def generate(
     run: Trained, prompt: Prompt = "", max_new_tokens: int | None = None, **options: Any
@@ -172,14 +172,14 @@ def generate(run: Any, prompt: Any = "", max_new_tokens: int | None = None, **op
             now; or a torch module.
         prompt: a text. If the run was trained on conversations: a list of messages, {"messages":
             [...], "tools": [...]}, or the user's first message as a text. For a torch module:
-            tokens (B, S) int64.
+            tokens (B, S) int64, or a list of lists of ids, of any lengths.
         max_new_tokens: how many tokens to write; by default the run's generate.max_new_tokens.
         options: temperature, top_k and seed (see flashtrain.models.generation.generate), by default
             the run's. If `run` is a path, also other settings, such as context.
 
     Returns:
         The prompt and its continuation; for a conversation the answer alone; for a torch
-        module tokens (B, S + new).
+        module tokens (B, S + new), or a list of lists of ids.
 
     Raises:
         UserError: the model cannot generate text, or an option does not exist.

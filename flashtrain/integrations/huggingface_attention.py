@@ -15,6 +15,7 @@ key/value heads, D head dimension.
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any, cast
 
 import torch
@@ -27,6 +28,7 @@ from flashtrain.integrations.huggingface_context import inputs_of, share_sequenc
 from flashtrain.integrations.huggingface_documents import with_documents
 from flashtrain.integrations.huggingface_masks import AttentionMask, attention_mask, dense_bias
 from flashtrain.models.sharded_sequence import ShardedSequence, sharded_sequence
+from flashtrain_kernels import flash_attn_with_kvcache
 from flashtrain_kernels.environment import autocast_dtype
 from flashtrain_kernels.flash_attn import flash_attn_heads_first
 
@@ -36,6 +38,9 @@ NAME = "exact_attention"
 
 # cu_seq_lens_q that were checked to describe all devices' tokens.
 _OF_WHOLE = WeakTensorKeyDictionary()
+
+# How many keys each row's query sees (LayerCache.seen), while rows decode together.
+SEEN: ContextVar[Tensor | None] = ContextVar("seen", default=None)
 
 
 def register_with_transformers() -> str:
@@ -137,18 +142,24 @@ def attention(
         position_bias = None if position_bias is None else position_bias[..., :seqlen_q]
     if within:
         mask = with_documents(mask, query, others)
+    how: Any = {"softmax_scale": scaling, "window_size": mask.window_size, "learnable_sink": s_aux}
+    seen = None if torch.compiler.is_compiling() else SEEN.get()
+    if seen is not None and mask.mask is mask.bias is position_bias is None:
+        q, k, v = (one.transpose(1, 2) for one in (query, key, value))
+        found = flash_attn_with_kvcache(q, k, v, cache_seqlens=seen, softcap=softcap or 0.0, **how)
+        return _narrow(cast(Tensor, found), width), None
+    if seen is not None and batch > 1:
+        raise UserError(f"{type(module).__name__} makes its own mask: generate after one prompt.")
     out = flash_attn_heads_first(
         query,
         key,
         value,
         dropout_p=dropout,
-        softmax_scale=scaling,
         causal=mask.causal,
-        window_size=mask.window_size,
-        softcap=softcap or 0.0,
         bias=_bias(mask.bias, position_bias, query),
         mask=mask.mask,
-        learnable_sink=s_aux,
+        softcap=softcap or 0.0,
+        **how,
     )
     return _narrow(cast(Tensor, out), width), None  # no log-sum-exp was requested
 

@@ -190,7 +190,7 @@ def _check(model: nn.Module, sequence: ShardedSequence, given: dict[str, Any]) -
             )
         for module in model.modules():
             if (
-                _scales_with_length(module)
+                scales_with_length(module)
                 and _add_longest not in module._forward_pre_hooks.values()
             ):
                 module.register_forward_pre_hook(_add_longest, with_kwargs=True)
@@ -228,7 +228,7 @@ def _check_counting(model: Any) -> None:
         )
 
 
-def _scales_with_length(module: nn.Module) -> bool:
+def scales_with_length(module: nn.Module) -> bool:
     """Return whether a module's rotary embeddings depend on the largest position in the batch."""
     kinds = getattr(module, "rope_type", None)
     kinds = kinds.values() if isinstance(kinds, dict) else (kinds,)

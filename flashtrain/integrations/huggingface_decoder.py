@@ -26,6 +26,8 @@ from torch import Tensor, nn
 from flashtrain.errors import UserError
 from flashtrain.integrations import huggingface_folder as folders
 from flashtrain.integrations.huggingface_adapter import check_adapter
+from flashtrain.integrations.huggingface_attention import NAME, SEEN
+from flashtrain.integrations.huggingface_context import scales_with_length
 from flashtrain.integrations.huggingface_layers import (
     Layer,
     body_of,
@@ -36,6 +38,7 @@ from flashtrain.integrations.huggingface_loss import balance_of, head_of
 from flashtrain.integrations.huggingface_mixers import serve_mixers, served, using
 from flashtrain.integrations.huggingface_specs import HuggingFaceShape, flops_per_token, shape_of
 from flashtrain.models.activation_checkpointing import MemorySavings
+from flashtrain.models.key_value_cache import token_bytes
 from flashtrain.models.mixer import DECAYS
 from flashtrain.models.sharded_sequence import next_positions, sharded_sequence
 from flashtrain.models.trainable import Trainable
@@ -157,15 +160,12 @@ class HuggingFaceDecoder(Trainable):
     def compile_blocks(self, **options: Any) -> bool:
         """Compile each layer by torch.compile with these options but
         fullgraph=False, and return True."""
-        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-        from flashtrain.integrations.huggingface_attention import attention
         from flashtrain.integrations.huggingface_documents import settled
 
         # Without a mask a layer is causal only if its is_causal says so; other
         # models are not changed.
         causal = all(getattr(one, "is_causal", True) for one in self.module.modules())
-        ours = ALL_ATTENTION_FUNCTIONS.get(self.config._attn_implementation) is attention
+        ours = self.config._attn_implementation == NAME
         for layer, spec in zip(self.layers, self.shape.layers, strict=True):
             head_dim = getattr(spec.mixer, "head_dim", None)
             settle = partial(settled, head_dim=head_dim) if causal and ours and head_dim else None
@@ -249,7 +249,8 @@ class HuggingFaceDecoder(Trainable):
         """Return logits (B, S, V) for the token after each of tokens (B, S); other
         arguments: see Decoder.forward."""
         options = {} if positions is None else {"position_ids": self._positions(tokens, positions)}
-        with using(self._rows(options.get("position_ids"))):
+        rows = self._rows(options.get("position_ids"))
+        with using(rows), using(getattr(cache, "seen", None), SEEN):
             return self.module(
                 input_ids=tokens,
                 past_key_values=cache,
@@ -328,7 +329,16 @@ class HuggingFaceDecoder(Trainable):
         self.balancing_loss = balancing.detach()
         return loss + self.balance.coefficient * balancing.to(loss.dtype)
 
+    @property
+    def decodes_rows(self) -> bool:  # type: ignore[override]
+        ours = self.config._attn_implementation == NAME and bool(token_bytes(self.shape.layers))
+        return ours and not any(map(scales_with_length, self.module.modules()))
+
     def new_cache(self, tokens: int | None = None) -> Any:
+        if tokens is not None and self.decodes_rows:
+            from flashtrain.integrations.huggingface_cache import HuggingFaceCache
+
+            return HuggingFaceCache(len(self.blocks), tokens)
         from transformers import DynamicCache
 
         return DynamicCache(config=self.module.config)

@@ -30,14 +30,14 @@ RUNNING: ContextVar[Rows | None] = ContextVar("rows", default=None)
 
 
 @contextmanager
-def using(rows: Rows | None) -> Iterator[None]:
+def using(rows: Any, variable: ContextVar[Any] = RUNNING) -> Iterator[None]:
     """Within this context, served mixers compute within the documents of `rows`; a recomputation
     needs it again, since autograd runs it in a thread of its own."""
-    token = RUNNING.set(rows)
+    token = variable.set(rows)
     try:
         yield
     finally:
-        RUNNING.reset(token)
+        variable.reset(token)
 
 
 def served(kind: type) -> bool:

@@ -10,6 +10,8 @@ H), E embedding width.
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import Tensor, nn
 
 from flashtrain.errors import UserError, between, one_of
@@ -23,6 +25,7 @@ from flashtrain.models.attention_functions import (
 )
 from flashtrain.models.key_value_cache import LayerCache
 from flashtrain.models.sharded_sequence import next_positions, sharded_sequence
+from flashtrain_kernels import flash_attn_with_kvcache
 from flashtrain_kernels.arguments import MAX_HEAD_DIM
 
 
@@ -104,7 +107,7 @@ class Attention(nn.Module):
                 one packed row, to which `causal` applies; without a cache.
             cache: Keys and values of the rows' earlier tokens, which the tokens of x see; keys
                 and values of x are appended to it. A mask then has S queries and, as
-                keys, all tokens so far.
+                keys, all tokens so far; rows of unequal lengths decode without one.
 
         Returns:
             The output, (B, S, E).
@@ -138,6 +141,11 @@ class Attention(nn.Module):
         if sequence is not None:
             assert lengths is None
             out = sequence.attention(q, k, v, **options._asdict())
+        elif cache is not None and cache.seen is not None:
+            found = flash_attn_with_kvcache(
+                q, k, v, cache_seqlens=cache.seen, softmax_scale=self.scale, window_size=window
+            )
+            out = cast(Tensor, found)
         elif lengths is not None:
             out = lengths.attend(lambda q, k, v: self.inner(q, k, v, options), q, k, v)
         else:

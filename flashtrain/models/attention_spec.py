@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from flashtrain.errors import UserError, at_least
 from flashtrain.models.key_value_cache import LayerCache
 from flashtrain.models.mixer import MixerMemory, Rotary
+from flashtrain_kernels.arguments import MAX_HEAD_DIM
 
 if TYPE_CHECKING:
     from flashtrain.models.attention import Attention
@@ -65,6 +66,12 @@ class AttentionSpec:
 
     def new_cache(self, tokens: int) -> LayerCache:
         return LayerCache(tokens)
+
+    @property
+    def cache_width(self) -> int | None:
+        """The numbers of a token in a cache whose rows decode together; None: they cannot."""
+        alike = self.value_dim in (None, self.head_dim) and self.head_dim <= MAX_HEAD_DIM
+        return 2 * self.kv_heads * self.head_dim if alike and self.chunk is None else None
 
     def flops(self, context: int) -> float:
         """Return a token's FLOPs of scores and weighted sums, forward and backward: 12 H D times

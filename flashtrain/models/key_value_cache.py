@@ -5,9 +5,10 @@ Shapes: B batch, S new tokens, K key/value heads, D head dimension.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flashtrain.errors import UserError
@@ -18,20 +19,25 @@ class LayerCache:
 
     def __init__(self, context: int) -> None:
         self.context = context
-        self.length = 0
-        self._keys: Tensor | None = None
-        self._values: Tensor | None = None
+        self.length = 0  # tokens that were read; of rows that are decoded together, the longest's
+        self.rows: int | None = None  # that memory is allocated for; None: those of the first call
+        self.row: int | None = None  # the only one that is read; None: all, which are equally long
+        # (B,) int32, while rows of unequal lengths are decoded: how many keys the new token sees.
+        self.seen: Tensor | None = None
+        self.places: Any = None  # with `seen`: (rows, positions) of the new tokens
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append the keys and values of new tokens; use it under torch.no_grad(), since it
         is not differentiable.
 
         Args:
-            k: Keys of the new tokens, (B, S, K, D).
+            k: Keys of the new tokens, (B, S, K, D); one a row while rows are decoded.
             v: Values of the new tokens, (B, S, K, D).
 
         Returns:
-            The keys and the values of all tokens so far, (B, length, K, D), views into the cache.
+            The keys and the values so far, (B, length, K, D), views into the cache.
 
         Raises:
             UserError: There are more tokens than the cache has room for.
@@ -42,22 +48,31 @@ class LayerCache:
                 f"{end} tokens for a cache of {self.context}: "
                 f"expected at most {self.context}. Make a larger one by new_cache(tokens)."
             )
-        if self._keys is None or self._values is None:
-            shape = (k.shape[0], self.context, *k.shape[2:])
-            self._keys, self._values = k.new_empty(shape), v.new_empty(shape)
-        self._keys[:, start:end] = k
-        self._values[:, start:end] = v
+        if self.keys is None or self.values is None:
+            rows = k.shape[0] if self.rows is None else self.rows
+            self.keys = k.new_empty(rows, self.context, *k.shape[2:])
+            self.values = v.new_empty(rows, self.context, *v.shape[2:])
+        if self.seen is not None:
+            self.keys[self.places], self.values[self.places] = k[:, 0], v[:, 0]
+            return self.keys[:, :end], self.values[:, :end]
+        own = slice(None) if self.row is None else slice(self.row, self.row + 1)
+        self.keys[own, start:end], self.values[own, start:end] = k, v
         self.length = end
-        return self._keys[:, :end], self._values[:, :end]
+        return self.keys[own, :end], self.values[own, :end]
 
 
 class KeyValueCache:
     """One cache per layer. Pass it to every call of a model's forward, with only
     the new tokens each time.
 
+    Rows of unequal lengths: each is read by itself, after start_row; then decode comes before
+    every forward of one further token a row.
+
     Args:
         layers: What each mixer's spec made (new_cache), such as a LayerCache.
     """
+
+    seen: Tensor | None = None  # as each layer's
 
     def __init__(self, layers: Iterable[Any]) -> None:
         self.layers = list(layers)
@@ -66,3 +81,26 @@ class KeyValueCache:
     def length(self) -> int:
         """The number of tokens in the cache."""
         return self.layers[0].length
+
+    def start_row(self, row: int, rows: int) -> None:
+        """Read the tokens of one row, of `rows` in all, by the next calls."""
+        self.seen = None
+        for layer in self.layers:
+            layer.rows, layer.row, layer.length, layer.seen = rows, row, 0, None
+
+    def decode(self, lengths: Sequence[int], device: torch.device) -> Tensor:
+        """Read a further token of each row, after these `lengths`, by the next call; return the
+        positions (B, 1) of these tokens."""
+        positions = torch.tensor(lengths, device=device)
+        places = torch.arange(len(lengths), device=device), positions
+        self.seen = (positions + 1).int()
+        for layer in self.layers:
+            layer.length, layer.seen, layer.places = max(lengths), self.seen, places
+        return positions[:, None]
+
+
+def token_bytes(layers: Iterable[Any], dtype: torch.dtype = torch.bfloat16) -> int | None:
+    """Return the bytes of one token's keys and values in the caches of all layers (LayerSpecs);
+    None where rows of unequal lengths cannot decode together, so that the caches are others."""
+    widths: list[Any] = [getattr(layer.mixer, "cache_width", None) for layer in layers]
+    return None if None in widths else dtype.itemsize * sum(widths)

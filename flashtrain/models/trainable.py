@@ -74,6 +74,8 @@ class Trainable(nn.Module):
     balancing_loss: Tensor | None = None
     # Whether it generates text: it has new_cache, and its forward takes `cache` and `last_only`.
     generates: bool = False
+    # Whether rows of unequal lengths decode together, in a KeyValueCache of LayerCaches.
+    decodes_rows: bool = False
     residual: str = "weights"  # dtype of the residual stream under autocast: see Decoder
     savings = MemorySavings()  # of the latest save_memory
 

@@ -4,21 +4,28 @@ import pytest
 import torch
 
 from flashtrain.errors import UserError
-from flashtrain.models import Decoder, DecoderConfig
+from flashtrain.models import Decoder, DecoderConfig, generation
 from flashtrain.models.generation import generate
+from flashtrain.models.key_value_cache import token_bytes
+from flashtrain_kernels import masks
 
 CONTEXT = 12
 
 
-@pytest.fixture(params=["gpt2", "llama"])
-def model(request) -> Decoder:
+def build(family: str, attention: str, **sizes) -> Decoder:
     torch.manual_seed(0)
-    config = DecoderConfig.of_size("demo", request.param, vocab_size=50, context=CONTEXT)
-    model = Decoder(config, attention="sdpa").double()
+    config = DecoderConfig.of_size("demo", family, vocab_size=50, **{"context": CONTEXT, **sizes})
+    model = Decoder(config, attention=attention, residual="weights").double()
     # Far enough from the start that the likeliest token is no near tie.
     for parameter in model.parameters():
         parameter.data *= 3
     return model
+
+
+# With flash rows decode together, with sdpa one by one.
+@pytest.fixture(params=[("gpt2", "flash"), ("llama", "sdpa")], ids="-".join)
+def model(request) -> Decoder:
+    return build(*request.param)
 
 
 PROMPT = torch.tensor([[1, 2, 3], [7, 8, 9]])
@@ -85,8 +92,12 @@ def test_the_models_mode_is_restored_and_no_gradient_is_kept(model):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tokens": torch.zeros(1, 0, dtype=torch.int64)}, r"prompt of shape \(1, 0\)"),
-        ({"tokens": torch.tensor([[50]])}, "below 50"),
+        ({"prompts": torch.zeros(1, 0, dtype=torch.int64)}, r"prompt of shape \(1, 0\)"),
+        ({"prompts": torch.tensor([1, 2])}, r"prompt of shape \(2,\)"),
+        ({"prompts": "a text"}, "prompt is a str.*flashtrain.load"),
+        ({"prompts": [[1], []]}, "at least one token a row"),
+        ({"prompts": torch.tensor([[50]])}, "below 50"),
+        ({"prompts": [[1], [2, -1]]}, "token ids -1 to 2"),
         ({"temperature": -1.0}, "temperature=-1"),
         ({"temperature": float("inf")}, "temperature=inf"),
         ({"temperature": float("nan")}, "temperature=nan"),
@@ -95,7 +106,7 @@ def test_the_models_mode_is_restored_and_no_gradient_is_kept(model):
     ],
 )
 def test_mistakes_are_refused_in_one_line(model, options, message):
-    given = {"tokens": PROMPT, "max_new_tokens": 3, **options}
+    given = {"prompts": PROMPT, "max_new_tokens": 3, **options}
     with pytest.raises(UserError, match=message):
         generate(model, **given)
 
@@ -126,3 +137,105 @@ def test_the_cache_takes_the_memory_of_the_tokens_and_not_of_the_context(
     monkeypatch.setattr(model, "new_cache", lambda size: asked.append(size) or make(size))
     generate(model, torch.ones(1, prompt, dtype=torch.long), new)
     assert set(asked) == {tokens}
+
+
+LENGTHS = (9, 1, 20, 3, 17)
+UNEQUAL = [
+    torch.randint(0, 50, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in LENGTHS
+]
+DECODERS = {
+    "learned positions": {"family": "gpt2"},
+    "grouped heads": {"family": "llama", "heads": 4, "kv_heads": 2},
+    "windows": {"family": "llama", "pattern": ["window:5", "full"]},
+}
+
+
+@pytest.fixture(params=DECODERS)
+def longer(request, monkeypatch) -> Decoder:
+    """A decoder that reads prompts in pieces of 8 tokens, and none of these to its context."""
+    monkeypatch.setattr(generation, "PIECE", 8)
+    return build(**DECODERS[request.param], attention="flash", context=40)
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_prompts_of_unequal_lengths_get_what_each_gets_alone(longer, temperature):
+    together = generate(longer, UNEQUAL, 15, temperature=temperature, seed=3)
+    for row, prompt in enumerate(UNEQUAL):
+        alone = generate(longer, [prompt], 15, temperature=temperature, seed=3 + row)
+        assert together[row] == alone[0]
+        assert together[row][: len(prompt)] == prompt
+        if temperature == 0:
+            longer.decodes_rows = False  # reads at once, and decodes by the layers' attention
+            assert generate(longer, torch.tensor([prompt]), 15, temperature=0).tolist() == alone
+            longer.decodes_rows = True
+
+
+def test_logits_of_rows_that_decode_together_are_those_of_the_rows_read_whole(longer):
+    for parameter in longer.float().eval().parameters():
+        parameter.data /= 3  # as weights are at the start
+    cache, further = longer.new_cache(24), [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]
+    rows = [UNEQUAL[0], UNEQUAL[2], UNEQUAL[3]]
+    with torch.no_grad():
+        for row, text in enumerate(rows):
+            cache.start_row(row, 3)
+            longer(torch.tensor([text]), cache=cache, last_only=True)
+        for step in range(4):
+            positions = cache.decode([len(text) + step for text in rows], torch.device("cpu"))
+            tokens = torch.tensor([one[step : step + 1] for one in further])
+            found = longer(tokens, positions=positions, cache=cache)[:, -1, :50]
+            for row, text in enumerate(rows):
+                whole = torch.tensor([text + further[row][: step + 1]])
+                wanted = longer(whole)[0, -1, :50]
+                torch.testing.assert_close(found[row], wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_each_of_several_texts_ends_with_its_own_end(longer):
+    greedy = generate(longer, UNEQUAL, 15, temperature=0)
+    ends = [greedy[0][LENGTHS[0] + 4], greedy[2][LENGTHS[2] + 1]]
+    for row, text in enumerate(generate(longer, UNEQUAL, 15, temperature=0, end_of_text=ends)):
+        new = greedy[row][LENGTHS[row] :]
+        count = min((new.index(end) + 1 for end in ends if end in new), default=15)
+        assert text == greedy[row][: LENGTHS[row] + count]
+
+
+def test_a_text_that_passes_the_context_leaves_the_others_as_they_are(longer):
+    prompts = [*UNEQUAL, list(range(45))]
+    together = generate(longer, prompts, 30, temperature=0)
+    assert together == [generate(longer, [one], 30, temperature=0)[0] for one in prompts]
+
+
+@pytest.mark.parametrize(("tokens", "groups"), [(70, [2, 2, 1]), (35, [1] * 5), (1000, [5])])
+def test_as_many_rows_decode_together_as_their_caches_fit(longer, monkeypatch, tokens, groups):
+    each, started = token_bytes(longer.config.layers, torch.float64), []
+    wanted = generate(longer, UNEQUAL, 15, temperature=0)
+    monkeypatch.setattr(generation, "_free_bytes", lambda device: tokens * each)
+    make = longer.new_cache
+    monkeypatch.setattr(
+        longer, "new_cache", lambda size: started.append(cache := make(size)) or cache
+    )
+    assert generate(longer, UNEQUAL, 15, temperature=0) == wanted
+    assert [cache.layers[0].keys.shape[0] for cache in started] == groups
+    for cache, rows in zip(started, groups, strict=True):
+        held = sum(one.keys.nbytes + one.values.nbytes for one in cache.layers)
+        assert held == rows * cache.layers[0].context * each <= tokens * each
+
+
+def test_a_cache_that_does_not_fit_is_refused_with_its_bytes(longer, monkeypatch):
+    each = token_bytes(longer.config.layers, torch.float64)
+    monkeypatch.setattr(generation, "_free_bytes", lambda device: 34 * each)
+    message = rf"35 tokens takes {35 * each:,} bytes \({each:,} a token\).*at most {34 * each:,}"
+    with pytest.raises(UserError, match=message):
+        generate(longer, UNEQUAL, 15)
+
+
+def test_several_prompts_under_a_mask_get_what_each_gets_alone(longer):
+    def window(seqlen, device, **_):
+        return masks.sliding_window(seqlen, (6, 0), device=device)
+
+    together = generate(longer, UNEQUAL, 9, temperature=0, mask=window)
+    for prompt, text in zip(UNEQUAL, together, strict=True):
+        one = torch.tensor([prompt])
+        for _ in range(9):
+            seen = masks.sliding_window(one.shape[1], (6, 0))
+            one = torch.cat((one, longer(one, mask=seen)[:, -1:].argmax(-1)), 1)
+        assert text == one[0].tolist()

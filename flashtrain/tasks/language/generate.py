@@ -45,7 +45,6 @@ def continue_text(model: Trainable, tokenizer: Tokenizer, settings: Settings) ->
     begin = (
         as_prompt(tokenizer, prompt) if template is None or row is None else template.prompt(row)
     )
-    tokens = torch.tensor([begin], device=device)
     with torch.autocast(
         "cuda",
         dtype=torch.bfloat16,
@@ -53,14 +52,14 @@ def continue_text(model: Trainable, tokenizer: Tokenizer, settings: Settings) ->
     ):
         written = generate(
             model,
-            tokens,
+            [begin],
             options.max_new_tokens,
             temperature=options.temperature,
             top_k=options.top_k,
             seed=settings.seed,
             end_of_text=generation_ends(model, tokenizer, chat=template is not None),
             mask=make_mask(settings.applied_mask, packed=False),
-        )[0].tolist()
+        )[0]
     if template is not None:
         return template.tokenizer.decode(written[len(begin) :], special=False)
     return tokenizer.decode(written[len(begin_of(tokenizer)) :])

@@ -1,0 +1,98 @@
+"""Hugging Face decoders generate after several prompts what they generate after each alone, and
+what transformers generates."""
+
+from __future__ import annotations
+
+import huggingface_models as tiny
+import pytest
+import torch
+from hybrid_models import decoder, hybrid
+from transformers import DynamicCache
+
+from flashtrain.integrations.huggingface_cache import HuggingFaceCache
+from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
+from flashtrain.models import generation
+from flashtrain.models.generation import generate
+from flashtrain.models.key_value_cache import token_bytes
+
+# Around the window of 5 tokens that the tiny models have.
+LENGTHS = (9, 1, 13, 2)
+PROMPTS = [tiny.tokens(1, length, seed=length)[0].tolist() for length in LENGTHS]
+TOGETHER = ["gpt2", "llama", "qwen2", "qwen3", "gemma2", "gemma3", "gpt_oss", "mistral"]
+DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}}
+
+
+def by_transformers(model, prompt: list[int], new: int = 12) -> list[int]:
+    ids = torch.tensor([prompt])
+    named = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    return model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, **named)[
+        0
+    ].tolist()
+
+
+@pytest.fixture(autouse=True)
+def short_pieces(monkeypatch) -> None:
+    monkeypatch.setattr(generation, "PIECE", 4)
+
+
+@pytest.mark.parametrize("kind", TOGETHER)
+def test_several_prompts_get_the_greedy_tokens_that_transformers_gives_each(kind: str) -> None:
+    ours, eager = tiny.pair(kind)
+    model = HuggingFaceDecoder(ours)
+    assert isinstance(model.new_cache(5), HuggingFaceCache)
+    together = generate(model, PROMPTS, 12, temperature=0)
+    assert together == [by_transformers(eager, prompt) for prompt in PROMPTS]
+    assert together == [generate(model, [prompt], 12, temperature=0)[0] for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"), [("llama4_text", {}), ("llama", DYNAMIC)], ids=["chunks", "dynamic rope"]
+)
+def test_what_cannot_decode_together_is_generated_one_by_one(kind: str, changes: dict) -> None:
+    ours, eager = tiny.pair(kind, **changes)
+    model = HuggingFaceDecoder(ours)
+    assert type(model.new_cache(5)) is DynamicCache
+    together = generate(model, PROMPTS, 12, temperature=0)
+    assert together == [by_transformers(eager, prompt) for prompt in PROMPTS]
+
+
+def test_a_model_with_states_is_generated_one_by_one() -> None:
+    model, eager = decoder("lfm2", torch.float32), hybrid("lfm2", torch.float32, "eager").eval()
+    together = generate(model, PROMPTS, 12, temperature=0)
+    assert together == [by_transformers(eager, prompt) for prompt in PROMPTS]
+
+
+def test_a_model_without_our_attention_is_generated_one_by_one() -> None:
+    eager = tiny.build("qwen2", "eager")
+    wanted = [by_transformers(eager, prompt) for prompt in PROMPTS]
+    assert generate(HuggingFaceDecoder(eager), PROMPTS, 12, temperature=0) == wanted
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2", "gemma3", "gpt_oss"])
+def test_logits_of_rows_that_decode_together_are_those_of_the_rows_read_whole(kind: str) -> None:
+    ours, eager = tiny.pair(kind)
+    model = HuggingFaceDecoder(ours)
+    cache = model.new_cache(20)
+    with torch.no_grad():
+        for row, prompt in enumerate(PROMPTS):
+            cache.start_row(row, len(PROMPTS))
+            model(torch.tensor([prompt]), cache=cache, last_only=True)
+        for step in range(4):
+            positions = cache.decode([length + step for length in LENGTHS], torch.device("cpu"))
+            given = torch.full((len(PROMPTS), 1), 7 + step)
+            found = model(given, positions=positions, cache=cache, last_only=True)[:, 0]
+            for row, prompt in enumerate(PROMPTS):
+                whole = torch.tensor([prompt + list(range(7, 8 + step))])
+                wanted = eager(whole).logits[0, -1]
+                torch.testing.assert_close(found[row], wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_the_cache_has_the_bytes_that_were_planned_and_the_dtype_of_attention() -> None:
+    model = HuggingFaceDecoder(tiny.pair("qwen3")[0])
+    cache = model.new_cache(20)
+    cache.start_row(1, 3)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        model(torch.tensor([PROMPTS[0]]), cache=cache)
+    held = [one for layer in cache.layers for one in (layer.keys, layer.values)]
+    assert {one.dtype for one in held} == {torch.bfloat16}
+    assert sum(one.nbytes for one in held) == 3 * 20 * token_bytes(model.shape.layers)
