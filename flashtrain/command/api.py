@@ -148,7 +148,7 @@ def evaluate(run: Trained, *, quiet: bool = True, **settings: Any) -> dict[str, 
             classifier's .safetensors.
         quiet: print warnings only and draw no progress.
         settings: settings that differ from the run's (from recipe="hf"'s for a transformers model),
-            such as data={"path": OTHER}. mode="passkey" runs that mode instead.
+            such as data={"path": OTHER}. mode="ruler" runs that mode instead.
 
     Raises:
         UserError: there is no such checkpoint, or a setting does not apply to it.

@@ -153,7 +153,7 @@ COLUMNS: dict[str, Column] = {
 # Keys of the whole table, which are in its caption, or too long for a cell: texts of
 # errors are listed below the table. (An error that is a number, a distance from a
 # reference, is an ordinary column.)
-NOT_SHOWN = ("device", "versions", "overrides", "command", "error", "measured")
+NOT_SHOWN = ("device", "versions", "overrides", "command", "error", "measured", "scores", "prompts")
 
 
 def heading(key: str) -> str:

@@ -22,6 +22,8 @@ RENAMED = {
     "masked.unit": "masked.sample_unit",
     "memory": "memory.activation_checkpointing",  # given a name
     "memory.checkpointing": "memory.activation_checkpointing",
+    "passkey.lengths": "ruler.lengths",
+    "passkey.trials": "ruler.samples",
     "trainer.checkpoint": "trainer.checkpoint_format",
     "trainer.context_layout": "trainer.context_parallel_layout",
     "trainer.context_way": "trainer.context_parallel_method",
@@ -37,6 +39,7 @@ RENAMED = {
     "hardware.precision=fp16": "hardware.precision=16-mixed",
     "hardware.precision=fp32": "hardware.precision=32-true",
     "mode=chat": "mode=generate",
+    "mode=passkey": "mode=ruler",
     "mode=sample": "mode=generate",
     "model=modern": "model=llama",
     "model.adapter=qlora": "model.adapter=lora model.quantize=nf4",
@@ -60,7 +63,7 @@ REMOVED: dict[str, tuple[Any, ...]] = {
     "lengths.bins": (),
     "lengths.resamples": (),
     "masked.shortest": (16,),
-    "passkey.digits": (),
+    "passkey": (),
     "pathfinder.workers": (),
 }
 

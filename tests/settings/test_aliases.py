@@ -122,7 +122,7 @@ def test_a_run_that_has_settings_which_are_gone_is_read_where_they_asked_for_wha
     lengths = {
         "recipe": "gpt2-long",
         "lengths": {"contexts": [64], "bins": 4},
-        "passkey": {"digits": 7},
+        "passkey": {"digits": 7, "lengths": [64], "trials": 3},
     }
     (tmp_path / CONFIG_FILE).write_text(yaml.safe_dump(lengths))
     assert read_settings(tmp_path).lengths.contexts == [64]

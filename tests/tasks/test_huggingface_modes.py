@@ -31,12 +31,29 @@ def logits(model, ids: torch.Tensor) -> torch.Tensor:
     return getattr(found, "logits", found)
 
 
-def test_a_run_of_a_transformers_model_is_asked_for_passkeys(lora: Path) -> None:
-    rows = flashtrain.evaluate(
-        lora, mode="passkey", passkey={"lengths": [400], "depths": [0.5], "trials": 1}
-    )["rows"]
-    assert [(row["length"], row["trials"]) for row in rows] == [(400, 1)]
-    assert read_result(lora / "passkey" / "result.json").rows == rows
+def test_a_run_of_adapters_and_a_model_that_no_run_has_trained_are_asked_rulers_tasks(
+    lora: Path, base: Path, tmp_path: Path
+) -> None:
+    asked = {"lengths": [700], "tasks": ["niah_single_1"], "samples": 2}
+    rows = flashtrain.evaluate(lora, mode="ruler", ruler=asked)["rows"]
+    assert [(row["length"], row["samples"]) for row in rows] == [(700, 2)] * 2
+    assert read_result(lora / "ruler" / "result.json").rows == rows
+    found, before = [], set(base.iterdir())
+    for longer in ({}, {"model.rope": "yarn", "model.rope_factor": 4}):
+        found.append(
+            flashtrain.evaluate(
+                base, mode="ruler", ruler=asked, output=tmp_path, hardware="cpu", **longer
+            )
+        )
+    assert set(base.iterdir()) == before
+    ours, scaled = (one["rows"] for one in found)
+    assert ours[0]["prompts"] == scaled[0]["prompts"] == rows[0]["prompts"]
+    command = read_result(tmp_path / base.name / "ruler-2" / "result.json").command
+    assert f"model.path={base} model.rope=yarn model.rope_factor=4" in command
+    written = [
+        (tmp_path / base.name / name / "answers.jsonl").read_text() for name in ("ruler", "ruler-2")
+    ]
+    assert written[0] != written[1]  # YaRN has changed what the model reads
 
 
 def test_a_decoder_that_has_no_weights_yet_is_given_them_to_generate(base: Path) -> None:

@@ -1,1 +1,1 @@
-"""Studies of longer contexts: `python -m flashtrain recipe=gpt2-long`, and `mode=passkey`."""
+"""Studies of longer contexts: `python -m flashtrain recipe=gpt2-long`."""

@@ -1,11 +1,11 @@
-"""mode=lengths and mode=passkey: their settings, and their entry points for a run."""
+"""mode=lengths: its settings, and its entry points for a run."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from flashtrain.errors import UserError, at_least, between
+from flashtrain.errors import UserError, at_least
 from flashtrain.mode import Mode
 from flashtrain.settings.command_line import CommandLine
 from flashtrain.settings.settings import Settings
@@ -63,25 +63,6 @@ class LengthsSettings:
             )
 
 
-@dataclass
-class PasskeySettings:
-    """The prompts that hide a pass key."""
-
-    lengths: list[int] | None = None  # tokens of prompt and answer; null: the model's context
-    # Shares before the key.
-    depths: list[float] = field(default_factory=lambda: [0.0, 0.25, 0.5, 0.75, 1.0])
-    trials: int = 10  # keys for each length and depth
-
-    def check(self) -> None:
-        for length in self.lengths or []:
-            at_least("passkey.lengths", length, 1)
-        if not self.depths:
-            raise UserError("passkey.depths=[]: expected one or more numbers from 0 to 1.")
-        for depth in self.depths:
-            between("passkey.depths", depth, 0.0, 1.0)
-        at_least("passkey.trials", self.trials, 1)
-
-
 class Lengths(Mode):
     """mode=lengths: trains a language model (recipe=gpt2-long) or BERT
     (recipe=long-document) at several contexts."""
@@ -122,29 +103,3 @@ class Lengths(Mode):
         from flashtrain_recipes.context_study import run_study
 
         return run_study(settings, overrides, started=started)
-
-
-class Passkey(Mode):
-    """mode=passkey: whether a trained model finds a number hidden in a long text."""
-
-    of_checkpoint = True
-    own = ("passkey",)
-    example = (
-        "mode=passkey checkpoint=RUN passkey.lengths=[1024,4096]",
-        "is a number hidden in a long text found again?",
-    )
-
-    def uses(self, settings: Settings) -> tuple[str, ...]:
-        return ("passkey", "checkpoint", "attention", "context", "data", "mask", "model")
-
-    def check(self, settings: Settings) -> None:
-        if settings.task != "language_model":
-            raise UserError(
-                f"mode=passkey with recipe={settings.recipe}, task={settings.task}: expected a "
-                "checkpoint of a language model, as recipe=gpt2 trains."
-            )
-
-    def run_checkpoint(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
-        from flashtrain_recipes.long_context.passkey_run import evaluate_passkey
-
-        return {"rows": evaluate_passkey(settings, hardware)}

@@ -1,0 +1,67 @@
+"""Prompts of RULER's tasks that fill a given number of tokens."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+from flashtrain.data.tokenizers import Tokenizer, as_prompt
+from flashtrain.errors import UserError
+from flashtrain_recipes.ruler.haystack import Haystack
+from flashtrain_recipes.ruler.tasks import TASKS
+
+Encode = Callable[[str, str], list[int]]  # (a text, the first words of its answer) -> tokens
+_TRIES = 8  # of a prompt's size; three are usual
+
+
+def encoder(tokenizer: Tokenizer, *, chat: bool) -> Encode:
+    """Return a function that encodes a text and the first words of its answer; with `chat` the text
+    is a user's message, and the answer follows the template's generation prompt."""
+    if not chat:
+        return lambda text, answer: as_prompt(tokenizer, text + answer)
+    from flashtrain.data.chat_template import ChatTemplate
+
+    template = ChatTemplate(tokenizer)
+    return lambda text, answer: [
+        *template.prompt({"messages": [{"role": "user", "content": text}]}),
+        *tokenizer.encode(answer.lstrip()),
+    ]
+
+
+def make_prompt(
+    task: str, encode: Encode, haystack: Haystack, length: int, drawn: str
+) -> tuple[list[int], list[str]]:
+    """Return the tokens of a prompt, and what its answer should contain. With its answer's room the
+    prompt has at most `length` tokens, and hardly fewer.
+
+    Args:
+        task: a name of TASKS.
+        drawn: what decides the prompt: the seed, and the prompt's number.
+
+    Raises:
+        UserError: the length has no room for the task.
+    """
+    make, room = TASKS[task]
+    asked, most = make(random.Random(f"{drawn} {task} {length}"), haystack), length - room
+
+    def encoded(pieces: int) -> list[int]:
+        return encode(asked.introduction + asked.context(pieces) + asked.question, asked.answer)
+
+    least = best = found = encoded(asked.fewest)
+    if len(least) > most:
+        raise UserError(
+            f"ruler.lengths: {length} tokens are too few for {task}, "
+            f"expected {length + len(least) - most} or more."
+        )
+    # The whole is encoded anew, a few times: what a piece adds depends on what stands beside it.
+    pieces, more = asked.fewest, 16
+    for _ in range(_TRIES):
+        pieces = max(asked.fewest + 1, pieces + more)
+        found = encoded(pieces)
+        best = max(best, found, key=lambda one: len(one) if len(one) <= most else 0)
+        each = (len(found) - len(least)) / (pieces - asked.fewest)
+        more = math.floor((most - len(found)) / each)
+        if more == 0 or 0.995 * most <= len(found) <= most:
+            break
+    return best, asked.references
