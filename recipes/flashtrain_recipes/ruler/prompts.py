@@ -48,19 +48,17 @@ def make_prompt(
     def encoded(pieces: int) -> list[int]:
         return encode(asked.introduction + asked.context(pieces) + asked.question, asked.answer)
 
-    least = best = found = encoded(asked.fewest)
+    least = best = encoded(1)
     if len(least) > most:
-        raise UserError(
-            f"ruler.lengths: {length} tokens are too few for {task}, "
-            f"expected {length + len(least) - most} or more."
-        )
+        shortest = length + len(least) - most
+        raise UserError(f"ruler.lengths={length} is too short for {task}: expected {shortest}.")
     # The whole is encoded anew, a few times: what a piece adds depends on what stands beside it.
-    pieces, more = asked.fewest, 16
+    pieces, more = 1, 16
     for _ in range(_TRIES):
-        pieces = max(asked.fewest + 1, pieces + more)
+        pieces = max(2, pieces + more)
         found = encoded(pieces)
         best = max(best, found, key=lambda one: len(one) if len(one) <= most else 0)
-        each = (len(found) - len(least)) / (pieces - asked.fewest)
+        each = max(1, len(found) - len(least)) / (pieces - 1)
         more = math.floor((most - len(found)) / each)
         if more == 0 or 0.995 * most <= len(found) <= most:
             break

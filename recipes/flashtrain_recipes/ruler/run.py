@@ -7,14 +7,15 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from flashtrain.announce import say
 from flashtrain.command.api import words_of
 from flashtrain.folders.new_folder import make_unique
-from flashtrain.folders.run_folder import CONFIG_FILE
 from flashtrain.models.generation import generate
 from flashtrain.report.rows import RESULT, Row, command_line, read_result, write_result
 from flashtrain.report.table import View
@@ -31,50 +32,52 @@ from flashtrain_recipes.ruler.prompts import encoder, make_prompt
 from flashtrain_recipes.ruler.scores import mean_rows, scored
 from flashtrain_recipes.ruler.tasks import TASKS, score
 
-_LONG = 32_768  # tokens above which ruler.samples_beyond_32k prompts are enough
+LONG = 32_768  # tokens above which ruler.samples_beyond_32k prompts are enough
+ANSWERS = "answers.jsonl"  # what the model wrote, beside the result
 _ROTARY = ("rope", "rope_factor", "rope_base", "interpolate_positions")
-Answer = Callable[[list[list[int]], int], list[str]]  # (prompts, most tokens of an answer)
 
 
 def evaluate_ruler(settings: Settings, hardware: Hardware) -> list[Row]:
-    """Score a model on RULER's tasks; print the table, write result.json, answers.jsonl and the
-    heat map to a folder (ruler, ruler-2, ... in the run's), and return the rows.
+    """Score a model on RULER's tasks; print the table, write the rows, the answers and the heat map
+    to a folder (ruler, ruler-2, ... in the run's, or below `output`), and return the rows.
 
-    What the same command has left unfinished is gone on with.
+    A result that the same command began and did not finish is gone on with.
 
     Raises:
-        UserError: the model writes no text, or cannot read the longest prompt.
+        UserError: the model cannot read the longest prompt, or the shortest has no room for a task.
     """
     options = settings.ruler
     lengths, tasks = options.lengths or [settings.context], options.tasks or list(TASKS)
     longest = settings.having(context=max(settings.context, *lengths))
-    trained, haystack = read_model(longest, hardware), read_haystack(options.path)
-    chat = options.chat
-    if chat is None:
-        chat = bool(getattr(trained.tokenizer, "config", {}).get("chat_template"))
-    encode, answer = encoder(trained.tokenizer, chat=chat), _answers(trained, hardware, chat=chat)
-    command = _command(settings, lengths)
+    trained = read_model(longest, hardware)
+    template = bool(getattr(trained.tokenizer, "config", {}).get("chat_template"))
+    chat = template if options.chat is None else options.chat
+    encode, haystack = encoder(trained.tokenizer, chat=chat), read_haystack(options.path)
+    make = partial(make_prompt, encode=encode, haystack=haystack)
+    for task in tasks:  # before hours of answers
+        make(task, length=min(lengths), drawn="")
+    answer, command = _answers(trained, hardware, chat=chat), _command(settings, lengths)
     places = [(length, task) for length in lengths for task in tasks]
-    folder, rows = _unfinished(trained, settings, command, len(places))
-    for task in tasks:  # whose room is too small is known before hours of answers
-        make_prompt(task, encode, haystack, min(lengths), "")
+    own = settings.checkpoint is not None
+    parent = trained.folder if own else Path(settings.output) / trained.folder.stem
+    folder, rows = _unfinished(parent, command, len(places))
     for length, task in places[len(rows) :]:
         began = time.monotonic()
-        samples = options.samples if length <= _LONG else options.samples_beyond_32k
+        samples = options.samples if length <= LONG else options.samples_beyond_32k
         drawn = [f"{settings.seed} {number}" for number in range(samples)]
-        made = [make_prompt(task, encode, haystack, length, one) for one in drawn]
-        prompts, references = zip(*made, strict=True)
-        written = [*zip(answer([*prompts], TASKS[task][1]), references, strict=True)]
-        row = {"model": settings.named(settings.model.label), "step": trained.step}
+        made = [make(task, length=length, drawn=one) for one in drawn]
+        prompts = [tokens for tokens, _ in made]
+        row: Row = {"model": settings.named(settings.model.label), "step": trained.step}
         row |= {"length": length, "task": task, "samples": samples}
-        row["scores"] = " ".join(f"{score(text, expected):g}" for text, expected in written)
         row["prompts"] = hashlib.sha256(repr(prompts).encode()).hexdigest()[:16]
-        row["minutes"] = round((time.monotonic() - began) / 60, 3)
-        rows.append(scored(row))
-        with (folder / "answers.jsonl").open("a", encoding="utf-8") as file:
-            for text, expected in written:
+        scores = []
+        with (folder / ANSWERS).open("a", encoding="utf-8") as file:
+            for text, (_, expected) in zip(answer(prompts, TASKS[task][1]), made, strict=True):
                 line = {"length": length, "task": task, "expected": expected, "answer": text}
                 file.write(json.dumps(line) + "\n")
+                scores.append(f"{score(text, expected):g}")
+        row |= {"scores": " ".join(scores), "minutes": round((time.monotonic() - began) / 60, 3)}
+        rows.append(scored(row))
         write_result(folder / RESULT, settings.recipe, command, rows)
         say(f"{task} at {length:,} tokens: {rows[-1]['score']:.1f}, {row['minutes']:.1f} minutes")
     rows += mean_rows(rows)
@@ -85,31 +88,26 @@ def evaluate_ruler(settings: Settings, hardware: Hardware) -> list[Row]:
     return rows
 
 
-def _answers(trained: TrainedModel, hardware: Hardware, *, chat: bool) -> Answer:
-    """A function that has the model continue prompts, greedily."""
+def _answers(
+    trained: TrainedModel, hardware: Hardware, *, chat: bool
+) -> Callable[[list[list[int]], int], list[str]]:
+    """A function that has the model go on with prompts, greedily and by so many tokens at most."""
     model, tokenizer = trained.model, trained.tokenizer
     dtype, mask = autocast_dtype(hardware.precision), trained.settings.applied_mask
-    how = {"end_of_text": generation_ends(model, tokenizer, chat=chat), "temperature": 0}
-    how["mask"] = make_mask(mask, packed=False)
+    how: dict[str, Any] = {"end_of_text": generation_ends(model, tokenizer, chat=chat)}
+    how |= {"temperature": 0, "mask": make_mask(mask, packed=False)}
 
     def answer(prompts: list[list[int]], count: int) -> list[str]:
         with torch.autocast(hardware.kind, dtype=dtype, enabled=dtype is not None):
-            texts = [generate(model, torch.tensor([one]), count, **how)[0] for one in prompts]
-        return [
-            tokenizer.decode(text[len(one) :].tolist())
-            for text, one in zip(texts, prompts, strict=True)
-        ]
+            found = [generate(model, torch.tensor([one]), count, **how)[0] for one in prompts]
+        new = [one[len(begun) :] for one, begun in zip(found, prompts, strict=True)]
+        return [tokenizer.decode(one.tolist()) for one in new]
 
     return answer
 
 
-def _unfinished(
-    trained: TrainedModel, settings: Settings, command: str, places: int
-) -> tuple[Path, list[Row]]:
-    """The folder and rows that this command began and has not finished; a new one, if none: in the
-    run's folder, or below `output` for a model that no run has trained."""
-    own = (trained.folder / CONFIG_FILE).is_file()
-    parent = trained.folder if own else Path(settings.output) / trained.folder.stem
+def _unfinished(parent: Path, command: str, places: int) -> tuple[Path, list[Row]]:
+    """The folder and rows that this command has not finished; a new folder, if there are none."""
     for path in parent.glob(f"ruler*/{RESULT}"):
         found = read_result(path)
         if found.command == command and len(found.rows) < places:
@@ -120,7 +118,7 @@ def _unfinished(
 
 def _command(settings: Settings, lengths: list[int]) -> str:
     """The command that gives the rows."""
-    given = {"mode": "ruler", "checkpoint": settings.checkpoint}
+    given: dict[str, Any] = {"mode": "ruler", "checkpoint": settings.checkpoint}
     if settings.checkpoint is None:
         given |= {"recipe": settings.recipe, "weights": settings.weights}
         given["model.path"] = settings.model.path

@@ -47,8 +47,9 @@ class Ruler(Mode):
     )
 
     def uses(self, settings: Settings) -> tuple[str, ...]:
-        model = ("checkpoint", "weights", "attention", "context", "data", "mask", "model")
-        return ("ruler", *model, "output")
+        tokens = [f"data.{name}" for name in ("tokenizer", "vocab", "merges", "begin_of_text")]
+        model = ("checkpoint", "weights", "attention", "context", "mask", "model", *tokens)
+        return ("ruler", "output", *model)
 
     def check(self, settings: Settings) -> None:
         if settings.task != "language_model":

@@ -26,6 +26,7 @@ DEPTHS = 40  # evenly spaced places at which needles are hidden
 HOPS = 4  # of the chain of variables
 COMMON, FREQUENT = 10, 3  # words that cwe and fwe ask for
 ZETA = math.pi**2 / 6  # zeta(2): rank k has the frequency 1 / (k^2 zeta(2)) (section 3.3)
+FEWEST = math.ceil(ZETA / (4**-2 - 5**-2))  # words of fwe from which its ranks 4 and 5 differ
 Draw = random.Random
 
 
@@ -36,8 +37,7 @@ class Question(NamedTuple):
     context: Callable[[int], str]  # the long part, of so many pieces
     question: str
     answer: str  # its first words, which the model goes on with
-    references: list[str]  # what the model's answer should contain
-    fewest: int = 1  # pieces of the context
+    references: list[str]  # what the rest of the answer should contain
 
 
 def score(answer: str, references: Sequence[str]) -> float:
@@ -47,40 +47,33 @@ def score(answer: str, references: Sequence[str]) -> float:
 
 
 def _needles(
-    among: str,
-    key: str,
-    value: str,
-    keys: int,
-    values: int,
-    queries: int,
-    draw: Draw,
-    text: Haystack,
+    among: str, key: str, value: str, keys: int, each: int, queries: int, draw: Draw, text: Haystack
 ) -> Question:
     """Sentences that give keys their values, among noise, text or others of their kind."""
 
-    def drawn(kind: str, draw: Draw = draw) -> str:
+    def drawn(kind: str, draw: Draw) -> str:
         if kind == "word":
             return "-".join(draw.choices(text.words[:2000], k=2))
         if kind == "number":
             return str(draw.randrange(10**6, 10**7))
         return str(uuid.UUID(int=draw.getrandbits(128), version=4))
 
-    def needle(name: str, one: str) -> str:
-        return f"The secret {value} of {name} is {one}.\n"
+    def needle(name: str, given: str) -> str:
+        return f"The secret {value} of {name} is {given}.\n"
 
     def around(draw: Draw) -> Iterator[str]:
-        others = (needle(drawn(key, draw), drawn(value, draw)) for _ in count())
+        new = (drawn(key, draw) for _ in count())
+        others = (needle(name, drawn(value, draw)) for name in new if name not in named)
         return {"noise": repeat(NOISE), "text": text.read(draw), "needles": others}[among]
 
-    named = {drawn(key): [drawn(value) for _ in range(values)] for _ in range(keys)}
+    named = {drawn(key, draw): [drawn(value, draw) for _ in range(each)] for _ in range(keys)}
     needles = [needle(name, one) for name, given in named.items() for one in given]
-    draw.shuffle(needles)
     asked = draw.sample(list(named), queries)
-    what, verb = (f"{value}s", "are") if values * queries > 1 else (value, "is")
+    what, verb = (f"{value}s", "are") if each * queries > 1 else (value, "is")
     what = f"the secret {what} of {', '.join(asked)}"
     return Question(
         f"Remember each secret {value} of this text, for you will be asked for it.\n\n",
-        _hidden(draw, needles, around),
+        _hidden(draw, draw.sample(needles, len(needles)), around),
         f"\n\nIn the text above, what {verb} {what}?",
         f" In the text above, {what} {verb}",
         [one for name in asked for one in named[name]],
@@ -94,10 +87,8 @@ def _variables(draw: Draw, text: Haystack) -> Question:
 
 
 def _chain(draw: Draw, letters: int) -> Question:
-    names: list[str] = []
-    while len(names) <= HOPS:
-        name = "".join(draw.choices(string.ascii_uppercase, k=letters))
-        names += [name] * (name not in names)
+    first = draw.sample(string.ascii_uppercase, HOPS + 1)  # which names differ by
+    names = [one + "".join(draw.choices(string.ascii_uppercase, k=letters - 1)) for one in first]
     value = str(draw.randrange(10_000, 100_000))
     lines = [f"LET {name} = {one}\n" for name, one in zip(names, [value, *names], strict=False)]
     return Question(
@@ -114,16 +105,15 @@ def _common_words(draw: Draw, text: Haystack) -> Question:
     begin = draw.randrange(2000)
     solved = _counted(draw, text.words[begin : begin + 40], 10, 3)
     asked = _counted(draw, text.words[begin + 40 :], 30, 3)
-    return _after(solved, 40, _numbered(solved.references), asked)
+    return _after(solved, 30, _numbered(solved.references), asked)
 
 
 def _counted(draw: Draw, words: list[str], often: int, rarely: int) -> Question:
     seed = draw.random()
 
     def context(pieces: int) -> str:
-        listed = words[:COMMON] * often + words[COMMON:pieces] * rarely
-        random.Random(seed).shuffle(listed)
-        return _numbered(listed)
+        listed = words[:COMMON] * often + words[COMMON : COMMON + pieces] * rarely
+        return _numbered(random.Random(seed).sample(listed, len(listed)))
 
     return Question(
         "Some words of this numbered list are more frequent than others. Remember them.\n\n",
@@ -131,48 +121,44 @@ def _counted(draw: Draw, words: list[str], often: int, rarely: int) -> Question:
         f"\n\nQuestion: which {COMMON} words are the most frequent of the list above?",
         f" Answer: the {COMMON} most frequent words of the list above are:",
         words[:COMMON],
-        COMMON + 1,
     )
 
 
 def _frequent_words(draw: Draw, text: Haystack) -> Question:
     """Coded words whose frequencies are a zeta distribution's, alpha = 2; rank 1 is dots."""
-    seed = draw.random()
     coded = ["....", *("".join(draw.choices(string.ascii_lowercase, k=6)) for _ in range(2000))]
+    seed = draw.random()
 
     def context(pieces: int) -> str:
-        ranks = enumerate(coded, start=1)
-        words = [word for rank, word in ranks for _ in range(int(pieces / (rank**2 * ZETA)))]
-        random.Random(seed).shuffle(words)
-        return " ".join(words)
+        total = (FEWEST + pieces) / ZETA
+        words = [one for rank, one in enumerate(coded, 1) for _ in range(int(total / rank**2))]
+        return " ".join(random.Random(seed).sample(words, len(words)))
 
     return Question(
         "The words of this text are in code. Count how often each of them occurs.\n\n",
         context,
-        f"\n\nQuestion: which {FREQUENT} coded words are the most frequent of the text above? "
-        "Dots are no word. Give the words alone.",
+        f"\n\nQuestion: which {FREQUENT} coded words are the most frequent of the text above, "
+        "apart from the dots? Give the words alone.",
         f" Answer: the {FREQUENT} most frequent coded words of the text above are:",
         coded[1 : FREQUENT + 1],
-        math.ceil(ZETA / (4**-2 - 5**-2)),  # from which ranks 4 and 5 differ
     )
 
 
 def _lives(hops: int, draw: Draw, text: Haystack) -> Question:
     """A question about one of many short biographies, or about the teacher whom it names."""
 
-    def life(name: str, town: str, teacher: str) -> str:
-        return f"{name} was born in {town} and was taught by {teacher}.\n"
-
     def names(draw: Draw) -> list[str]:
         return [f"{made_up(draw, 2)} {made_up(draw, 3)}".title() for _ in range(3)]
 
+    def life(name: str, town: str, teacher: str) -> str:
+        return f"{name} was born in {town} and was taught by {teacher}.\n"
+
     (pupil, town, teacher), (_, their_town, other) = names(draw), names(draw)
     lines = [life(pupil, town, teacher), life(teacher, their_town, other)]
-    draw.shuffle(lines)
     who = pupil if hops == 1 else f"the teacher of {pupil}"
     return Question(
         "Read these biographies.\n\n",
-        _hidden(draw, lines, lambda draw: (life(*names(draw)) for _ in count())),
+        _hidden(draw, draw.sample(lines, 2), lambda new: (life(*names(new)) for _ in count())),
         f"\nQuestion: in which town was {who} born? Give the name of the town alone.",
         f" Answer: {who} was born in",
         [town if hops == 1 else their_town],
@@ -204,7 +190,7 @@ def _numbered(words: Sequence[str]) -> str:
     return " ".join(f"{at}. {word}" for at, word in enumerate(words, start=1))
 
 
-# Haystack, kinds of key and value, how many keys, values of a key, and keys that are asked for.
+# Haystack, kinds of key and value, how many keys, values of each, and keys that are asked for.
 _NEEDLES = {
     "niah_single_1": ("noise", "word", "number", 1, 1, 1),
     "niah_single_2": ("text", "word", "number", 1, 1, 1),
@@ -215,17 +201,12 @@ _NEEDLES = {
     "niah_multivalue": ("text", "word", "number", 1, 4, 1),
     "niah_multiquery": ("text", "word", "number", 4, 1, 4),
 }
-Make = Callable[[Draw, Haystack], Question]
-# What makes a task's questions, and the tokens of an answer.
-RULER: dict[str, tuple[Make, int]] = {
+# What makes a task's questions, and the tokens of an answer. The mean is over these.
+RULER: dict[str, tuple[Callable[[Draw, Haystack], Question], int]] = {
     **{name: (partial(_needles, *how), 128) for name, how in _NEEDLES.items()},
     "vt": (_variables, 30),
     "cwe": (_common_words, 120),
     "fwe": (_frequent_words, 50),
 }
-# Ours in place of the paper's two, which need other people's data; not in the mean.
-OWN: dict[str, tuple[Make, int]] = {
-    "own_qa_1": (partial(_lives, 1), 32),
-    "own_qa_2": (partial(_lives, 2), 32),
-}
-TASKS = RULER | OWN
+# With ours in place of the paper's two questions, which need other people's data.
+TASKS = RULER | {f"own_qa_{hops}": (partial(_lives, hops), 32) for hops in (1, 2)}
