@@ -48,6 +48,7 @@ PAGES = (
     "docs/train/hugging-face.md",
     "docs/train/conversations.md",
 )
+RULER = "ruler.lengths=[700] ruler.samples=1 ruler.tasks=[niah_single_1,fwe]"
 # Of a page's numbers those that a CPU needs minutes for -> what is tried in their place.
 NUMBERS = {
     "context=1024,2048,4096,8192,16384": "context=32,64",
@@ -60,10 +61,11 @@ NUMBERS = {
     "context=8192": "context=2048",
     "context=4096": "context=256",
     "trainer.tokens_per_step=65536": "trainer.tokens_per_step=2048",
-    "ruler.lengths=[4096,16384]": "ruler.lengths=[700] ruler.samples=1 ruler.tasks=[niah_single_1]",
-    "ruler.lengths=[4096,8192]": "ruler.lengths=[700] ruler.samples=1 ruler.tasks=[niah_single_1]",
-    "ruler.lengths=[4096,8192,16384]": "ruler.lengths=[700] ruler.samples=1 ruler.tasks=[fwe]",
-    "ruler.lengths=[65536,131072]": "ruler.lengths=[700] ruler.samples=1 ruler.tasks=[own_qa_1]",
+    **dict.fromkeys(
+        ("ruler.lengths=[4096,16384]", "ruler.lengths=[4096,8192,16384]"),
+        f"{RULER} model.interpolate_positions=true",
+    ),
+    **dict.fromkeys(("ruler.lengths=[4096,8192]", "ruler.lengths=[65536,131072]"), RULER),
     "lengths.contexts=[1024,4096]": "lengths.contexts=[64,256] lengths.window=256",
     "model.size=1.5b": "model.size=demo",
     "trainer.devices=8": "trainer.devices=2",

@@ -129,7 +129,7 @@ def test_a_recipe_that_measures_is_not_trained_or_evaluated(recipe: str, mode: s
         ("language_model", "mode=evaluate trainer.steps=1"),
         ("language_model", "mode=export output=x"),
         ("language_model", "mode=ruler generate.max_new_tokens=3"),
-        ("language_model", "mode=ruler data.path=x"),
+        ("language_model", "mode=ruler data=stdlib"),
         ("classification", "mode=evaluate classifier.layers=8"),
         ("classification", "mode=export pathfinder.side=64"),
         ("fine_tuning", "mode=export finetune.batch=2"),
