@@ -6,8 +6,8 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict
-from functools import partial
+from dataclasses import fields
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,16 @@ from flashtrain_recipes.ruler.figures import ruler_figure
 from flashtrain_recipes.ruler.haystack import read_haystack
 from flashtrain_recipes.ruler.prompts import encoder, make_prompt
 from flashtrain_recipes.ruler.scores import mean_rows, scored
+from flashtrain_recipes.ruler.spec import RulerSettings
 from flashtrain_recipes.ruler.tasks import TASKS, score
 
 LONG = 32_768  # tokens above which ruler.samples_beyond_32k prompts are enough
 ANSWERS = "answers.jsonl"  # what the model wrote, beside the result
-_ROTARY = ("rope", "rope_factor", "rope_base", "interpolate_positions")
+_DECIDE = (  # the rows
+    "recipe", "mode", "checkpoint", "weights", "context", "seed", "model.path", "model.rope",
+    "model.rope_factor", "model.rope_base", "model.interpolate_positions",
+    *(f"ruler.{one.name}" for one in fields(RulerSettings)),
+)  # fmt: skip
 
 
 def evaluate_ruler(settings: Settings, hardware: Hardware) -> list[Row]:
@@ -48,19 +53,18 @@ def evaluate_ruler(settings: Settings, hardware: Hardware) -> list[Row]:
     """
     options = settings.ruler
     lengths, tasks = options.lengths or [settings.context], options.tasks or list(TASKS)
-    longest = settings.having(context=max(settings.context, *lengths))
-    trained = read_model(longest, hardware)
+    trained = read_model(settings.having(context=max(lengths)), hardware)
     template = bool(getattr(trained.tokenizer, "config", {}).get("chat_template"))
     chat = template if options.chat is None else options.chat
     encode, haystack = encoder(trained.tokenizer, chat=chat), read_haystack(options.path)
     make = partial(make_prompt, encode=encode, haystack=haystack)
     for task in tasks:  # before hours of answers
         make(task, length=min(lengths), drawn="")
-    answer, command = _answers(trained, hardware, chat=chat), _command(settings, lengths)
+    answer, command = _answers(trained, hardware, chat=chat), _command(settings)
     places = [(length, task) for length in lengths for task in tasks]
     own = settings.checkpoint is not None
     parent = trained.folder if own else Path(settings.output) / trained.folder.stem
-    folder, rows = _unfinished(parent, command, len(places))
+    folder, rows = _unfinished(parent, command, trained.step, len(places))
     for length, task in places[len(rows) :]:
         began = time.monotonic()
         samples = options.samples if length <= LONG else options.samples_beyond_32k
@@ -79,7 +83,8 @@ def evaluate_ruler(settings: Settings, hardware: Hardware) -> list[Row]:
         row |= {"scores": " ".join(scores), "minutes": round((time.monotonic() - began) / 60, 3)}
         rows.append(scored(row))
         write_result(folder / RESULT, settings.recipe, command, rows)
-        say(f"{task} at {length:,} tokens: {rows[-1]['score']:.1f}, {row['minutes']:.1f} minutes")
+        interval = "{score:.1f} ({score_low} to {score_high}), {minutes:.1f} minutes"
+        say(f"{task} at {length:,} tokens: {interval.format(**rows[-1])}")
     rows += mean_rows(rows)
     write_result(folder / RESULT, settings.recipe, command, rows)
     say(f"{trained.checkpoint} (step {trained.step}): scores of 0 to 100 by length")
@@ -106,23 +111,18 @@ def _answers(
     return answer
 
 
-def _unfinished(parent: Path, command: str, places: int) -> tuple[Path, list[Row]]:
+def _unfinished(parent: Path, command: str, step: int, places: int) -> tuple[Path, list[Row]]:
     """The folder and rows that this command has not finished; a new folder, if there are none."""
     for path in parent.glob(f"ruler*/{RESULT}"):
         found = read_result(path)
-        if found.command == command and len(found.rows) < places:
+        same = found.command == command and all(row["step"] == step for row in found.rows)
+        if same and len(found.rows) < places:
             say(f"{path} has {len(found.rows)} of {places} rows: it is gone on with")
             return path.parent, found.rows
     return make_unique(parent, "ruler"), []
 
 
-def _command(settings: Settings, lengths: list[int]) -> str:
+def _command(settings: Settings) -> str:
     """The command that gives the rows."""
-    given: dict[str, Any] = {"mode": "ruler", "checkpoint": settings.checkpoint}
-    if settings.checkpoint is None:
-        given |= {"recipe": settings.recipe, "weights": settings.weights}
-        given["model.path"] = settings.model.path
-    given |= {f"model.{name}": getattr(settings.model, name) for name in _ROTARY}
-    ruler = asdict(settings.ruler) | {"lengths": lengths}
-    given |= {"seed": settings.seed} | {f"ruler.{name}": one for name, one in ruler.items()}
-    return command_line(words_of({name: one for name, one in given.items() if one is not None}))
+    values = {name: reduce(getattr, name.split("."), settings) for name in _DECIDE}
+    return command_line(words_of({name: one for name, one in values.items() if one is not None}))

@@ -16,7 +16,7 @@ from flashtrain.report.rows import Row
 from flashtrain_recipes.long_context.intervals import LEVEL, draws
 from flashtrain_recipes.ruler.tasks import RULER
 
-_RESAMPLES = 2000
+RESAMPLES = 2000
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -57,24 +57,21 @@ def differences(rows: Rows, others: Rows) -> list[Row]:
                 f"{task} at {length} tokens: expected scores of the same prompts in both results, "
                 "which need the same tokenizer, text, seed and number of samples."
             )
-        less = [one - two for one, two in zip(_scores(row), _scores(other), strict=True)]
-        found.append({"length": length, "task": task, **_columns("difference", less)})
+        less = _columns("difference", _scores(row) - _scores(other))
+        found.append({"length": length, "task": task, **less})
     return found
 
 
-def _scores(row: Mapping[str, Any]) -> list[np.ndarray]:
-    return [np.array(task.split(), dtype=float) for task in row["scores"].split(";")]
+def _scores(row: Mapping[str, Any]) -> np.ndarray:
+    """The scores of a row's prompts, (tasks, prompts)."""
+    return np.array([task.split() for task in row["scores"].split(";")], dtype=float)
 
 
-def _columns(name: str, scores: Sequence[np.ndarray]) -> Row:
-    """The mean over tasks of the means over prompts, and its interval: prompts are resampled within
-    their task. A single prompt has no interval."""
-    drawn = [draws(len(one), _RESAMPLES, seed) for seed, one in enumerate(scores)]
-    means = np.mean([one[at].mean(axis=1) for one, at in zip(scores, drawn, strict=True)], axis=0)
-    tail = 50 * (1 - LEVEL)
-    found = np.array(
-        [np.mean([one.mean() for one in scores]), *np.percentile(means, (tail, 100 - tail))]
-    )
-    alone = min(map(len, scores)) < 2
-    ends = zip(("", "_low", "_high"), found.round(3).tolist(), strict=True)
-    return {f"{name}{end}": None if alone and end else one for end, one in ends}
+def _columns(name: str, scores: np.ndarray) -> Row:
+    """The mean of scores (tasks, prompts) and its interval: prompts are resampled, tasks are not.
+    One prompt has no interval."""
+    prompts = scores.shape[1]
+    drawn = [one[draws(prompts, RESAMPLES, seed)] for seed, one in enumerate(scores)]
+    ends = np.percentile(np.mean(drawn, axis=(0, 2)), (50 - 50 * LEVEL, 50 + 50 * LEVEL))
+    low, high = ends.round(3).tolist() if prompts > 1 else (None, None)
+    return {name: round(float(scores.mean()), 3), f"{name}_low": low, f"{name}_high": high}

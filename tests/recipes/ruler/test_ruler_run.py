@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +37,7 @@ def test_a_task_has_the_mean_of_its_prompts_and_a_bootstrap_interval() -> None:
 
 
 def test_the_mean_counts_each_of_rulers_tasks_once_and_no_questions_of_our_own() -> None:
-    rows = [row("vt", "100 100"), row("cwe", "0 0 0 0"), row("own_qa_1", "100")]
+    rows = [row("vt", "100 100"), row("cwe", "0 0"), row("own_qa_1", "100 0")]
     (mean,) = mean_rows(rows)
     assert (mean["task"], mean["tasks"], mean["score"], mean["minutes"]) == ("mean", 2, 50, 2)
     # Tasks do not differ by chance: they are no sample of tasks.
@@ -49,8 +51,8 @@ def test_the_mean_counts_each_of_rulers_tasks_once_and_no_questions_of_our_own()
 
 
 def test_a_difference_is_of_pairs_of_the_same_prompts() -> None:
-    one = [row("vt", "0 100 0 100"), row("cwe", "50 50")]
-    other = [row("vt", "10 90 10 90"), row("cwe", "40 40")]
+    one = [row("vt", "0 100 0 100"), row("cwe", "50 50 50 50")]
+    other = [row("vt", "10 90 10 90"), row("cwe", "40 40 40 40")]
     found = differences([*one, *mean_rows(one)], [*other, *mean_rows(other)])
     assert [(d["task"], d["difference"]) for d in found] == [("vt", 0), ("cwe", 10), ("mean", 5)]
     assert (found[1]["difference_low"], found[1]["difference_high"]) == (10, 10)
@@ -85,8 +87,9 @@ def answered(monkeypatch: pytest.MonkeyPatch, *, stop_after: int = 99) -> list[i
 
 
 def test_a_model_that_repeats_its_prompt_gets_100_and_what_was_killed_goes_on(
-    trained: Path, text_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    trained: Path, tmp_path: Path, text_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
+    trained = shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("ruler"))
     words = ("mode=ruler", f"checkpoint={trained}", f"ruler.path={text_folder}", *WORDS)
     answered(monkeypatch, stop_after=4)
     with pytest.raises(KeyboardInterrupt):
@@ -123,7 +126,8 @@ def test_the_mode_asks_the_model_itself_and_leaves_a_heat_map(
     found = read_result(trained / "ruler" / "result.json")
     assert [one["score"] for one in found.rows] == [0, 0, 0]  # it has learned nothing of the kind
     assert f"checkpoint={trained}" in found.command
-    assert "'ruler.lengths=[800]'" in found.command
+    words = shlex.split(found.command)[3:]
+    assert settings_of(words).ruler.lengths == [800]  # the command in the file can be given again
     assert (trained / "ruler" / "ruler.png").read_bytes().startswith(b"\x89PNG")
     drawn = component("figure", "ruler")(found.rows * 2, tmp_path / "both.png")
     assert drawn.read_bytes().startswith(b"\x89PNG")
