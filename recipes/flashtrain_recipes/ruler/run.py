@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable
 from dataclasses import fields
 from functools import partial, reduce
 from pathlib import Path
@@ -33,8 +32,6 @@ from flashtrain_recipes.ruler.scores import mean_rows, scored
 from flashtrain_recipes.ruler.spec import RulerSettings
 from flashtrain_recipes.ruler.tasks import TASKS, score
 
-LONG = 32_768  # tokens above which ruler.samples_beyond_32k prompts are enough
-ANSWERS = "answers.jsonl"  # what the model wrote, beside the result
 _DECIDE = (  # the rows
     "recipe", "mode", "checkpoint", "weights", "context", "seed", "model.path", "model.rope",
     "model.rope_factor", "model.rope_base", "model.interpolate_positions",
@@ -60,23 +57,24 @@ def evaluate_ruler(settings: Settings, hardware: Hardware) -> list[Row]:
     make = partial(make_prompt, encode=encode, haystack=haystack)
     for task in tasks:  # before hours of answers
         make(task, length=min(lengths), drawn="")
-    answer, command = _answers(trained, hardware, chat=chat), _command(settings)
+    command = _command(settings)
     places = [(length, task) for length in lengths for task in tasks]
     own = settings.checkpoint is not None
     parent = trained.folder if own else Path(settings.output) / trained.folder.stem
     folder, rows = _unfinished(parent, command, trained.step, len(places))
     for length, task in places[len(rows) :]:
         began = time.monotonic()
-        samples = options.samples if length <= LONG else options.samples_beyond_32k
+        samples = options.samples if length <= 32_768 else options.samples_beyond_32k
         drawn = [f"{settings.seed} {number}" for number in range(samples)]
         made = [make(task, length=length, drawn=one) for one in drawn]
         prompts = [tokens for tokens, _ in made]
+        answers = _answers(trained, hardware, prompts, TASKS[task][1], chat=chat)
         row: Row = {"model": settings.named(settings.model.label), "step": trained.step}
         row |= {"length": length, "task": task, "samples": samples}
         row["prompts"] = hashlib.sha256(repr(prompts).encode()).hexdigest()[:16]
         scores = []
-        with (folder / ANSWERS).open("a", encoding="utf-8") as file:
-            for text, (_, expected) in zip(answer(prompts, TASKS[task][1]), made, strict=True):
+        with (folder / "answers.jsonl").open("a", encoding="utf-8") as file:
+            for text, (_, expected) in zip(answers, made, strict=True):
                 line = {"length": length, "task": task, "expected": expected, "answer": text}
                 file.write(json.dumps(line) + "\n")
                 scores.append(f"{score(text, expected):g}")
@@ -94,21 +92,16 @@ def evaluate_ruler(settings: Settings, hardware: Hardware) -> list[Row]:
 
 
 def _answers(
-    trained: TrainedModel, hardware: Hardware, *, chat: bool
-) -> Callable[[list[list[int]], int], list[str]]:
-    """A function that has the model go on with prompts, greedily and by so many tokens at most."""
+    trained: TrainedModel, hardware: Hardware, prompts: list[list[int]], count: int, *, chat: bool
+) -> list[str]:
+    """What the model writes after each prompt: its likeliest tokens, `count` at most."""
     model, tokenizer = trained.model, trained.tokenizer
     dtype, mask = autocast_dtype(hardware.precision), trained.settings.applied_mask
     how: dict[str, Any] = {"end_of_text": generation_ends(model, tokenizer, chat=chat)}
     how |= {"temperature": 0, "mask": make_mask(mask, packed=False)}
-
-    def answer(prompts: list[list[int]], count: int) -> list[str]:
-        with torch.autocast(hardware.kind, dtype=dtype, enabled=dtype is not None):
-            found = [generate(model, torch.tensor([one]), count, **how)[0] for one in prompts]
-        new = [one[len(begun) :] for one, begun in zip(found, prompts, strict=True)]
-        return [tokenizer.decode(one.tolist()) for one in new]
-
-    return answer
+    with torch.autocast(hardware.kind, dtype=dtype, enabled=dtype is not None):
+        found = [generate(model, torch.tensor([one]), count, **how)[0].tolist() for one in prompts]
+    return [tokenizer.decode(one[len(at) :]) for one, at in zip(found, prompts, strict=True)]
 
 
 def _unfinished(parent: Path, command: str, step: int, places: int) -> tuple[Path, list[Row]]:

@@ -73,14 +73,11 @@ def answered(monkeypatch: pytest.MonkeyPatch, *, stop_after: int = 99) -> list[i
     """The model is replaced by one that repeats its prompt, and is killed after so many rows."""
     asked: list[int] = []
 
-    def answers(trained, hardware, *, chat):
-        def answer(prompts, count):
-            if len(asked) == stop_after:
-                raise KeyboardInterrupt
-            asked.append(len(prompts[0]) + count)
-            return [trained.tokenizer.decode(one) for one in prompts]
-
-        return answer
+    def answers(trained, hardware, prompts, count, *, chat):
+        if len(asked) == stop_after:
+            raise KeyboardInterrupt
+        asked.append(len(prompts[0]) + count)
+        return [trained.tokenizer.decode(one) for one in prompts]
 
     monkeypatch.setattr(run, "_answers", answers)
     return asked
