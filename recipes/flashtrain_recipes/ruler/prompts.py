@@ -32,16 +32,9 @@ def encoder(tokenizer: Tokenizer, *, chat: bool) -> Encode:
 def make_prompt(
     task: str, encode: Encode, haystack: Haystack, length: int, drawn: str
 ) -> tuple[list[int], list[str]]:
-    """Return the tokens of a prompt, and what its answer should contain. With its answer's room the
-    prompt has at most `length` tokens, and hardly fewer.
-
-    Args:
-        task: a name of TASKS.
-        drawn: what decides the prompt: the seed, and the prompt's number.
-
-    Raises:
-        UserError: the length has no room for the task.
-    """
+    """Return the tokens of a prompt, at most `length` and hardly fewer with its answer's room, and
+    what the answer should contain. `drawn` (seed and number) decides the prompt. Raises UserError
+    if the length has no room for the task."""
     make, room = TASKS[task]
     asked, most = make(random.Random(f"{drawn} {task} {length}"), haystack), length - room
 

@@ -85,9 +85,7 @@ def evaluate_ruler(settings: Settings, hardware: Hardware) -> list[Row]:
         say(f"{task} at {length:,} tokens: {interval.format(**rows[-1])}")
     rows += mean_rows(rows)
     write_result(folder / RESULT, settings.recipe, command, rows)
-    say(
-        f"{trained.checkpoint} (step {trained.step}): scores of 0 to 100; mean: of RULER's own tasks"
-    )
+    say(f"{trained.checkpoint} (step {trained.step}): scores of 0 to 100 by length")
     View(["task"], pivot="length", value="score").table(rows).print()
     say(f"the rows are in {folder / RESULT}, drawn in {ruler_figure(rows, folder / 'ruler.png')}")
     return rows

@@ -40,14 +40,8 @@ def mean_rows(rows: Rows) -> list[Row]:
 
 def differences(rows: Rows, others: Rows) -> list[Row]:
     """Return {length, task, difference, difference_low, difference_high} for each row: its scores
-    less those of the other model on the same prompts, which are resampled in pairs.
-
-    Args:
-        rows, others: the rows of two results of mode=ruler.
-
-    Raises:
-        UserError: `others` lacks a row, or its prompts are others.
-    """
+    less those of `others`, another result's rows, on the same prompts, resampled in pairs. Raises
+    UserError if `others` lacks a row, or its prompts are others."""
     theirs, found = {(row["length"], row["task"]): row for row in others}, []
     for row in rows:
         length, task = row["length"], row["task"]

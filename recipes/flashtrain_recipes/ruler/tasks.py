@@ -28,13 +28,15 @@ COMMON, FREQUENT = 10, 3  # words that cwe and fwe ask for
 ZETA = math.pi**2 / 6  # zeta(2): rank k has the frequency 1 / (k^2 zeta(2)) (section 3.3)
 FEWEST = math.ceil(ZETA / (4**-2 - 5**-2))  # words of fwe from which its ranks 4 and 5 differ
 Draw = random.Random
+Around = Callable[[Draw], Iterator[str]]  # pieces without end
+Context = Callable[[int], str]  # a prompt's long part, of so many pieces
 
 
 class Question(NamedTuple):
     """A prompt in its parts."""
 
     introduction: str
-    context: Callable[[int], str]  # the long part, of so many pieces
+    context: Context
     question: str
     answer: str  # its first words, which the model goes on with
     references: list[str]  # what the rest of the answer should contain
@@ -165,9 +167,7 @@ def _lives(hops: int, draw: Draw, text: Haystack) -> Question:
     )
 
 
-def _hidden(
-    draw: Draw, lines: Sequence[str], around: Callable[[Draw], Iterator[str]]
-) -> Callable[[int], str]:
+def _hidden(draw: Draw, lines: Sequence[str], around: Around) -> Context:
     """The context that has the lines, in their order, at drawn depths of what is around them."""
     depths, seed = sorted(draw.sample(range(DEPTHS), len(lines))), draw.random()
 
