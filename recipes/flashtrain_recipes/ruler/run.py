@@ -34,7 +34,7 @@ from flashtrain_recipes.ruler.tasks import TASKS, score
 
 _DECIDE = (  # the rows
     "recipe", "mode", "checkpoint", "weights", "context", "seed", "model.path", "model.rope",
-    "model.rope_factor", "model.rope_base", "model.interpolate_positions",
+    "model.rope_factor", "model.rope_base", "model.interpolate_positions", "model.adapter_path",
     *(f"ruler.{one.name}" for one in fields(RulerSettings)),
 )  # fmt: skip
 
@@ -81,8 +81,9 @@ def evaluate_ruler(settings: Settings, hardware: Hardware) -> list[Row]:
         row |= {"scores": " ".join(scores), "minutes": round((time.monotonic() - began) / 60, 3)}
         rows.append(scored(row))
         write_result(folder / RESULT, settings.recipe, command, rows)
-        interval = "{score:.1f} ({score_low} to {score_high}), {minutes:.1f} minutes"
-        say(f"{task} at {length:,} tokens: {interval.format(**rows[-1])}")
+        ends = " ({score_low:.1f} to {score_high:.1f})" if samples > 1 else ""
+        found = f"{{score:.1f}}{ends}, {{minutes:.1f}} minutes".format(**rows[-1])
+        say(f"{task} at {length:,} tokens: {found}")
     rows += mean_rows(rows)
     write_result(folder / RESULT, settings.recipe, command, rows)
     say(f"{trained.checkpoint} (step {trained.step}): scores of 0 to 100 by length")
