@@ -86,7 +86,7 @@ def test_gpt2_is_planned_without_the_experiments_beyond_what_they_register() -> 
     )
     loaded = set(names.split())
     benchmarks = {"attention_benchmark", "context_benchmark", "step_benchmark", "harness"}
-    rooms = {"arena", "pathfinder", "long_context", "ruler"} | benchmarks
+    rooms = {"arena", "pathfinder", "long_context", "loss_by_position", "ruler"} | benchmarks
     assert loaded <= rooms | {
         "settings",
         "benchmark_settings",
