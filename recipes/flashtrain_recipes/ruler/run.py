@@ -101,7 +101,7 @@ def _answers(
     how: dict[str, Any] = {"end_of_text": generation_ends(model, tokenizer, chat=chat)}
     how |= {"temperature": 0, "mask": make_mask(mask, packed=False)}
     with torch.autocast(hardware.kind, dtype=dtype, enabled=dtype is not None):
-        found = [generate(model, torch.tensor([one]), count, **how)[0].tolist() for one in prompts]
+        found = generate(model, prompts, count, **how)
     return [tokenizer.decode(one[len(at) :]) for one, at in zip(found, prompts, strict=True)]
 
 
