@@ -126,6 +126,7 @@ def adapted(line: str, own: dict[str, str]) -> tuple[dict[str, str], list[str]] 
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a reader has texts in a folder, a recipe, and a GPT-2 that somebody
     saved with transformers."""
+    from peft import LoraConfig, get_peft_model
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
     from flashtrain.data.tokenizers import ByteTokenizer
@@ -147,6 +148,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         **sizes, vocab_size=257, max_position_embeddings=256, bos_token_id=256, eos_token_id=256
     )
     LlamaForCausalLM(llama).save_pretrained(tmp_path / "somebodys-llama")
+    based = LlamaForCausalLM.from_pretrained(tmp_path / "somebodys-llama")
+    adapter = get_peft_model(based, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"]))
+    adapter.save_pretrained(tmp_path / "somebodys-adapter")
     (tmp_path / "somebodys-llama" / "tokenizer.json").write_text(
         ByteTokenizer().library_form().to_str()
     )
@@ -188,6 +192,7 @@ def test_the_commands_of_a_page_work_one_after_the_other(page: str, home: Path) 
         "finetune.path=FOLDER": "finetune.path=reviews",
         "weights=RUN_OR_HUGGING_FACE_FOLDER": "weights=runs/bert/...",
         "data=tokens data.path=FOLDER": "data=tokens data.path=numbers",
+        "ADAPTER_FOLDER": "somebodys-adapter",
         "FOLDER": "novels",
         "BOOKS": "novels",
         "GPT2_novels": "somebodys-gpt2",
