@@ -25,7 +25,7 @@ from flashtrain.data.loader import (
     even_batches,
     loader_options,
 )
-from flashtrain.data.packing import Batch, PackedSamples, Spans, Split
+from flashtrain.data.packing import Batch, LengthWeights, PackedSamples, Spans, Split
 from flashtrain.data.sources import StandardLibrarySource, TextSource, TokenSource
 from flashtrain.data.text_files import FilesSource
 from flashtrain.data.token_cache import OpenTokens, open_split
@@ -173,6 +173,8 @@ class TextDataModule(ResumableDataModule):
             longest of them in every run.
         validation_samples: Maximum number of rows to read at each validation, over all devices.
         validation_batch: Rows of a micro-batch in validation (None: batch_size).
+        length_weights: How often an epoch reads the training documents, by their length: see
+            packing.Spans.repeated; (): all once.
         cache_dir: Folder of token files (None: files.caches.default_cache_dir()).
         **run: total_steps, accumulate, seed and num_workers: see ResumableDataModule.
 
@@ -193,6 +195,7 @@ class TextDataModule(ResumableDataModule):
         split_context: int | None = None,
         validation_samples: int = 256,
         validation_batch: int | None = None,
+        length_weights: LengthWeights = (),
         cache_dir: str | os.PathLike[str] | None = None,
         **run: int,
     ) -> None:
@@ -207,6 +210,7 @@ class TextDataModule(ResumableDataModule):
         self.split_context = split_context
         self.validation_samples = validation_samples
         self.validation_batch = validation_batch
+        self.length_weights = length_weights
         self.cache_dir = cache_dir
         self._splits: dict[tuple[float, int], Split] = {}
         super().__init__(batch_size, **run)
@@ -230,6 +234,11 @@ class TextDataModule(ResumableDataModule):
                 "where the documents of these tokens end. Set data.end_of_text=ID, or "
                 "data.document_mask=false."
             )
+        if self.length_weights and not found.has_documents:
+            raise UserError(
+                "data.length_weights: it is not known where the documents of these tokens end. "
+                "Set data.end_of_text=ID, or remove it."
+            )
         return found
 
     @property
@@ -239,9 +248,11 @@ class TextDataModule(ResumableDataModule):
         context = max(self.context, self.split_context or 0)
         wanted = (self.validation_fraction, context)
         if wanted not in self._splits:  # only once: splitting may log a line
-            self._splits[wanted] = self.cache.split(
-                fraction=self.validation_fraction, context=context
-            )
+            split = self.cache.split(fraction=self.validation_fraction, context=context)
+            if self.length_weights:
+                training = split.training.repeated(self.length_weights, self.seed)
+                split = split._replace(training=training)
+            self._splits[wanted] = split
         return self._splits[wanted]
 
     @property
@@ -277,6 +288,10 @@ class TextDataModule(ResumableDataModule):
         """Describe the corpus in one line: source, tokenizer, counts, and the
         folder of the token file."""
         documents = f"{self.cache.documents:,} document{'s' * (self.cache.documents != 1)}"
+        documents += "".join(
+            f", of {at_least:,} tokens and more {weight:g} times"
+            for at_least, weight in sorted(self.length_weights)
+        )
         return (
             f"{self.source.describe()} | {self.tokenizer.describe()} | {documents}, "
             f"{self.train_tokens:,} tokens to train on, {self.validation_tokens:,} held out | "
