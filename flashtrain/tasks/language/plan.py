@@ -17,7 +17,8 @@ from flashtrain.tasks.attention_masks import attended_context
 from flashtrain.tasks.batching import Batching, fit_memory, memory_words
 from flashtrain.tasks.context_run import context_columns, plan_lines
 from flashtrain.tasks.decoders import make_model
-from flashtrain.tasks.plan_text import fit_lines, memory_plan, plan_text
+from flashtrain.tasks.language.stages import stages_of
+from flashtrain.tasks.plan_text import fit_lines, last_lines, memory_plan, plan_text
 from flashtrain.tasks.text_data import make_source, vocabulary_of
 from flashtrain.training.hardware import Hardware
 
@@ -26,7 +27,14 @@ BYTES_PER_TOKEN = 4  # of English and of code, by tokenizers of some 50,000 toke
 
 def plan_language(settings: Settings, hardware: Hardware) -> str:
     """Return mode=plan's text: parameters, tokens, estimated memory and time. Builds no
-    weights, reads no text."""
+    weights, reads no text. Of stages it is the text of each."""
+    if settings.stages:
+        ends = "\n".join(last_lines(settings, hardware))
+        texts = (
+            f"{one.name}:\n{plan_language(one.settings, hardware).removesuffix(ends)}"
+            for one in stages_of(settings)
+        )
+        return "\n".join([*texts, ends])
     vocab_size = vocabulary_of(settings.data)
     build_model: Callable[..., Trainable] = partial(
         make_model, settings.model, vocab_size=vocab_size, context=settings.context

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from flashtrain.errors import UserError, at_least, between
 from flashtrain.settings import options
@@ -44,6 +45,9 @@ class LanguageSettings(TextSettings):
     context_parallel: int | None = None
     # What mode=generate continues: a text, or a conversation; also the sample's at a run's end.
     prompt: str = ""
+    # Trainings one after the other, each from the weights of the one before, with settings of its
+    # own: [{context: 32768, steps: 200}, {context: 65536, steps: 100, rope_factor: 2}].
+    stages: list[Any] = field(default_factory=list)
     model: ModelSettings = field(default_factory=ModelSettings)
     mask: MaskSettings = field(default_factory=MaskSettings)
     generate: GenerateSettings = field(default_factory=GenerateSettings)

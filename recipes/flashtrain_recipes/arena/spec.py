@@ -39,9 +39,11 @@ class ClassificationTask(Task):
     is_carried = imported("flashtrain_recipes.arena.resumed:is_carried")
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
-        from flashtrain_recipes.arena.stages import check_used_by_stages, stages_of
+        from flashtrain.tasks.stages import check_used_by_stages
+        from flashtrain_recipes.arena.stages import OF_STAGES, changes_of, stages_of
 
-        check_used_by_stages(settings, set(given))
+        changes = [changes_of(one) for one in settings.curriculum.stages]
+        check_used_by_stages("curriculum.stages", OF_STAGES, changes, given)
         stages_of(settings)
 
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
