@@ -228,16 +228,11 @@ class TextDataModule(ResumableDataModule):
     def cache(self) -> OpenTokens:
         """The tokens of the source, opened for reading."""
         found = open_split(self.source, self.tokenizer_spec, self.cache_dir, self.validation)
-        if self.document_mask and not found.has_documents:
+        needs = "data.document_mask" if self.document_mask else "data.length_weights"
+        if (self.document_mask or self.length_weights) and not found.has_documents:
             raise UserError(
-                "data.document_mask=true keeps attention within documents, but it is not known "
-                "where the documents of these tokens end. Set data.end_of_text=ID, or "
-                "data.document_mask=false."
-            )
-        if self.length_weights and not found.has_documents:
-            raise UserError(
-                "data.length_weights: it is not known where the documents of these tokens end. "
-                "Set data.end_of_text=ID, or remove it."
+                f"{needs} needs documents, but it is not known where those of these tokens end. "
+                f"Set data.end_of_text=ID, or remove {needs}."
             )
         return found
 
@@ -288,10 +283,8 @@ class TextDataModule(ResumableDataModule):
         """Describe the corpus in one line: source, tokenizer, counts, and the
         folder of the token file."""
         documents = f"{self.cache.documents:,} document{'s' * (self.cache.documents != 1)}"
-        documents += "".join(
-            f", of {at_least:,} tokens and more {weight:g} times"
-            for at_least, weight in sorted(self.length_weights)
-        )
+        for limit, weight in sorted(self.length_weights):
+            documents += f", of {limit:,} tokens and more {weight:g} times"
         return (
             f"{self.source.describe()} | {self.tokenizer.describe()} | {documents}, "
             f"{self.train_tokens:,} tokens to train on, {self.validation_tokens:,} held out | "

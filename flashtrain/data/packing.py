@@ -66,10 +66,9 @@ class Spans(NamedTuple):
         """Return the documents as often as an epoch reads them, by their lengths (Fu et al. 2024,
         "Data Engineering for Scaling Language Models to 128K Context").
 
-        A document has the weight of the longest limit that it reaches, else 1. With a weight of 2.5
-        it is read twice or three times, drawn by the seed and by its place in the file alone; with
-        0 never. All documents come once, then those that are read again, and so on: the copies of
-        a document are far apart.
+        A document has the weight of the longest limit that it reaches, else 1. With 2.5 it is read
+        twice or three times, drawn by the seed and its place in the file alone; with 0 never. All
+        come once, then those that are read again: the copies of a document are far apart.
         """
         weight = np.ones(len(self.begins))
         for at_least, own in sorted(weights):

@@ -181,12 +181,10 @@ def note_failure(folder: Path, error: str) -> None:
 def last_checkpoint(settings: Settings, folder: Path) -> Path | None:
     """Return the checkpoint to resume from: that of the run in resume=RUN or, with resume=auto,
     that in `folder`; None if the run begins anew."""
-    if settings.resume is None:
-        return None
-    if settings.resume != "auto":
+    if settings.resume not in (None, "auto"):
         return find_checkpoint(settings.resume, prefer=LAST, setting="resume")[1]
     own = folder / CHECKPOINTS / LAST
-    return own if own.exists() else None
+    return own if settings.resume and own.exists() else None
 
 
 def find_checkpoint(given: str, *, prefer: str, setting: str = "checkpoint") -> tuple[Path, Path]:

@@ -142,11 +142,11 @@ def train(
     for number, prepared in enumerate(task.trainings(settings, hardware, folder, overrides)):
         stage = prepared.stage
         own = stage.settings if stage else settings
-        resumed = (stage and stage.resumed) or checkpoint_to_resume(
-            own, folder, prepared.description
-        )
+        resumed = stage.resumed if stage else None
+        resumed = resumed or checkpoint_to_resume(own, folder, prepared.description)
         if number == 0:
-            if (start := resumed or (stage and stage.start)) is not None:
+            start = resumed or (stage.start if stage else None)
+            if start is not None:
                 check_config(start, read_checkpoint(start, mmap=True))
                 if prepared.tokenizer is not None:
                     check_same_tokens(prepared.tokenizer, start.parent.parent / TOKENIZER)

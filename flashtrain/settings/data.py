@@ -52,8 +52,7 @@ OF_A_PART = (
 
 @dataclass
 class LengthWeight:
-    """How often an epoch reads documents of some length. The longest limit that a document reaches
-    counts."""
+    """How often an epoch reads documents; of several limits the longest that one reaches counts."""
 
     at_least: int = 1  # tokens of a document, its end_of_text included
     weight: float = (
@@ -167,10 +166,10 @@ class DataSettings:
             at_least("data.length_weights.at_least", one.at_least, 1)
             between("data.length_weights.weight", one.weight, 0, 1e6)
         if self.length_weights and (self.streaming or self.source == "chat"):
+            streams = " data.streaming=true" if self.streaming else ""
             raise UserError(
-                "data.length_weights needs documents whose lengths are known before the training, "
-                f"and data={self.source}{' data.streaming=true' * bool(self.streaming)} has none. "
-                "Remove data.length_weights."
+                "data.length_weights needs whole documents of lengths that are known before the "
+                f"training, which data={self.source}{streams} has not. Remove data.length_weights."
             )
         if self.source == "chat" and self.tokenizer in ("bytes", "bpe", "gpt2"):
             raise UserError(

@@ -36,7 +36,7 @@ GPT2 = ["data.vocab=v.json", "data.merges=m.txt"]
         ),
         (
             [*FILES, "data.streaming=true", "data.tokenizer=bytes", LONGER],
-            "data.length_weights needs .* data=files data.streaming=true has none",
+            "data.length_weights needs .* data=files data.streaming=true has not",
         ),
         (["data.length_weights=[{at_least:9,weight:-1}]"], "data.length_weights.weight=-1"),
         ([*FILES, "data.encoding_errors=replaced"], "unknown data.encoding_errors 'replaced'"),

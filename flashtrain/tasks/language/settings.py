@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from flashtrain.errors import UserError, at_least, between
 from flashtrain.settings import options
+from flashtrain.settings.data import LengthWeight
 from flashtrain.settings.mask import MaskSettings
 from flashtrain.settings.model import ModelSettings
+from flashtrain.settings.options import of_run
 from flashtrain.settings.settings import CONTEXT, divisors
 from flashtrain.settings.text import TextSettings
 
@@ -37,6 +38,27 @@ class ExportSettings:
 
 
 @dataclass
+class LanguageStage:
+    """One stage of a training. null: as in the run's settings; of the model, as in the stage
+    before."""
+
+    context: int | None = of_run("context")  # tokens of a sample
+    steps: int | None = of_run("trainer.steps")  # optimizer steps of the stage
+    tokens_per_step: int | None = of_run("trainer.tokens_per_step")  # over all devices
+    micro_batch: int | None = of_run("trainer.micro_batch")  # samples a device computes at once
+    learning_rate: float | None = of_run("optimizer.learning_rate")  # at the schedule's peak
+    schedule: str | None = of_run("schedule.name")  # of the stage's own steps
+    warmup_steps: int | None = of_run("schedule.warmup_steps")  # of the stage's own steps
+    rope: str | None = of_run("model.rope")  # scaling of rotary positions, from this stage on
+    rope_factor: float | None = of_run("model.rope_factor")  # its factor, from this stage on
+    rope_base: float | None = of_run("model.rope_base")  # their base, from this stage on
+    # Whether learned positions are stretched to a longer context.
+    interpolate_positions: bool | None = of_run("model.interpolate_positions")
+    # How often documents of some length are read.
+    length_weights: list[LengthWeight] | None = of_run("data.length_weights")  # noqa: RUF009
+
+
+@dataclass
 class LanguageSettings(TextSettings):
     """Settings of language models."""
 
@@ -45,9 +67,8 @@ class LanguageSettings(TextSettings):
     context_parallel: int | None = None
     # What mode=generate continues: a text, or a conversation; also the sample's at a run's end.
     prompt: str = ""
-    # Trainings one after the other, each from the weights of the one before, with settings of its
-    # own: [{context: 32768, steps: 200}, {context: 65536, steps: 100, rope_factor: 2}].
-    stages: list[Any] = field(default_factory=list)
+    # Trainings one after the other, each from the weights of the one before; empty: a single one.
+    stages: list[LanguageStage] = field(default_factory=list)
     model: ModelSettings = field(default_factory=ModelSettings)
     mask: MaskSettings = field(default_factory=MaskSettings)
     generate: GenerateSettings = field(default_factory=GenerateSettings)

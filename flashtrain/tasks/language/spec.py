@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from flashtrain.errors import UserError, one_of
 from flashtrain.mode import contexts_words
@@ -12,11 +12,8 @@ from flashtrain.registry import registered
 from flashtrain.settings import options
 from flashtrain.settings.model import OWN_SIZES
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Names, Task, TrainingSetup, imported, measured_words, report_finished
+from flashtrain.spec import Names, Task, imported, measured_words, report_finished
 from flashtrain.tasks.language.settings import LanguageSettings
-
-if TYPE_CHECKING:
-    from flashtrain.training.hardware import Hardware
 
 
 class LanguageTask(Task):
@@ -37,25 +34,17 @@ class LanguageTask(Task):
     run_mode = imported("flashtrain.tasks.language.evaluate:run_language_mode")
     load = imported("flashtrain.tasks.language.evaluate:read_model")
     of_checkpoint = imported("flashtrain.tasks.language.stages:of_stage")
+    trainings = imported("flashtrain.tasks.language.stages:trainings")
 
     def check(self, settings: Settings) -> None:
         super().check(settings)
         one_of("mask", settings.mask.name, {*get_args(options.Mask), *registered("mask")})
 
-    def trainings(
-        self, settings: Settings, hardware: Hardware, folder: Path, overrides: Sequence[str]
-    ) -> Iterator[TrainingSetup]:
-        if not settings.stages:
-            return super().trainings(settings, hardware, folder, overrides)
-        from flashtrain.tasks.language.stages import trainings
-
-        return trainings(self, settings, hardware, folder)
-
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
         if settings.stages:
             from flashtrain.tasks.language.stages import check_stages
 
-            return check_stages(self, settings, given)
+            return check_stages(settings, given)
         settings.check_step()
         if settings.weights is None and (
             settings.sharding is not None or settings.model.own_layers
@@ -87,8 +76,7 @@ class LanguageTask(Task):
             from flashtrain.tasks.language.stages import stages_of
 
             rows = [self.columns(one.settings) for one in stages_of(settings)]
-            sums = {name: sum(one[name] for one in rows) for name in ("steps", "tokens")}
-            return {**rows[-1], "stages": len(rows), **sums}
+            return rows[-1] | {name: sum(one[name] for one in rows) for name in ("steps", "tokens")}
         return {
             "model": settings.named(settings.model.label),
             "context": settings.context,

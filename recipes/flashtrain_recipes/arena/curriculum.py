@@ -122,7 +122,7 @@ def _prepare(
 ) -> tuple[TrainingSetup, Classifier]:
     """Return the setup that trains one stage, and the stage's model. start: the weights that
     the model starts from; None: random ones."""
-    settings = stage.begin()
+    settings = stage.begin(folder)
     source = make_sequence_source(settings, fixed=compiles(settings, hardware))
     model = make_classifier(settings, hardware, source.shape)
     if start is not None:
@@ -174,7 +174,7 @@ def _prepare(
         mode=mode,
         callbacks=[curve, best] if goes_on else [curve],
         stage=StageContext(
-            stage.logged(folder).having(resume=None),
+            settings.having(resume=None),
             resumed.checkpoint if resumed else None,
             folder / stage.folder,
             before_saving if goes_on else None,

@@ -40,10 +40,9 @@ class ClassificationTask(Task):
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
         from flashtrain.tasks.stages import check_used_by_stages
-        from flashtrain_recipes.arena.stages import OF_STAGES, changes_of, stages_of
+        from flashtrain_recipes.arena.stages import stages_of
 
-        changes = [changes_of(one) for one in settings.curriculum.stages]
-        check_used_by_stages("curriculum.stages", OF_STAGES, changes, given)
+        check_used_by_stages("curriculum.stages", settings.curriculum.stages, given)
         stages_of(settings)
 
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:

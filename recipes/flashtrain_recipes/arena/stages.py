@@ -4,32 +4,12 @@ curriculum.stages."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from flashtrain.errors import UserError
 from flashtrain.models.block_pattern import DENSE, TILED, check_tiles
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.stages import TrainingStage, changed
+from flashtrain.tasks.stages import TrainingStage, changed_by
 from flashtrain_recipes.arena.pathfinder.parameters import contour_words
-from flashtrain_recipes.arena.settings import StageSettings
-
-# {a stage's setting: the run's setting that it replaces}.
-OF_STAGES = {
-    "side": "pathfinder.side",
-    "contour": "pathfinder.contour",
-    "images": "pathfinder.train_images",
-    "steps": "trainer.steps",
-    "micro_batch": "trainer.micro_batch",
-    "validate_every": "trainer.validate_every",
-    "compile": "trainer.compile",
-    "learning_rate": "optimizer.learning_rate",
-    "schedule": "schedule.name",
-    "warmup_steps": "schedule.warmup_steps",
-    "batch": "sequence.batch",
-    "training_pixels": "sequence.training_pixels",
-    "masked_weight": "masked_pixels.weight",
-    "pattern": "classifier.pattern",
-}
 
 
 @dataclass(frozen=True)
@@ -71,7 +51,7 @@ def stages_of(settings: Settings) -> list[Stage]:
             "stages need images of growing sides. Expected sequence.data=pathfinder."
         )
     own = [
-        (entry, changed(settings, changes_of(one)), stage.stop_at_accuracy)
+        (entry, changed_by(settings, one, f"curriculum.stages[{entry}]"), stage.stop_at_accuracy)
         for entry, stage in enumerate(given)
         for one in stage.each_stage()
     ] or [(0, settings, None)]
@@ -90,12 +70,6 @@ def stages_of(settings: Settings) -> list[Stage]:
         Stage(number, len(own), one, f"side-{one.pathfinder.side}", entry, accuracy)
         for number, (entry, one, accuracy) in enumerate(own)
     ]
-
-
-def changes_of(stage: StageSettings) -> dict[str, Any]:
-    """Return what a stage changes, by the names of the run's settings."""
-    given = {name: getattr(stage, key) for key, name in OF_STAGES.items()}
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def check_training_pixels(settings: Settings) -> None:
