@@ -43,7 +43,6 @@ class StageContext:
     # None, unless another training starts from where this one ends, which is a checkpoint too: it
     # is called before that is written. A signal that comes meanwhile still stops the run.
     before_saving: Callable[[], None] | None
-    start: Path | None = None  # the checkpoint whose weights it starts from
 
 
 @dataclass

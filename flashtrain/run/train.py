@@ -145,11 +145,10 @@ def train(
         resumed = stage.resumed if stage else None
         resumed = resumed or checkpoint_to_resume(own, folder, prepared.description)
         if number == 0:
-            start = resumed or (stage.start if stage else None)
-            if start is not None:
-                check_config(start, read_checkpoint(start, mmap=True))
+            if resumed is not None:
+                check_config(resumed, read_checkpoint(resumed, mmap=True))
                 if prepared.tokenizer is not None:
-                    check_same_tokens(prepared.tokenizer, start.parent.parent / TOKENIZER)
+                    check_same_tokens(prepared.tokenizer, resumed.parent.parent / TOKENIZER)
             # All of the user's input has been checked: from here on the folder is this run's.
             if is_first_of_job():
                 stored[SETTINGS] = write_config(asdict(settings), folder)

@@ -55,9 +55,7 @@ class LengthWeight:
     """How often an epoch reads documents; of several limits the longest that one reaches counts."""
 
     at_least: int = 1  # tokens of a document, its end_of_text included
-    weight: float = (
-        1.0  # times; 2.5: twice, and half of the documents, drawn by the seed, once more
-    )
+    weight: float = 1.0  # times an epoch; 2.5: twice or, drawn by the seed, three times
 
 
 @dataclass

@@ -39,23 +39,20 @@ class ExportSettings:
 
 @dataclass
 class LanguageStage:
-    """One stage of a training. null: as in the run's settings; of the model, as in the stage
-    before."""
+    """One stage of a training; null: as in the run's settings, of the model as before."""
 
-    context: int | None = of_run("context")  # tokens of a sample
-    steps: int | None = of_run("trainer.steps")  # optimizer steps of the stage
-    tokens_per_step: int | None = of_run("trainer.tokens_per_step")  # over all devices
-    micro_batch: int | None = of_run("trainer.micro_batch")  # samples a device computes at once
-    learning_rate: float | None = of_run("optimizer.learning_rate")  # at the schedule's peak
-    schedule: str | None = of_run("schedule.name")  # of the stage's own steps
-    warmup_steps: int | None = of_run("schedule.warmup_steps")  # of the stage's own steps
-    rope: str | None = of_run("model.rope")  # scaling of rotary positions, from this stage on
-    rope_factor: float | None = of_run("model.rope_factor")  # its factor, from this stage on
-    rope_base: float | None = of_run("model.rope_base")  # their base, from this stage on
-    # Whether learned positions are stretched to a longer context.
+    context: int | None = of_run("context")
+    steps: int | None = of_run("trainer.steps")
+    tokens_per_step: int | None = of_run("trainer.tokens_per_step")
+    micro_batch: int | None = of_run("trainer.micro_batch")
+    learning_rate: float | None = of_run("optimizer.learning_rate")
+    schedule: str | None = of_run("schedule.name")
+    warmup_steps: int | None = of_run("schedule.warmup_steps")
+    rope: str | None = of_run("model.rope")
+    rope_factor: float | None = of_run("model.rope_factor")
+    rope_base: float | None = of_run("model.rope_base")
     interpolate_positions: bool | None = of_run("model.interpolate_positions")
-    # How often documents of some length are read.
-    length_weights: list[LengthWeight] | None = of_run("data.length_weights")  # noqa: RUF009
+    length_weights: list[LengthWeight] | None = of_run("data.length_weights")
 
 
 @dataclass

@@ -62,8 +62,7 @@ def check_stages(settings: Settings, given: Collection[str]) -> None:
             task_of(own).check_step(own, ())
             shape = None if own.weights else check_layers(own.model, own.mask, own.context)
             learned = shape is not None and shape.positions == "learned"
-            stretched = own.model.interpolate_positions
-            if learned and own.context > (reach or own.context) and not stretched:
+            if learned and own.context > reach > 0 and not own.model.interpolate_positions:
                 raise UserError(
                     f"context={own.context} is longer than the {reach} learned positions of the "
                     "stage before. Add interpolate_positions: true."
@@ -114,7 +113,7 @@ def trainings(
         anew = "" if start is None or stage is again else ": optimizer and schedule begin anew"
         prepared.lines = [f"{stage.name}{anew}", *prepared.lines]
         own = own.having(resume=settings.resume if stage is again else None)
-        prepared.stage = StageContext(own, None, folder / stage.folder, None, start)
+        prepared.stage = StageContext(own, None, folder / stage.folder, None)
         prepared.row = partial(_row, stages[: stage.number + 1], folder, prepared.row)
         yield prepared
         module.cpu()  # the next one needs its memory

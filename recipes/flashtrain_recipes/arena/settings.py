@@ -156,21 +156,19 @@ class StageSettings:
     steps: int | None = of_run("trainer.steps")  # the most steps of the stage
     # Accuracy on held-out images at which the stage ends early; null: never.
     stop_at_accuracy: float | None = None
-    learning_rate: float | None = of_run("optimizer.learning_rate")  # the stage's highest
+    learning_rate: float | None = of_run("optimizer.learning_rate")
     schedule: str | None = of_run("schedule.name")  # constant suits a stage that ends early
-    warmup_steps: int | None = of_run("schedule.warmup_steps")  # of the stage
-    batch: int | None = of_run("sequence.batch")  # the stage's sequence.batch
-    micro_batch: int | None = of_run("trainer.micro_batch")  # the stage's trainer.micro_batch
-    # How many of the training images, from the first on, the stage reads.
-    images: int | None = of_run("pathfinder.train_images")
-    # The stage's pathfinder.contour; 3..14: a stage like this one for each number of dashes.
+    warmup_steps: int | None = of_run("schedule.warmup_steps")
+    batch: int | None = of_run("sequence.batch")
+    micro_batch: int | None = of_run("trainer.micro_batch")
+    images: int | None = of_run("pathfinder.train_images")  # from the first one on
+    # 3..14: a stage like this one for each number of dashes.
     contour: str | None = of_run("pathfinder.contour")
-    pattern: str | None = of_run("classifier.pattern")  # the stage's classifier.pattern
-    masked_weight: float | None = of_run("masked_pixels.weight")  # the stage's masked_pixels.weight
-    training_pixels: int | None = of_run("sequence.training_pixels")  # pixels that it trains on
-    validate_every: int | None = of_run("trainer.validate_every")  # steps between two validations
-    # The stage's trainer.compile; false is faster if compiling takes longer than the stage.
-    compile: bool | None = of_run("trainer.compile")
+    pattern: str | None = of_run("classifier.pattern")
+    masked_weight: float | None = of_run("masked_pixels.weight")
+    training_pixels: int | None = of_run("sequence.training_pixels")
+    validate_every: int | None = of_run("trainer.validate_every")
+    compile: bool | None = of_run("trainer.compile")  # false is faster for a short stage
 
     def each_stage(self) -> list[StageSettings]:
         """Return the stage itself or, if `contour` is a range as "3..14", one such stage for
