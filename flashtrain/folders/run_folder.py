@@ -179,8 +179,7 @@ def note_failure(folder: Path, error: str) -> None:
 
 
 def last_checkpoint(settings: Settings, folder: Path) -> Path | None:
-    """Return the checkpoint to resume from: that of the run in resume=RUN or, with resume=auto,
-    that in `folder`; None if the run begins anew."""
+    """Return the checkpoint of resume=RUN, or for resume=auto that in `folder`; None without."""
     if settings.resume not in (None, "auto"):
         return find_checkpoint(settings.resume, prefer=LAST, setting="resume")[1]
     own = folder / CHECKPOINTS / LAST

@@ -1,9 +1,9 @@
 """A language model's training in stages, such as those of longer and longer contexts.
 
 runs/hf/2026-11-28_18-00-00/
-  config.yaml, summary.json, checkpoints/  as every run; a checkpoint stores its stage
-  stage-1-context-32768/metrics.jsonl      a stage's logged numbers
-  stage-1-context-32768/summary.json       what it cost and its losses, once it has ended
+  checkpoints/                         as every run's; a checkpoint stores its stage
+  stage-1-context-32768/metrics.jsonl  a stage's logged numbers
+  stage-1-context-32768/summary.json   what it cost and its losses, once it has ended
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def trainings(
     left, again = stages, None  # the stages to train, and the one that resumes
     if (start := run_folder.last_checkpoint(settings, folder)) is not None:
         saved = read_checkpoint(start, mmap=True)
-        again, step = stages[saved["flashtrain"]["stage"]], check_resumable(saved, start)
+        again, step = stages[saved["flashtrain"].get("stage", 0)], check_resumable(saved, start)
         left = stages[again.number :]
         # A stage that was ended in its last validation goes on there.
         ended = read_summary(folder / again.folder).get("status") == FINISHED
@@ -130,8 +130,10 @@ def _row(done: list[TrainingStage], folder: Path, found: Any, trainer: pl.Traine
         row = {**about, **columns, **own, "train_seconds": seconds}
         run_folder.write_summary(folder / stage.folder, row)
     rows = [*(read_summary(folder / one.folder) for one in done[:-1]), own]
-    sums = {name: sum(one.get(name) or 0 for one in rows) for name in ("steps", "tokens", "epochs")}
-    return own | sums | {"stages": stage.count, "train_loss_first": rows[0]["train_loss_first"]}
+    summed = ("steps", "tokens", "epochs")
+    sums = {name: round(sum(one.get(name) or 0 for one in rows), 3) for name in summed}
+    first = rows[0].get("train_loss_first")
+    return {**own, **sums, "stages": stage.count, "train_loss_first": first}
 
 
 def stage_lines(settings: Settings, folder: Path) -> Iterator[str]:
