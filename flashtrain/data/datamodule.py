@@ -228,7 +228,7 @@ class TextDataModule(ResumableDataModule):
     def cache(self) -> OpenTokens:
         """The tokens of the source, opened for reading."""
         found = open_split(self.source, self.tokenizer_spec, self.cache_dir, self.validation)
-        needs = "data.document_mask" if self.document_mask else "data.length_weights"
+        needs = "data.document_mask=true" if self.document_mask else "data.length_weights"
         if (self.document_mask or self.length_weights) and not found.has_documents:
             raise UserError(
                 f"{needs} needs documents, but it is not known where those of these tokens end. "
