@@ -161,6 +161,7 @@ def train(place: Path, name: str, **settings: Any) -> Any:
     return flashtrain.train(**{**given, **settings})
 
 
+ADAPTER = {"model.adapter": "lora", "model.adapter_rank": 4}
 STAGES = [
     {"context": 32, "steps": 3},
     {"context": 64, "steps": 2, "rope": "yarn", "rope_factor": 2},
@@ -258,3 +259,22 @@ def test_learned_positions_are_stretched_and_another_run_starts_from_the_last_st
     following = train(place, "following", **own)
     assert torch.isfinite(torch.tensor(following.summary["train_loss"]))
     assert len(WATCH.began[0]["model.position_embedding.weight"]) == 64
+
+
+@pytest.mark.integration
+def test_an_adapter_goes_on_through_the_stages_and_from_the_last_one(place: Path) -> None:
+    first = train(
+        place, "adapter", recipe="hf", context=32, **ADAPTER, **{"model.path": place / "llama"},
+        **{"trainer.steps": 1},
+    )  # fmt: skip
+    began = WATCH.ended[-1]
+    own = {"recipe": "hf", "model.path": first.folder}
+    staged = train(place, "adapter-stages", **own, stages=STAGES[:2])
+    assert {name for name in began if not torch.equal(began[name], WATCH.began[0][name])} == set()
+    ended = WATCH.ended
+    assert all(torch.equal(ended[0][name], WATCH.began[1][name]) for name in began)
+    following = {"recipe": "hf", "model.path": staged.folder, "context": 64, "trainer.steps": 1}
+    train(place, "adapter-following", **following)
+    assert all(torch.equal(ended[-1][name], WATCH.began[0][name]) for name in began)
+    going_on = flashtrain.load(staged.folder, hardware="cpu")
+    assert going_on.settings.model.rope_factor == 2
