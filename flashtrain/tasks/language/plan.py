@@ -17,7 +17,6 @@ from flashtrain.tasks.attention_masks import attended_context
 from flashtrain.tasks.batching import Batching, fit_memory, memory_words
 from flashtrain.tasks.context_run import context_columns, plan_lines
 from flashtrain.tasks.decoders import make_model
-from flashtrain.tasks.language.stages import stages_of
 from flashtrain.tasks.plan_text import fit_lines, memory_plan, plan_text
 from flashtrain.tasks.text_data import make_source, vocabulary_of
 from flashtrain.training.hardware import Hardware
@@ -29,6 +28,8 @@ def plan_language(settings: Settings, hardware: Hardware) -> str:
     """Return mode=plan's text: parameters, tokens, estimated memory and time. Builds no
     weights, reads no text. Of stages it is the text of each."""
     if settings.stages:
+        from flashtrain.tasks.language.stages import stages_of
+
         texts = [(one.name, plan_language(one.settings, hardware)) for one in stages_of(settings)]
         return "\n".join(f"{name}:\n{text}" for name, text in texts)
     vocab_size = vocabulary_of(settings.data)
