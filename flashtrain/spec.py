@@ -37,8 +37,7 @@ class StageContext:
     curriculum."""
 
     settings: Settings  # of this training, in place of the run's
-    # The checkpoint to resume from, of the same model; None: as settings.resume says.
-    resumed: Path | None
+    resumed: Path | None  # the checkpoint to resume from; None: as settings.resume says
     logs: Path  # the folder of the loggers
     # None, unless another training starts from where this one ends, which is a checkpoint too: it
     # is called before that is written. A signal that comes meanwhile still stops the run.

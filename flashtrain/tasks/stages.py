@@ -45,8 +45,7 @@ class TrainingStage:
         return self.settings.trainer.steps
 
     def begin(self, folder: Path) -> Settings:
-        """Seed the random generators, and return the stage's settings with that seed, and with all
-        stages of the run in `folder` as one group of its logger."""
+        """Seed the random generators; return the settings, with that seed and a logger's names."""
         # Another seed for each stage: short stages of the same data would read the same first
         # samples, over and over. Set anew here, so that a stage that is begun by a later command
         # is begun alike.

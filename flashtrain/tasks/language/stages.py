@@ -15,8 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import pytorch_lightning as pl
-
 from flashtrain.errors import UserError
 from flashtrain.folders import run_folder
 from flashtrain.folders.run_folder import CHECKPOINTS, FINISHED, read_summary
@@ -28,8 +26,6 @@ from flashtrain.tasks.language.exports import take_export
 from flashtrain.tasks.stages import TrainingStage, changed_by, check_used_by_stages
 from flashtrain.training.checkpoints import LAST, check_resumable, read_checkpoint, weights_in
 from flashtrain.training.hardware import Hardware
-
-Row = dict[str, Any]
 
 
 def stages_of(settings: Settings) -> list[TrainingStage]:
@@ -120,7 +116,7 @@ def trainings(
         start = folder / CHECKPOINTS / LAST
 
 
-def _row(done: list[TrainingStage], folder: Path, found: Any, trainer: pl.Trainer) -> Row:
+def _row(done: list[TrainingStage], folder: Path, found: Any, trainer: Any) -> dict[str, Any]:
     """Write the row of the last of the stages that are `done` to its folder; return the run's."""
     own, stage = found(trainer), done[-1]
     if stage.folder and trainer.is_global_zero:
