@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from flashtrain.registry import registered
+from flashtrain.settings.options import REPLACES
 from flashtrain.settings.schema import schema_of
 from flashtrain.settings.settings import Settings
 
@@ -78,6 +79,9 @@ def _section(title: str, prefix: str, group: Any, shown: set[str]) -> Iterator[s
         if part is not None:
             inner.append((f"{name}[]", part()))
         meaning, possible = meanings.get(one.name, ""), one.metadata.get("options", ())
+        if REPLACES in one.metadata:
+            run = one.metadata[REPLACES]
+            meaning = f"In place of `{run}` in a stage of `{prefix[:-3]}`. {meaning}"
         if not all(value in meaning for value in possible):
             meaning += f" One of {', '.join(f'`{value}`' for value in possible)}."
         rows.append(

@@ -37,7 +37,7 @@ class StageContext:
     curriculum."""
 
     settings: Settings  # of this training, in place of the run's
-    resumed: Path | None  # the checkpoint to resume from, of the same model; None to start anew
+    resumed: Path | None  # the checkpoint to resume from; None: as settings.resume says
     logs: Path  # the folder of the loggers
     # None, unless another training starts from where this one ends, which is a checkpoint too: it
     # is called before that is written. A signal that comes meanwhile still stops the run.
@@ -213,9 +213,9 @@ class Task(ABC):
         """Return the text after "training" or "planning" in the line about a demo: what the demo
         is, then the text `where`, which says how to train the recipe in full."""
 
-    def of_checkpoint(self, settings: Settings) -> Settings:
+    def of_checkpoint(self, settings: Settings, checkpoint: Path) -> Settings:
         """Return the saved `settings` of a run, with other values where modes that use its
-        checkpoint need them."""
+        `checkpoint` need them: those of its stage."""
         return settings
 
     def for_weights(self, line: CommandLine) -> Settings | None:

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from flashtrain.announce import say
 from flashtrain.command.compose import CHOOSES, checked_settings, compose_settings, readable_errors
 from flashtrain.errors import UserError
-from flashtrain.folders.run_folder import LAST, find_checkpoint, read_settings
+from flashtrain.folders.run_folder import BEST, LAST, find_checkpoint, read_settings, settings_at
 from flashtrain.mode import is_of_checkpoint, modes
 from flashtrain.settings.command_line import CommandLine
 from flashtrain.settings.schema import check_names, settings_config
@@ -71,9 +71,10 @@ def settings_from_checkpoint(words: Sequence[str]) -> Settings:
     named = "checkpoint" if is_of_checkpoint(mode) else "resume"
     if named not in given:
         return _settings_of_weights(line, mode)
-    folder, _ = find_checkpoint(str(given[named].value()), prefer=LAST, setting=named)
-    own = read_settings(folder)
-    config = settings_config(task_of(own).of_checkpoint(own) if named == "checkpoint" else own)
+    prefer = BEST if named == "checkpoint" else LAST
+    folder, found = find_checkpoint(str(given[named].value()), prefer=prefer, setting=named)
+    own = settings_at(folder, found) if named == "checkpoint" else read_settings(folder)
+    config = settings_config(own)
     OmegaConf.set_struct(config, True)
     if named == "resume":
         config.hardware.demo = "never"  # the run's own model, on whatever machine

@@ -25,7 +25,7 @@ from flashtrain.data.loader import (
     even_batches,
     loader_options,
 )
-from flashtrain.data.packing import Batch, PackedSamples, Spans, Split
+from flashtrain.data.packing import Batch, LengthWeights, PackedSamples, Spans, Split
 from flashtrain.data.sources import StandardLibrarySource, TextSource, TokenSource
 from flashtrain.data.text_files import FilesSource
 from flashtrain.data.token_cache import OpenTokens, open_split
@@ -173,6 +173,8 @@ class TextDataModule(ResumableDataModule):
             longest of them in every run.
         validation_samples: Maximum number of rows to read at each validation, over all devices.
         validation_batch: Rows of a micro-batch in validation (None: batch_size).
+        length_weights: How often an epoch reads the training documents, by their length: see
+            packing.Spans.repeated; (): all once.
         cache_dir: Folder of token files (None: files.caches.default_cache_dir()).
         **run: total_steps, accumulate, seed and num_workers: see ResumableDataModule.
 
@@ -193,6 +195,7 @@ class TextDataModule(ResumableDataModule):
         split_context: int | None = None,
         validation_samples: int = 256,
         validation_batch: int | None = None,
+        length_weights: LengthWeights = (),
         cache_dir: str | os.PathLike[str] | None = None,
         **run: int,
     ) -> None:
@@ -207,6 +210,7 @@ class TextDataModule(ResumableDataModule):
         self.split_context = split_context
         self.validation_samples = validation_samples
         self.validation_batch = validation_batch
+        self.length_weights = length_weights
         self.cache_dir = cache_dir
         self._splits: dict[tuple[float, int], Split] = {}
         super().__init__(batch_size, **run)
@@ -224,11 +228,11 @@ class TextDataModule(ResumableDataModule):
     def cache(self) -> OpenTokens:
         """The tokens of the source, opened for reading."""
         found = open_split(self.source, self.tokenizer_spec, self.cache_dir, self.validation)
-        if self.document_mask and not found.has_documents:
+        needs = "data.document_mask=true" if self.document_mask else "data.length_weights"
+        if (self.document_mask or self.length_weights) and not found.has_documents:
             raise UserError(
-                "data.document_mask=true keeps attention within documents, but it is not known "
-                "where the documents of these tokens end. Set data.end_of_text=ID, or "
-                "data.document_mask=false."
+                f"{needs} needs documents, but it is not known where those of these tokens end. "
+                f"Set data.end_of_text=ID, or remove {needs}."
             )
         return found
 
@@ -239,9 +243,11 @@ class TextDataModule(ResumableDataModule):
         context = max(self.context, self.split_context or 0)
         wanted = (self.validation_fraction, context)
         if wanted not in self._splits:  # only once: splitting may log a line
-            self._splits[wanted] = self.cache.split(
-                fraction=self.validation_fraction, context=context
-            )
+            split = self.cache.split(fraction=self.validation_fraction, context=context)
+            if self.length_weights:
+                training = split.training.repeated(self.length_weights, self.seed)
+                split = split._replace(training=training)
+            self._splits[wanted] = split
         return self._splits[wanted]
 
     @property
@@ -277,6 +283,8 @@ class TextDataModule(ResumableDataModule):
         """Describe the corpus in one line: source, tokenizer, counts, and the
         folder of the token file."""
         documents = f"{self.cache.documents:,} document{'s' * (self.cache.documents != 1)}"
+        for limit, weight in sorted(self.length_weights):
+            documents += f", of {limit:,} tokens and more {weight:g} times"
         return (
             f"{self.source.describe()} | {self.tokenizer.describe()} | {documents}, "
             f"{self.train_tokens:,} tokens to train on, {self.validation_tokens:,} held out | "

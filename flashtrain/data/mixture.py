@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from flashtrain.data.loader import StepSampler, epoch_order
-from flashtrain.data.packing import Batch, PackedSamples, Spans, Split
+from flashtrain.data.packing import Batch, LengthWeights, PackedSamples, Spans, Split
 from flashtrain.data.sources import TextSource, TokenSource
 from flashtrain.data.token_cache import OpenTokens, cache_root, open_split
 from flashtrain.data.tokenizers import (
@@ -100,6 +100,10 @@ class MixedSpans(NamedTuple):
     def tokens(self) -> int:
         """The number of tokens of all parts."""
         return sum(spans.tokens for spans in self.parts if spans is not None)
+
+    def repeated(self, weights: LengthWeights, seed: int) -> MixedSpans:
+        """Return the documents of each part as often as Spans.repeated does."""
+        return MixedSpans(tuple(own and own.repeated(weights, seed) for own in self.parts))
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from flashtrain.data.keyed_random import uniform
 from flashtrain.errors import UserError
 from flashtrain_kernels.loss_head import IGNORED
 
 log = logging.getLogger(__name__)
+
+LengthWeights = Sequence[tuple[int, float]]  # (tokens of a document at least, its weight)
 
 
 class Batch(TypedDict):
@@ -58,6 +61,22 @@ class Spans(NamedTuple):
     def tokens(self) -> int:
         """The number of tokens of all documents."""
         return int(self.lengths.sum())
+
+    def repeated(self, weights: LengthWeights, seed: int) -> Spans:
+        """Return the documents as often as an epoch reads them, by their lengths (Fu et al. 2024,
+        "Data Engineering for Scaling Language Models to 128K Context").
+
+        A document has the weight of the longest limit that it reaches, else 1. With 2.5 it is read
+        twice or three times, drawn by the seed and its place in the file alone; with 0 never. All
+        come once, then those that are read again: the copies of a document are far apart.
+        """
+        weight = np.ones(len(self.begins))
+        for at_least, own in sorted(weights):
+            weight[self.lengths >= at_least] = own
+        counts = np.floor(weight).astype(np.int64) + (uniform(seed, self.begins) < weight % 1)
+        rounds = [np.flatnonzero(counts > done) for done in range(counts.max(initial=0))]
+        order = np.concatenate([np.arange(0), *rounds])
+        return Spans(self.begins[order], self.ends[order])
 
 
 class Split(NamedTuple):

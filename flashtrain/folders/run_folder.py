@@ -22,6 +22,7 @@ from flashtrain.registry import registered
 from flashtrain.settings.aliases import NEWER, completed, updated
 from flashtrain.settings.schema import setting_names, settings_config, typed_settings
 from flashtrain.settings.settings import Settings
+from flashtrain.spec import task_of
 from flashtrain.training.checkpoints import BEST, LAST, checkpoint_exists
 
 CONFIG_FILE = "config.yaml"  # the resolved settings: with the checkpoint enough to rebuild a run
@@ -63,6 +64,12 @@ def read_settings(folder: Path) -> Settings:
     if not path.is_file():
         raise UserError(f"{folder} is not a run folder: it has no {CONFIG_FILE}.")
     return _settings(read_yaml(path), path)
+
+
+def settings_at(folder: Path, checkpoint: Path) -> Settings:
+    """Return the settings of the run in `folder`, as they were in the stage of its `checkpoint`."""
+    own = read_settings(folder)
+    return task_of(own).of_checkpoint(own, checkpoint)
 
 
 def _settings(content: Any, path: Path) -> Settings:
@@ -169,6 +176,14 @@ def note_failure(folder: Path, error: str) -> None:
     it is still running."""
     if (row := read_summary(folder)).get("status") == RUNNING:
         write_summary(folder, {**row, "status": FAILED, "error": error})
+
+
+def last_checkpoint(settings: Settings, folder: Path) -> Path | None:
+    """Return the checkpoint of resume=RUN, or for resume=auto that in `folder`; None without."""
+    if settings.resume not in (None, "auto"):
+        return find_checkpoint(settings.resume, prefer=LAST, setting="resume")[1]
+    own = folder / CHECKPOINTS / LAST
+    return own if settings.resume and own.exists() else None
 
 
 def find_checkpoint(given: str, *, prefer: str, setting: str = "checkpoint") -> tuple[Path, Path]:

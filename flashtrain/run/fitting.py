@@ -83,8 +83,9 @@ def fit(
         LineProgress(settings.trainer.log_every),
         *(component("callback", name)(settings) for name in settings.trainer.callbacks),
     ]
+    logs = stage.logs if stage else folder
     trainer = make_trainer(
-        settings, hardware, stage.logs if stage else folder, own, accumulate=batching.accumulate
+        settings, hardware, folder, own, accumulate=batching.accumulate, logs=logs
     )
     try:
         try:
@@ -211,9 +212,10 @@ def make_trainer(
     callbacks: list[pl.Callback],
     *,
     accumulate: int,
+    logs: Path,
 ) -> pl.Trainer:
-    """Make Lightning's Trainer for these settings. It writes into `folder`; a step has
-    `accumulate` micro-batches."""
+    """Make Lightning's Trainer for these settings. It writes into `folder`, its loggers into
+    `logs`; a step has `accumulate` micro-batches."""
     options = settings.trainer
     accelerator = "gpu" if hardware.kind == "cuda" else "cpu"
     return pl.Trainer(
@@ -234,7 +236,7 @@ def make_trainer(
         deterministic=options.deterministic or None,
         enable_model_summary=False,
         callbacks=callbacks,
-        logger=run_loggers(settings, folder),
+        logger=run_loggers(settings, logs),
         plugins=[AtomicCheckpointIO()],
         default_root_dir=str(folder),
     )

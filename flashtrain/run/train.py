@@ -17,14 +17,12 @@ from flashtrain.announce import say
 from flashtrain.data.tokenizers import check_same_tokens
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import (
-    CHECKPOINTS,
     FINISHED,
-    LAST,
     RUNNING,
     SETTINGS,
     TOKENIZER,
     check_config,
-    find_checkpoint,
+    last_checkpoint,
     read_summary,
     write_config,
     write_summary,
@@ -80,20 +78,13 @@ def check_same_model(
 def checkpoint_to_resume(
     settings: Settings, folder: Path, description: dict[str, Any]
 ) -> Path | None:
-    """Return the checkpoint to resume from: that of the run in resume=RUN or, with resume=auto,
-    that in `folder`; None if the run begins anew.
+    """Return the `last_checkpoint`, from which to resume; None if the run or stage begins anew.
 
     Raises UserError if the checkpoint is of another model, holds weights only, or is at
     the last step already.
     """
-    if settings.resume is None:
+    if (checkpoint := last_checkpoint(settings, folder)) is None:
         return None
-    if settings.resume == "auto":
-        checkpoint = folder / CHECKPOINTS / LAST
-        if not checkpoint.exists():
-            return None
-    else:
-        _, checkpoint = find_checkpoint(settings.resume, prefer=LAST, setting="resume")
     saved = read_checkpoint(checkpoint, mmap=True, checked=True)
     check_same_model(checkpoint, saved, description)
     made, steps = check_resumable(saved, checkpoint), settings.trainer.steps
@@ -150,9 +141,9 @@ def train(
 
     for number, prepared in enumerate(task.trainings(settings, hardware, folder, overrides)):
         stage = prepared.stage
-        resumed = (
-            stage.resumed if stage else checkpoint_to_resume(settings, folder, prepared.description)
-        )
+        own = stage.settings if stage else settings
+        resumed = stage.resumed if stage else None
+        resumed = resumed or checkpoint_to_resume(own, folder, prepared.description)
         if number == 0:
             if resumed is not None:
                 check_config(resumed, read_checkpoint(resumed, mmap=True))
@@ -169,6 +160,6 @@ def train(
         for line in prepared.lines:
             say(line)
         prepared.callbacks = [*prepared.callbacks, stores]
-        own, finish = stage.settings if stage else settings, partial(finished_row, prepared)
+        finish = partial(finished_row, prepared)
         row = fit(prepared, own, hardware, folder, resumed=resumed, started=started, finish=finish)
     return row

@@ -51,6 +51,14 @@ OF_A_PART = (
 
 
 @dataclass
+class LengthWeight:
+    """How often an epoch reads documents; of several limits the longest that one reaches counts."""
+
+    at_least: int = 1  # tokens of a document, its end_of_text included
+    weight: float = 1.0  # times an epoch; 2.5: twice or, drawn by the seed, three times
+
+
+@dataclass
 class DataSettings:
     """Where text comes from, how it becomes tokens, and how tokens become samples (conf/data)."""
 
@@ -99,6 +107,8 @@ class DataSettings:
     begin_of_text: bool = True  # begin documents, prompts and scored texts as AutoTokenizer does
     # Whether tokens see their own document alone: mask.documents=true by another name.
     document_mask: bool = False
+    # Read longer documents more often: [{at_least: 32768, weight: 4}]; the others once.
+    length_weights: list[LengthWeight] = field(default_factory=list)
     # Share of documents held out without a file for it; 1, in mode=evaluate: all.
     validation_fraction: float = 0.02
     # Held-out tokens of each validation; null: at most 524,288, and a tenth of the training's time.
@@ -150,6 +160,15 @@ class DataSettings:
             self._check_mixture()
         at_least("data.end_of_text", self.end_of_text, 0)
         self._check_tokenizer()
+        for one in self.length_weights:
+            at_least("data.length_weights.at_least", one.at_least, 1)
+            between("data.length_weights.weight", one.weight, 0, 1e6)
+        if self.length_weights and (self.streaming or self.source == "chat"):
+            streams = " data.streaming=true" if self.streaming else ""
+            raise UserError(
+                "data.length_weights needs whole documents of lengths that are known before the "
+                f"training, which data={self.source}{streams} has not. Remove data.length_weights."
+            )
         if self.source == "chat" and self.tokenizer in ("bytes", "bpe", "gpt2"):
             raise UserError(
                 f"data=chat with data.tokenizer={self.tokenizer}: conversations need a tokenizer "

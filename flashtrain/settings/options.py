@@ -57,6 +57,14 @@ Target = Literal["labels", "class", "tokens"]
 SampleUnit = Literal["sentence", "paragraph", "document"]
 
 
+REPLACES = "replaces"  # key of a field's metadata
+
+
+def of_run(name: str, default: Any = None) -> Any:
+    """Return a dataclass field of a stage that replaces the run's setting `name`, if not None."""
+    return field(default=default, metadata={REPLACES: name})
+
+
 def option(default: str | None, kind: Any, *, others: bool = False) -> Any:
     """Return a dataclass field whose value must be one of the names in `kind`, or None if `default`
     is None.

@@ -70,9 +70,10 @@ class Settings:
         return set()
 
     def named(self, label: str) -> str:
-        """Return a short name of the model: `label`, or the file or folder name of
-        `weights` if those are given."""
-        return label if self.weights is None else Path(self.weights).name
+        """Return a short name of the model: the file or folder name of `weights`, or `label` if
+        those are not given, or a checkpoint."""
+        path = Path(self.weights or ".ckpt")
+        return label if path.name.endswith(".ckpt") else path.name
 
     @property
     def strategy(self) -> str:

@@ -98,7 +98,8 @@ def why_not_held_out(settings: Settings, folder: Path) -> str | None:
 
 def _draw(settings: Settings) -> tuple[Any, ...]:
     """Return the settings that decide which documents are held out at random."""
-    length = max(settings.context, settings.data.split_context or 0)
+    stages = [one.context or settings.context for one in getattr(settings, "stages", ())]
+    length = max(*(stages or [settings.context]), settings.data.split_context or 0)
     return settings.data.validation_fraction, 0 if settings.data.source == "chat" else length
 
 

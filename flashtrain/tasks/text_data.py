@@ -170,6 +170,7 @@ def reading_options(
         "validation_samples": sys.maxsize
         if whole
         else held_out_samples(requested, every, step, maximum=most),
+        "length_weights": [(one.at_least, one.weight) for one in data.length_weights],
         "cache_dir": data.cache_dir,
     }
 

@@ -191,6 +191,40 @@ def adapters(place: Path) -> Settings:
     }
 
 
+# Of 3 steps of 8 rows, and of 4 steps of 4 rows.
+STAGES = [
+    {"steps": 3, "schedule": "constant"},
+    {
+        "context": 64,
+        "steps": 4,
+        "learning_rate": 0.001,
+        "rope": "yarn",
+        "rope_factor": 2,
+        "micro_batch": 2,
+        "length_weights": [{"at_least": 2, "weight": 1.5}],
+    },
+]
+
+
+def staged(place: Path) -> Settings:
+    settings = {**language(place), "model": "llama", "stages": STAGES}
+    return {**settings, "data.path": texts(place), "data.validation_path": None}
+
+
+def texts(place: Path) -> Path:
+    """A folder with documents of some lengths."""
+    (place / "texts").mkdir()
+    for number in range(40):
+        text = f"{number}: the quick brown fox. " * (1 + number % 4)
+        (place / "texts" / f"{number}.txt").write_text(text)
+    return place / "texts"
+
+
+def staged_adapters(place: Path) -> Settings:
+    settings = {**adapters(place), "stages": STAGES, "data.path": texts(place)}
+    return {**settings, "data.validation_path": None, "data.tokenizer": "bytes"}
+
+
 def sharded(place: Path) -> Settings:
     return {**language(place), **SHARDS}
 
@@ -201,6 +235,7 @@ TASKS: dict[str, Callable[[Path], Settings]] = {
     "classification": classification, "streamed": streamed, "mixture": mixture,
     "bfloat16": bfloat16, "lamb": lamb,
     "transformers_model": transformers_model, "adapters": adapters, "sharded": sharded,
+    "staged": staged, "staged_adapters": staged_adapters,
 }  # fmt: skip
 
 

@@ -89,6 +89,9 @@ def terminated(monkeypatch):
         *(("language", at, terminate, Ended) for at in (4, -1, -2)),
         # in each stage, on the first one's last step.
         *(("classification", at, terminate, Ended) for at in (3, 4, 8)),
+        # in the last validation of the first stage, before the second has saved, and in it.
+        *(("staged", at, terminate, Ended) for at in (-1, 6, 12)),
+        ("staged_adapters", 7, terminate, Ended),
         *(("language", at, ctrl_c, KeyboardInterrupt) for at in (2, 5)),
         *(("language", at, fail, Ended) for at in (6, 7, -1, -2)),
         *((case, 7, fail, Ended) for case in ("sharded", "streamed", "fine_tuning")),

@@ -17,6 +17,7 @@ from flashtrain.tasks.text_data import make_source
 
 FILES = ["data=files", "data.path=BOOKS"]
 HUB = ["data=hub", "data.name=someone/something"]
+LONGER = "data.length_weights=[{at_least:9,weight:2}]"
 GPT2 = ["data.vocab=v.json", "data.merges=m.txt"]
 
 
@@ -33,6 +34,11 @@ GPT2 = ["data.vocab=v.json", "data.merges=m.txt"]
             [*FILES, "data.encoding=latin-one"],
             r"unknown data\.encoding 'latin-one'\. Did you mean .*'latin-1'",
         ),
+        (
+            [*FILES, "data.streaming=true", "data.tokenizer=bytes", LONGER],
+            "data.length_weights needs .* data=files data.streaming=true has not",
+        ),
+        (["data.length_weights=[{at_least:9,weight:-1}]"], "data.length_weights.weight=-1"),
         ([*FILES, "data.encoding_errors=replaced"], "unknown data.encoding_errors 'replaced'"),
     ],
 )
@@ -51,6 +57,7 @@ def test_what_would_be_passed_over_is_refused_before_any_work(
         ["data.include_tests=false", "data.tokenizer=bytes"],
         [*FILES, "data.include_tests=false"],  # as commands of published results have it
         [*FILES, "data.tokenizer=gpt2", *GPT2],
+        [*FILES, "data.tokenizer=bytes", LONGER],
     ],
 )
 def test_what_is_read_is_not(words: list[str]) -> None:

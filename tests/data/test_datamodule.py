@@ -129,6 +129,40 @@ def test_runs_of_several_contexts_can_hold_out_the_same_documents(data):
     assert held_out(200, 16) == held_out(200)  # its own samples must fit all the same
 
 
+def test_long_documents_are_read_more_often_in_training_alone(data):
+    texts = [letter * length for letter, length in zip("abcdefgh", [9, 99] * 4, strict=True)]
+    plain, upsampled = (
+        data(texts, validation_fraction=0.3, length_weights=weights) for weights in ((), [(50, 3)])
+    )
+    short, long = (
+        sum(one for one in plain.split.training.lengths.tolist() if (one > 50) == longer)
+        for longer in (False, True)
+    )
+    assert plain.train_tokens == short + long
+    assert upsampled.train_tokens == short + 3 * long
+    assert torch.equal(*(next(iter(one.val_dataloader()))["tokens"] for one in (plain, upsampled)))
+    assert "8 documents, of 50 tokens and more 3 times" in upsampled.describe()
+    # An epoch: each token of the stream is a label once.
+    samples = upsampled._samples(upsampled.split.training)
+    counts = np.bincount(samples[range(len(samples))]["labels"].flatten())
+    training = upsampled.split.training
+    read = upsampled.cache.tokens[int(training.begins[-1]) : int(training.ends[-1])]
+    assert abs(counts[read[0]] - 3 * 99) <= upsampled.context
+
+
+def test_repeated_documents_are_cut_into_the_samples_of_masked_training_too(list_source, tmp_path):
+    def pieces(**options):
+        module = MaskedTextDataModule(
+            list_source(TEXTS), context=32, unit="document", cache_dir=tmp_path, **options
+        )
+        module.setup()
+        return module.pieces(module.split.training)
+
+    once, twice = pieces(), pieces(length_weights=[(1, 2)])
+    assert twice.begins.tolist() == 2 * once.begins.tolist()
+    assert twice.ends.tolist() == 2 * once.ends.tolist()
+
+
 def test_what_could_not_be_held_out_is_reported_once(data, caplog):
     module = data(["a" * 600], context=16)
     module.setup()  # as Lightning does again

@@ -91,6 +91,18 @@ def test_validation_is_mixed_by_weight_and_apart_from_training(mixed):
     )
 
 
+def test_long_documents_are_read_more_often_in_each_part(mixed):
+    plain, upsampled = mixed(), mixed(length_weights=[(33, 2)])
+    for part, (own, more) in enumerate(
+        zip(plain.split.training.parts, upsampled.split.training.parts, strict=True)
+    ):
+        longer = own.lengths >= 33
+        assert (part == 0) == longer.any()  # numbers of two digits are books' alone
+        assert more.tokens == own.tokens + own.lengths[longer].sum()
+    rows = [one for batch in upsampled.train_dataloader() for one in letters(batch)]
+    assert abs(np.mean(rows) - 0.75) < 0.05  # the sources' shares stay
+
+
 def test_the_epochs_of_each_are_reported(mixed):
     data = mixed()
     small = len(data._samples(data.split.training).parts[1])

@@ -81,3 +81,29 @@ def test_tokens_past_two_thousand_million_are_found(tmp_path):
     stream = lambda places: torch.where(places < where, 0, places - where + 1)  # noqa: E731
     assert torch.equal(last["tokens"][0], stream(torch.arange(begin, begin + size)))
     assert torch.equal(last["labels"][0], stream(torch.arange(begin + 1, begin + size + 1)))
+
+
+def test_documents_are_repeated_by_their_lengths_and_the_copies_are_far_apart():
+    ends = np.cumsum([5, 20, 5, 40, 20])
+    spans = Spans(ends - [5, 20, 5, 40, 20], ends)
+    longer = spans.repeated([(40, 3), (10, 2)], seed=0)
+    assert longer.lengths.tolist() == [5, 20, 5, 40, 20, 20, 40, 20, 40]
+    tokens = PackedSamples(np.arange(90), longer, 5)[range(26)]["tokens"].flatten().tolist()
+    assert tokens[:130] == [*range(90), *range(5, 25), *range(30, 50)]
+    kept = spans.repeated([(1, 0), (20, 1)], seed=0)
+    assert kept.lengths.tolist() == [20, 40, 20]
+
+
+def test_a_fraction_is_drawn_by_the_seed_and_the_documents_place_alone():
+    ends = np.cumsum(np.full(4000, 7))
+    spans = Spans(ends - 7, ends)
+
+    def counts(seed, part=slice(None)):
+        found = Spans(spans.begins[part], spans.ends[part]).repeated([(1, 1.25)], seed)
+        return np.bincount(found.begins // 7, minlength=4000)[part]
+
+    assert set(counts(0).tolist()) == {1, 2}
+    assert abs(counts(0).sum() / 4000 - 1.25) < 0.03
+    assert counts(0).tolist() != counts(1).tolist()
+    # Other documents beside it, as another split, change none of its draws.
+    assert counts(0)[1000:].tolist() == counts(0, slice(1000, None)).tolist()

@@ -154,6 +154,8 @@ def test_what_needs_documents_or_text_reports_it(tmp_path):
     np.save(tmp_path / "a.npy", IDS.astype("uint16"))
     with pytest.raises(UserError, match=r"document_mask=true .*data\.end_of_text=ID"):
         TextDataModule(TokenFiles(tmp_path), NO_TOKENIZER, 16, 2, document_mask=True).setup()
+    with pytest.raises(UserError, match=r"length_weights needs documents.*end_of_text=ID"):
+        TextDataModule(TokenFiles(tmp_path), NO_TOKENIZER, 16, 2, length_weights=[(9, 2)]).setup()
     with pytest.raises(UserError, match=r"data\.end_of_text=60 .*50"):
         opened(tmp_path, end_of_text=60)
     with pytest.raises(UserError, match="data=files"):

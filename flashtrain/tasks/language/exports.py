@@ -16,7 +16,7 @@ from flashtrain.data.tokenizers import known_end
 from flashtrain.errors import UserError
 from flashtrain.files.json_files import read_json
 from flashtrain.folders.new_folder import new_folder
-from flashtrain.folders.run_folder import BEST, find_checkpoint, read_settings
+from flashtrain.folders.run_folder import BEST, find_checkpoint, settings_at
 from flashtrain.integrations import save_decoder, save_tokenizer
 from flashtrain.integrations.huggingface_config import ROTARY
 from flashtrain.integrations.huggingface_folder import add_end_ids, folder_of
@@ -102,7 +102,7 @@ def take_export(settings: Settings, *, make: bool = True) -> None:
         return
     named = "weights" if settings.weights else "model.path"
     folder, checkpoint = find_checkpoint(str(given), prefer=BEST, setting=named)
-    own = read_settings(folder)
+    own = settings_at(folder, checkpoint)
     if settings.weights is not None and own.model.name != "huggingface":
         return
     if not transformers:

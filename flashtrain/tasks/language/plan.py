@@ -26,7 +26,12 @@ BYTES_PER_TOKEN = 4  # of English and of code, by tokenizers of some 50,000 toke
 
 def plan_language(settings: Settings, hardware: Hardware) -> str:
     """Return mode=plan's text: parameters, tokens, estimated memory and time. Builds no
-    weights, reads no text."""
+    weights, reads no text. Of stages it is the text of each."""
+    if settings.stages:
+        from flashtrain.tasks.language.stages import stages_of
+
+        texts = [(one.name, plan_language(one.settings, hardware)) for one in stages_of(settings)]
+        return "\n".join(f"{name}:\n{text}" for name, text in texts)
     vocab_size = vocabulary_of(settings.data)
     build_model: Callable[..., Trainable] = partial(
         make_model, settings.model, vocab_size=vocab_size, context=settings.context

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field, replace
 
 from flashtrain.errors import UserError, at_least, between
 from flashtrain.settings import options
+from flashtrain.settings.data import LengthWeight
 from flashtrain.settings.mask import MaskSettings
 from flashtrain.settings.model import ModelSettings
+from flashtrain.settings.options import of_run
 from flashtrain.settings.settings import CONTEXT, divisors
 from flashtrain.settings.text import TextSettings
 
@@ -36,6 +38,24 @@ class ExportSettings:
 
 
 @dataclass
+class LanguageStage:
+    """One stage of a training; null: as in the run's settings, of the model as before."""
+
+    context: int | None = of_run("context")
+    steps: int | None = of_run("trainer.steps")
+    tokens_per_step: int | None = of_run("trainer.tokens_per_step")
+    micro_batch: int | None = of_run("trainer.micro_batch")
+    learning_rate: float | None = of_run("optimizer.learning_rate")
+    schedule: str | None = of_run("schedule.name")
+    warmup_steps: int | None = of_run("schedule.warmup_steps")
+    rope: str | None = of_run("model.rope")
+    rope_factor: float | None = of_run("model.rope_factor")
+    rope_base: float | None = of_run("model.rope_base")
+    interpolate_positions: bool | None = of_run("model.interpolate_positions")
+    length_weights: list[LengthWeight] | None = of_run("data.length_weights")
+
+
+@dataclass
 class LanguageSettings(TextSettings):
     """Settings of language models."""
 
@@ -44,6 +64,8 @@ class LanguageSettings(TextSettings):
     context_parallel: int | None = None
     # What mode=generate continues: a text, or a conversation; also the sample's at a run's end.
     prompt: str = ""
+    # Trainings one after the other, each from the weights of the one before; empty: a single one.
+    stages: list[LanguageStage] = field(default_factory=list)
     model: ModelSettings = field(default_factory=ModelSettings)
     mask: MaskSettings = field(default_factory=MaskSettings)
     generate: GenerateSettings = field(default_factory=GenerateSettings)

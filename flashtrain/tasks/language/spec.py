@@ -20,11 +20,12 @@ class LanguageTask(Task):
     """task=language_model: a decoder trained on text to predict the next token."""
 
     settings = LanguageSettings
-    same = ("context", "model", "data", "mask")
+    used = ("context", "model", "data", "mask")
+    same = (*used, "stages")
     modes: Mapping[str, Names] = {
-        "evaluate": same,
-        "generate": (*same, "generate", "prompt"),
-        "export": (*same, "export"),
+        "evaluate": used,
+        "generate": (*used, "generate", "prompt"),
+        "export": (*used, "export"),
     }
     shape = ("model.size", *(f"model.{name}" for name in OWN_SIZES), "model.positions")
     trained = ("model.name", "model.dropout", "model.vocab_rows", "model.options")
@@ -32,12 +33,18 @@ class LanguageTask(Task):
     plan = imported("flashtrain.tasks.language.plan:plan_language")
     run_mode = imported("flashtrain.tasks.language.evaluate:run_language_mode")
     load = imported("flashtrain.tasks.language.evaluate:read_model")
+    of_checkpoint = imported("flashtrain.tasks.language.stages:of_stage")
+    trainings = imported("flashtrain.tasks.language.stages:trainings")
 
     def check(self, settings: Settings) -> None:
         super().check(settings)
         one_of("mask", settings.mask.name, {*get_args(options.Mask), *registered("mask")})
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
+        if settings.stages:
+            from flashtrain.tasks.language.stages import check_stages
+
+            return check_stages(settings, given)
         settings.check_step()
         if settings.weights is None and (
             settings.sharding is not None or settings.model.own_layers
@@ -65,6 +72,11 @@ class LanguageTask(Task):
         return suit_to_weights(settings, given)
 
     def columns(self, settings: Settings) -> dict[str, Any]:
+        if settings.stages:
+            from flashtrain.tasks.language.stages import stages_of
+
+            rows = [self.columns(one.settings) for one in stages_of(settings)]
+            return rows[-1] | {name: sum(one[name] for one in rows) for name in ("steps", "tokens")}
         return {
             "model": settings.named(settings.model.label),
             "context": settings.context,
@@ -93,12 +105,15 @@ class LanguageTask(Task):
             else f" training loss {row['train_loss']:.3f} at the last step{first}"
         )
         prompt = settings.prompt or settings.data.first_words
+        from flashtrain.tasks.language.stages import stage_lines
+
         rate = row["tokens_per_second"]
         speed = "" if rate is None else f"{rate:,.0f} tokens/s{measured_words(row)}, "
         report_finished(
             folder,
             f"finished {row['model']}:{loss}{held_out}, after {row['tokens']:,} tokens",
             f"{speed}{row['seconds']:.0f} s for the whole command",
+            *stage_lines(settings, folder),
             then=f'mode=generate checkpoint={folder} prompt="{prompt}"',
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from flashtrain.data.tokenizers import load_tokenizer, without_begin
-from flashtrain.folders.run_folder import BEST, TOKENIZER, find_checkpoint, read_settings
+from flashtrain.folders.run_folder import BEST, TOKENIZER, find_checkpoint, settings_at
 from flashtrain.models.decoder import Decoder
 from flashtrain.models.decoder_config import FAMILIES, DecoderConfig
 from flashtrain.models.trainable import Trainable
@@ -36,7 +36,7 @@ def load_trained(given: str, *, attention: str, settings: Settings | None = None
     folder, path = find_checkpoint(given, prefer=BEST)
     saved, own, tokenizer = (
         read_checkpoint(path),
-        read_settings(folder),
+        settings_at(folder, path),
         load_tokenizer(folder / TOKENIZER),
     )
     description, state = saved["flashtrain"], weights_in(saved, path)

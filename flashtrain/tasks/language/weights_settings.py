@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flashtrain.errors import UserError
-from flashtrain.folders.run_folder import BEST, find_checkpoint, read_settings
+from flashtrain.folders.run_folder import BEST, find_checkpoint, settings_at
 from flashtrain.integrations.huggingface_adapter import adapter_settings
 from flashtrain.integrations.huggingface_config import ROTARY, read_config
 from flashtrain.integrations.huggingface_folder import folder_of
@@ -56,7 +56,7 @@ def _suit_to_adapter(settings: Settings, given: Collection[str]) -> list[str]:
     own = {name: one for name, one in vars(model).items() if f"model.{name}" in given}
     if is_of_run(Path(where).expanduser()):
         folder, checkpoint = find_checkpoint(where, prefer=BEST, setting="model.path")
-        run = read_settings(folder)
+        run = settings_at(folder, checkpoint)
         found = replace(run.model, adapter_path=str(checkpoint.absolute()))
         if own.get("adapter", "lora") is None or found.adapter is None or found.path is None:
             return []  # they are merged, if there are any
@@ -114,7 +114,7 @@ def _suit_to_run(settings: Settings, given: Collection[str]) -> list[str]:
                 "takes the run's own."
             )
         return []
-    own = read_settings(folder)
+    own = settings_at(*find_checkpoint(str(settings.weights), prefer=BEST))
     for name in ("tokenizer", "vocab_size", "vocab", "merges"):
         here, there = getattr(settings.data, name), getattr(own.data, name)
         if (

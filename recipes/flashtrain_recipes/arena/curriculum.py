@@ -13,7 +13,6 @@ runs/pathx/2026-11-21_10-15-02/
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,11 +122,7 @@ def _prepare(
 ) -> tuple[TrainingSetup, Classifier]:
     """Return the setup that trains one stage, and the stage's model. start: the weights that
     the model starts from; None: random ones."""
-    # Another seed for each stage: short stages of the same images would read the same first
-    # few of them, over and over. Set anew here, so that a stage that is begun by a later
-    # command is begun alike.
-    settings = replace(stage.settings, seed=stage.settings.seed + stage.number)
-    pl.seed_everything(settings.seed, verbose=False)
+    settings = stage.begin(folder)
     source = make_sequence_source(settings, fixed=compiles(settings, hardware))
     model = make_classifier(settings, hardware, source.shape)
     if start is not None:
@@ -179,7 +174,7 @@ def _prepare(
         mode=mode,
         callbacks=[curve, best] if goes_on else [curve],
         stage=StageContext(
-            _logged(stage, folder),
+            settings.having(resume=None),
             resumed.checkpoint if resumed else None,
             folder / stage.folder,
             before_saving if goes_on else None,
@@ -224,21 +219,6 @@ def _publish(
     write_result(folder / RESULT, settings.recipe, command, rows)
     if settings.sequence.data == "pathfinder" and rows:
         curriculum_figure(rows, (folder / CURVE).with_suffix(".png"))
-
-
-def _logged(stage: Stage, folder: Path) -> Settings:
-    """Return the stage's settings with logger.run_name and logger.group set: all stages of a
-    run are one group of its logger."""
-    settings, logger = stage.settings, stage.settings.logger
-    if not stage.folder:
-        return settings
-    name = f"{logger.run_name or f'{settings.recipe}-{folder.name}'}-{stage.folder}"
-    return replace(
-        settings,
-        logger=replace(
-            logger, run_name=name, group=logger.group or f"{settings.recipe}-{folder.name}"
-        ),
-    )
 
 
 def _starting_weights(settings: Settings) -> SavedClassifier | None:

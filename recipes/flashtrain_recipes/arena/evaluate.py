@@ -72,7 +72,7 @@ def settings_for_weights(line: CommandLine) -> Settings:
     return settings
 
 
-def of_last_stage(settings: Settings) -> Settings:
+def of_last_stage(settings: Settings, checkpoint: Path) -> Settings:
     """Return a run's settings with the side and contour of its last stage."""
     last = stages_of(settings)[-1].settings.pathfinder
     return settings.having(

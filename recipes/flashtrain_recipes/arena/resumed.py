@@ -10,6 +10,7 @@ from typing import Any
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import CHECKPOINTS, CONFIG_FILE, LAST, find_checkpoint
 from flashtrain.models.classifier_config import ClassifierConfig
+from flashtrain.run.train import check_same_model
 from flashtrain.settings.settings import Settings
 from flashtrain.training.checkpoints import check_resumable, read_checkpoint
 from flashtrain_recipes.arena.build import TASK
@@ -76,12 +77,9 @@ def find_resumed(settings: Settings, folder: Path, stages: Sequence[Stage]) -> R
 def check_same(resumed: Resumed, config: ClassifierConfig) -> None:
     """Raise UserError, which names the settings that differ, unless the checkpoint's model has
     this configuration; settings without weights, as dropout, may differ."""
-    here, there = asdict(config), asdict(resumed.saved.config)
-    differing = [name for name in here if name not in _FREE and here[name] != there[name]]
-    if differing:
-        parts = ", ".join(
-            f"{name} is {there[name]} there and {here[name]} here" for name in differing
-        )
-        raise UserError(
-            f"resume: {resumed.checkpoint} is of another model: {parts}. Use that model's settings."
-        )
+    shapes = [asdict(one) for one in (resumed.saved.config, config)]
+    there, here = (
+        {"name": TASK, "shape": {name: one[name] for name in one if name not in _FREE}}
+        for one in shapes
+    )
+    check_same_model(resumed.checkpoint, {"flashtrain": there}, here)

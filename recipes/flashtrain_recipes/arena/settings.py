@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from flashtrain.errors import UserError, above, at_least, between, one_of
-from flashtrain.settings.options import option
+from flashtrain.errors import UserError, at_least, between, one_of
+from flashtrain.settings.options import of_run, option
 from flashtrain.settings.settings import Settings
 from flashtrain_recipes.arena.pathfinder.parameters import MIN_SIDE, dashes_in, of_side
 
@@ -152,42 +152,23 @@ class MaskedPixelSettings:
 class StageSettings:
     """One stage of a curriculum, on images of side x side. None means the run's own setting."""
 
-    side: int = 32  # pixels of an image's side in this stage
-    steps: int | None = None  # the most steps of the stage
+    side: int = of_run("pathfinder.side", 32)  # pixels of an image's side in this stage
+    steps: int | None = of_run("trainer.steps")  # the most steps of the stage
     # Accuracy on held-out images at which the stage ends early; null: never.
     stop_at_accuracy: float | None = None
-    learning_rate: float | None = None  # the stage's optimizer.learning_rate
-    schedule: str | None = None  # the stage's schedule; constant suits one that ends early
-    warmup_steps: int | None = None  # the stage's schedule.warmup_steps
-    batch: int | None = None  # the stage's sequence.batch
-    micro_batch: int | None = None  # the stage's trainer.micro_batch
-    images: int | None = None  # how many of the training images, from the first on, the stage reads
-    # The stage's pathfinder.contour; 3..14: a stage like this one for each number of dashes.
-    contour: str | None = None
-    pattern: str | None = None  # the stage's classifier.pattern
-    masked_weight: float | None = None  # the stage's masked_pixels.weight
-    training_pixels: int | None = None  # the stage's sequence.training_pixels
-    validate_every: int | None = None  # the stage's trainer.validate_every
-    # The stage's trainer.compile; false is faster if compiling takes longer than the stage.
-    compile: bool | None = None
-
-    def check(self, number: int) -> None:
-        where = f"curriculum.stages[{number}]"
-        for stage in self.each_stage():
-            of_side(self.side, stage.contour or "hard")
-        between(f"{where}.stop_at_accuracy", self.stop_at_accuracy, 0, 1, include_low=False)
-        for name in (
-            "steps",
-            "batch",
-            "micro_batch",
-            "images",
-            "training_pixels",
-            "validate_every",
-        ):
-            at_least(f"{where}.{name}", getattr(self, name), 1)
-        for name in ("masked_weight", "warmup_steps"):
-            at_least(f"{where}.{name}", getattr(self, name), 0)
-        above(f"{where}.learning_rate", self.learning_rate, 0)
+    learning_rate: float | None = of_run("optimizer.learning_rate")
+    schedule: str | None = of_run("schedule.name")  # constant suits a stage that ends early
+    warmup_steps: int | None = of_run("schedule.warmup_steps")
+    batch: int | None = of_run("sequence.batch")
+    micro_batch: int | None = of_run("trainer.micro_batch")
+    images: int | None = of_run("pathfinder.train_images")  # from the first one on
+    # 3..14: a stage like this one for each number of dashes.
+    contour: str | None = of_run("pathfinder.contour")
+    pattern: str | None = of_run("classifier.pattern")
+    masked_weight: float | None = of_run("masked_pixels.weight")
+    training_pixels: int | None = of_run("sequence.training_pixels")
+    validate_every: int | None = of_run("trainer.validate_every")
+    compile: bool | None = of_run("trainer.compile")  # false is faster for a short stage
 
     def each_stage(self) -> list[StageSettings]:
         """Return the stage itself or, if `contour` is a range as "3..14", one such stage for
@@ -209,7 +190,8 @@ class CurriculumSettings:
 
     def check(self) -> None:
         for number, stage in enumerate(self.stages):
-            stage.check(number)
+            where = f"curriculum.stages[{number}].stop_at_accuracy"
+            between(where, stage.stop_at_accuracy, 0, 1, include_low=False)
 
 
 @dataclass

@@ -39,9 +39,10 @@ class ClassificationTask(Task):
     is_carried = imported("flashtrain_recipes.arena.resumed:is_carried")
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
-        from flashtrain_recipes.arena.stages import check_used_by_stages, stages_of
+        from flashtrain.tasks.stages import check_used_by_stages
+        from flashtrain_recipes.arena.stages import stages_of
 
-        check_used_by_stages(settings, set(given))
+        check_used_by_stages("curriculum.stages", settings.curriculum.stages, given)
         stages_of(settings)
 
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:

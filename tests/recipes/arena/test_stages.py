@@ -10,11 +10,12 @@ from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
 from flashtrain.run.machine import adapt_to_machine
 from flashtrain.settings.command_line import CommandLine
+from flashtrain.settings.options import REPLACES
 from flashtrain.settings.schema import setting_names
 from flashtrain.training.hardware import detect_hardware
 from flashtrain_recipes.arena.accuracy import wilson
 from flashtrain_recipes.arena.settings import StageSettings
-from flashtrain_recipes.arena.stages import OF_STAGES, stages_of
+from flashtrain_recipes.arena.stages import stages_of
 from flashtrain_recipes.arena.words import plan_classifier
 
 
@@ -72,8 +73,9 @@ def test_a_setting_that_every_stage_of_a_recipe_says_anew_is_refused(words, mess
 
 def test_whatever_a_stage_may_say_is_known_to_stand_in_a_runs_settings_place() -> None:
     # Of stages alone.
-    assert set(OF_STAGES) == {one.name for one in fields(StageSettings)} - {"stop_at_accuracy"}
-    assert set(OF_STAGES.values()) <= set(setting_names("classification"))
+    places = {one.name: one.metadata[REPLACES] for one in fields(StageSettings) if one.metadata}
+    assert set(places) == {one.name for one in fields(StageSettings)} - {"stop_at_accuracy"}
+    assert set(places.values()) <= set(setting_names("classification"))
 
 
 def test_a_setting_that_some_stage_takes_or_that_stands_beside_stages_of_ones_own_is_not() -> None:
