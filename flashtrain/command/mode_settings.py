@@ -62,6 +62,7 @@ def check_used(settings: Settings, line: CommandLine) -> None:
         for name, one in modes().items()
         if name != work
         for own in one.own
+        if mode is None or own not in mode.shared
     }
     others = NOT_TRAINED | of_others
     for name in line.by_name:

@@ -52,7 +52,7 @@ from flashtrain.training.hardware import Hardware
 # Settings of the comparison's command line that are not passed on to a training.
 NOT_FOR_TRAINING = ("mode", "resume", "data.split_context", "hydra.run.dir", "logger.group")
 
-_STOPPED = [128 + number for number in ENDING]
+ENDED = [128 + number for number in ENDING]
 
 Start = Callable[[list[str]], int]
 
@@ -86,6 +86,32 @@ def run_study(
     settings, hardware = adapt_to_machine(settings, overrides)
     study: ContextStudy = component("study", settings.task)(settings, hardware, overrides)
     return study.run(started=started, start=start)
+
+
+def study_folder(settings: Settings, line: CommandLine) -> Path:
+    """Return the study's folder: that of resume= or of Hydra, the newest unfinished one of the same
+    settings for resume=auto, else a new one."""
+    parent, words = Path(settings.output) / settings.recipe, line.by_name
+    named = words[FOLDER].value() if FOLDER in words else settings.resume
+    if named is None:
+        return new_run_folder(parent)
+    if named != "auto":
+        given = Path(str(named)).expanduser()
+        begins = FOLDER in words and not (given / CONFIG_FILE).is_file()
+        if not begins and find_same([given], settings) is None:
+            raise UserError(
+                f"{given} is no comparison of these settings: "
+                "expected resume=auto, or resume= with the folder of one."
+            )
+        return given
+    found = find_same(newest_first(parent), settings, take=True)
+    if found is None:
+        return new_run_folder(parent)
+    say(
+        f"going on with {found}: "
+        "what is finished there is not trained again (resume=null starts anew)."
+    )
+    return found
 
 
 def study_plan(settings: Settings, hardware: Hardware) -> str:
@@ -142,7 +168,7 @@ class ContextStudy(ABC):
             started: time.monotonic() at the command's start.
             start: runs one training, given its command line, and returns its exit status.
         """
-        folder = self._folder()
+        folder = study_folder(self.settings, self.overrides)
         with locked(folder):
             write_config(asdict(self.settings), folder)
             planned = planned_row(self.settings, self.hardware, self.overrides)
@@ -156,7 +182,7 @@ class ContextStudy(ABC):
             )
             for context in self.contexts:
                 status = self._train(context, folder, start)
-                if status in _STOPPED:
+                if status in ENDED:
                     again = (
                         f"with resume=auto or resume={folder} to continue at context {context:,}."
                     )
@@ -180,30 +206,6 @@ class ContextStudy(ABC):
             write_report(folder, row)
             write_summary(folder, row)
             return 1 if failed else 0
-
-    def _folder(self) -> Path:
-        settings, parent = self.settings, Path(self.settings.output) / self.settings.recipe
-        words = self.overrides.by_name
-        named = words[FOLDER].value() if FOLDER in words else settings.resume
-        if named is None:
-            return new_run_folder(parent)
-        if named != "auto":
-            given = Path(str(named)).expanduser()
-            begins = FOLDER in words and not (given / CONFIG_FILE).is_file()
-            if not begins and find_same([given], settings) is None:
-                raise UserError(
-                    f"{given} is no comparison of these settings: "
-                    "expected resume=auto, or resume= with the folder of one."
-                )
-            return given
-        found = find_same(newest_first(parent), settings, take=True)
-        if found is None:
-            return new_run_folder(parent)
-        say(
-            f"going on with {found}: "
-            "what is finished there is not trained again (resume=null starts anew)."
-        )
-        return found
 
     def _train(self, context: int, folder: Path, start: Start) -> int:
         run = run_of(folder, context)

@@ -7,6 +7,7 @@ N documents, S scored tokens of a document.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,11 @@ def score_positions(settings: Settings, hardware: Hardware) -> list[Row]:
     data.prepare_data()
     data.setup()
     documents = whole_documents(
-        data.cache.tokens, data.split.validation, length=length, most=options.documents
+        data.cache.tokens,
+        data.split.validation,
+        length=length,
+        at_least=max(options.at_least or 0, length + 1),
+        most=options.documents,
     )
     mask, dtype = make_mask(settings.applied_mask, packed=False), autocast_dtype(hardware.precision)
     with torch.autocast(hardware.kind, dtype=dtype, enabled=dtype is not None):
@@ -75,24 +80,27 @@ def score_positions(settings: Settings, hardware: Hardware) -> list[Row]:
     make_table(rows, COLUMNS, "other_document: behind another document's first half").print()
     own = settings.checkpoint is not None
     folder = make_unique(trained.folder if own else Path(settings.output), "positions")
-    words = f"mode=positions positions.length={length} positions.documents={options.documents}"
+    given = asdict(options) | {"length": length}
+    words = " ".join(f"positions.{name}={one}" for name, one in given.items() if one is not None)
     source = f"checkpoint={settings.checkpoint}" if own else f"recipe={settings.recipe}"
-    command = f"python -m flashtrain {source} {words} seed={settings.seed}"
+    command = f"python -m flashtrain {source} mode=positions {words} seed={settings.seed}"
     write_result(folder / RESULT, settings.recipe, command, rows)
     positions_figure(rows, folder / "positions.png")
     say(f"the result's rows and its figure are in {folder}")
     return rows
 
 
-def whole_documents(tokens: Any, held_out: Spans | None, *, length: int, most: int) -> Tensor:
-    """Return the beginnings of up to `most` held-out documents, (N, length + 1) int64: length
-    inputs, and the label of the last. Raises UserError if fewer than two are long enough."""
+def whole_documents(
+    tokens: Any, held_out: Spans | None, *, length: int, at_least: int, most: int
+) -> Tensor:
+    """Return the beginnings of up to `most` held-out documents of `at_least` tokens, (N, length +
+    1) int64: length inputs, and the label of the last. Raises UserError for fewer than two."""
     spans = held_out or Spans(np.empty(0, int), np.empty(0, int))
-    chosen = np.flatnonzero(spans.lengths > length)[:most]
+    chosen = np.flatnonzero(spans.lengths >= at_least)[:most]
     if len(chosen) < 2:
         raise UserError(
-            f"positions.length={length}: {len(chosen)} held-out documents are longer, expected 2 "
-            "or more. Lower positions.length, or hold out more and longer text."
+            f"positions.length={length}: {len(chosen)} held-out documents have {at_least} tokens, "
+            "expected 2 or more. Lower positions.length, or hold out more and longer text."
         )
     begins = spans.begins[chosen].tolist()
     return torch.from_numpy(

@@ -18,7 +18,10 @@ class PositionsSettings:
     """The held-out documents whose loss is taken by position."""
 
     length: int | None = None  # how many tokens of each document are scored; null: the context
-    documents: int = 20  # how many documents, at most; shorter ones are left out
+    # Tokens that a document must have; null: one more than positions.length. The same value makes
+    # results of different lengths ones of the same documents.
+    at_least: int | None = None
+    documents: int = 20  # how many of these documents, at most
 
     def check(self) -> None:
         at_least("positions.length", self.length, 2)

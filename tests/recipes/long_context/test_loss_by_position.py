@@ -42,10 +42,14 @@ def test_the_control_keeps_the_second_half_behind_the_next_documents_first() -> 
 def test_only_documents_that_are_long_enough_are_scored_from_their_beginnings() -> None:
     tokens, begins = np.arange(100, dtype=np.uint16), np.array([0, 30, 40, 70])
     spans = Spans(begins, np.array([30, 40, 70, 100]))
-    assert whole_documents(tokens, spans, length=20, most=9)[:, 0].tolist() == [0, 40, 70]
-    assert whole_documents(tokens, spans, length=20, most=2).shape == (2, 21)
+    assert whole_documents(tokens, spans, length=20, at_least=21, most=9)[:, 0].tolist() == [
+        0,
+        40,
+        70,
+    ]
+    assert whole_documents(tokens, spans, length=5, at_least=21, most=2).shape == (2, 6)
     with pytest.raises(UserError, match=r"positions.length=30: 0 held-out documents"):
-        whole_documents(tokens, spans, length=30, most=9)
+        whole_documents(tokens, spans, length=30, at_least=31, most=9)
 
 
 def test_ranges_double_and_the_second_half_has_the_gain_of_the_first() -> None:

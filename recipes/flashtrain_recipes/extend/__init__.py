@@ -1,0 +1,1 @@
+"""A model trained on at longer contexts, and scored beside what it was."""

@@ -1,0 +1,35 @@
+"""mode=extend: its entry point for a run."""
+
+from __future__ import annotations
+
+from flashtrain.errors import UserError
+from flashtrain.mode import Mode
+from flashtrain.settings.command_line import CommandLine
+from flashtrain.settings.settings import Settings
+
+
+class Extend(Mode):
+    """mode=extend: trains a model on through `stages`, then scores it by RULER and by position
+    beside the model as it was, and beside the rotary scaling alone."""
+
+    study = True
+    shared = ("ruler", "positions")
+    example = (
+        "recipe=extend model.path=FOLDER data=files data.path=CODE",
+        "trains at longer contexts, scores before and after",
+    )
+
+    def uses(self, settings: Settings) -> None:
+        return None
+
+    def check(self, settings: Settings) -> None:
+        if settings.task != "language_model" or not settings.stages:
+            raise UserError(
+                f"mode=extend with recipe={settings.recipe}: expected a language model with "
+                "stages=[{context: ..., steps: ...}], as recipe=extend has."
+            )
+
+    def run_study(self, settings: Settings, overrides: CommandLine, *, started: float) -> int:
+        from flashtrain_recipes.extend.run import run_extend
+
+        return run_extend(settings, overrides, started=started)
