@@ -26,6 +26,7 @@ BERTS = ["bert", "bert-lamb", "bert-finetune", "bert-speed", "long-document"]
 # Likewise, by tests/tasks/test_chat_runs.py: it needs somebody's conversations
 # and a model's folder.
 CHATS = ["sft"]
+STUDIES = ["extend"]  # tests/recipes/test_extend.py
 # What keeps a recipe that does more than one thing to its smallest.
 SMALLEST = {
     "gpt2-long": ("lengths.contexts=[64]", "lengths.windows=2"),
@@ -53,7 +54,8 @@ QUICK = ("gpt2", "gpt2-speed", "hf")
 
 
 @pytest.mark.parametrize(
-    "recipe", each((name for name in RECIPES if name not in CLASSIFIERS + BERTS + CHATS), *QUICK)
+    "recipe",
+    each((name for name in RECIPES if name not in CLASSIFIERS + BERTS + CHATS + STUDIES), *QUICK),
 )
 def test_it_trains_or_measures_a_step_on_a_cpu(recipe: str, tmp_path) -> None:
     words = [

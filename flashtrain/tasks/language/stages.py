@@ -134,7 +134,7 @@ def _row(done: list[TrainingStage], folder: Path, found: Any, trainer: Any) -> d
 
 def stage_lines(settings: Settings, folder: Path) -> Iterator[str]:
     """Yield a line on what each stage of a finished run cost; none without stages."""
-    for stage in stages_of(settings) if settings.stages else ():
+    for stage in stages_of(settings) if len(settings.stages) > 1 else ():
         row = read_summary(folder / stage.folder)
         loss, held_out = (row[name] or math.nan for name in ("train_loss", "validation_loss"))
         yield (
