@@ -9,28 +9,30 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below, with 2% of slack when an issue begins. Whoever needs more
-# takes as much out, or raises the ceiling and says why.
+# takes as much out, or raises the ceiling and says why. Raised on 28 November for trainings in
+# stages, RULER, loss by position and recipe=extend; recipe=gpt2-long is to go once they replace it.
 CEILINGS = {
-    "flashtrain": 38_898,
+    "flashtrain": 39_150,
     "flashtrain/command": 1_452,
     "flashtrain/data": 7_226,
     "flashtrain/distributed": 4_074,
     "flashtrain/files": 480,
-    "flashtrain/folders": 732,
-    "flashtrain/integrations": 4_990,
-    "flashtrain/models": 4_877,
+    "flashtrain/folders": 745,
+    "flashtrain/integrations": 5_050,
+    "flashtrain/models": 4_950,
     "flashtrain/report": 2_086,
     "flashtrain/run": 1_081,
-    "flashtrain/settings": 1_589,
-    "flashtrain/tasks": 5_067,
+    "flashtrain/settings": 1_620,
+    "flashtrain/tasks": 5_390,
     "flashtrain/training": 4_120,
     "kernels/flashtrain_kernels": 17_627,
-    "recipes/flashtrain_recipes": 13_750,
-    "tests": 51_622,
+    "recipes/flashtrain_recipes": 14_400,
+    "tests": 52_400,
 }
 # Of flashtrain: no new guard without a user's report. 369 before the silent faults that strangers
-# found on 28 November; two more for layers that were made as others.
-RAISES = 402
+# found on 28 November; two more for layers that were made as others, nine for stages and adapters
+# whose settings contradict what they start from.
+RAISES = 411
 
 
 def rooms() -> set[str]:
