@@ -16,6 +16,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ class Part:
 
     name: str
     words: Sequence[str]
-    is_done: Callable[[], bool]
+    is_done: Callable[[], object]  # true once its results are there
 
 
 def run_extend(
@@ -154,7 +155,7 @@ def parts(settings: Settings, line: CommandLine, folder: Path) -> Iterator[Part]
         yield Part(
             f"RULER, {SERIES[name]}",
             ["mode=ruler", *words, *words_of(of_tokens | ruler)],
-            lambda at=folder / name: bool(_means(at)),
+            partial(_means, folder / name),
         )
         # Longer than the longest length: all are scored on the same documents.
         positions = changed["positions"] | {
@@ -164,7 +165,7 @@ def parts(settings: Settings, line: CommandLine, folder: Path) -> Iterator[Part]
         yield Part(
             f"loss by position, {SERIES[name]}",
             ["mode=positions", *words, *words_of(data | positions)],
-            lambda at=folder / name: bool(_rows(at, "positions")),
+            partial(_rows, folder / name, "positions"),
         )
 
 

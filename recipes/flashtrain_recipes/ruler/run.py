@@ -29,13 +29,11 @@ from flashtrain_recipes.ruler.figures import ruler_figure
 from flashtrain_recipes.ruler.haystack import read_haystack
 from flashtrain_recipes.ruler.prompts import encoder, make_prompt
 from flashtrain_recipes.ruler.scores import mean_rows, scored
-from flashtrain_recipes.ruler.spec import RulerSettings
 from flashtrain_recipes.ruler.tasks import TASKS, score
 
 _DECIDE = (  # the rows
     "recipe", "mode", "checkpoint", "weights", "context", "seed", "model.path", "model.rope",
     "model.rope_factor", "model.rope_base", "model.interpolate_positions", "model.adapter_path",
-    *(f"ruler.{one.name}" for one in fields(RulerSettings)),
 )  # fmt: skip
 
 
@@ -118,5 +116,6 @@ def _unfinished(parent: Path, command: str, step: int, places: int) -> tuple[Pat
 
 def _command(settings: Settings) -> str:
     """The command that gives the rows."""
-    values = {name: reduce(getattr, name.split("."), settings) for name in _DECIDE}
+    names = [*_DECIDE, *(f"ruler.{one.name}" for one in fields(settings.ruler))]
+    values = {name: reduce(getattr, name.split("."), settings) for name in names}
     return command_line(words_of({name: one for name, one in values.items() if one is not None}))
