@@ -66,6 +66,8 @@ NUMBERS = {
         f"{RULER} model.interpolate_positions=true",
     ),
     **dict.fromkeys(("ruler.lengths=[4096,8192]", "ruler.lengths=[65536,131072]"), RULER),
+    "positions.length=16384": "positions.length=64",
+    "positions.length=8192": "positions.length=64",
     "lengths.contexts=[1024,4096]": "lengths.contexts=[64,256] lengths.window=256",
     "model.size=1.5b": "model.size=demo",
     "trainer.devices=8": "trainer.devices=2",
@@ -99,6 +101,8 @@ def adapted(line: str, own: dict[str, str]) -> tuple[dict[str, str], list[str]] 
         text = text.replace(told, mine)
     text = re.sub(r"=(runs/[\w-]+)/\.\.\.", lambda run: f"={newest(run[1])}", text)
     words = shlex.split(text)
+    if "recipe=extend" in words and "mode=plan" not in words:
+        words.append("mode=plan")  # it starts seven commands; tests/recipes/test_extend.py does
     keys = {word.split("=", 1)[0] for word in words}
     if not keys & {"mode", "checkpoint"}:
         small = {
@@ -194,6 +198,10 @@ def test_the_commands_of_a_page_work_one_after_the_other(page: str, home: Path) 
         "data=tokens data.path=FOLDER": "data=tokens data.path=numbers",
         "ADAPTER_FOLDER": "somebodys-adapter",
         "FOLDER": "novels",
+        "context:65536,steps:100": "context:512,steps:2",
+        "context:131072,steps:50": "context:1024,steps:1",
+        "OTHER_CODE": "novels",
+        "CODE": "novels",
         "BOOKS": "novels",
         "GPT2_novels": "somebodys-gpt2",
         "context-16384": "context-256",
@@ -223,4 +231,6 @@ def test_the_commands_of_a_page_work_one_after_the_other(page: str, home: Path) 
             continue
         done.append(command)
         environment, words = command
-        succeeds(words, environment, several="-m" in words or "recipe=gpt2-long" in words)
+        staged = any(word.startswith(("stages=", "recipe=extend")) for word in words)
+        several = "-m" in words or "recipe=gpt2-long" in words or staged
+        succeeds(words, environment, several=several)
