@@ -39,9 +39,11 @@ class StageContext:
     settings: Settings  # of this training, in place of the run's
     resumed: Path | None  # the checkpoint to resume from; None: as settings.resume says
     logs: Path  # the folder of the loggers
-    # None, unless another training starts from where this one ends, which is a checkpoint too: it
-    # is called before that is written. A signal that comes meanwhile still stops the run.
-    before_saving: Callable[[], None] | None
+    # Whether another training follows: a signal that comes in the last step still stops the run.
+    goes_on: bool = False
+    # Called once this one has ended, before the checkpoint is written again from which the next
+    # one starts; None: it starts from the last one.
+    before_saving: Callable[[], None] | None = None
 
 
 @dataclass

@@ -62,7 +62,11 @@ NUMBERS = {
     "context=4096": "context=256",
     "trainer.tokens_per_step=65536": "trainer.tokens_per_step=2048",
     **dict.fromkeys(
-        ("ruler.lengths=[4096,16384]", "ruler.lengths=[4096,8192,16384]"),
+        (
+            "ruler.lengths=[4096,16384]",
+            "ruler.lengths=[4096,8192,16384]",
+            "ruler.lengths=[1024] ruler.tasks=[niah_single_1]",
+        ),
         f"{RULER} model.interpolate_positions=true",
     ),
     **dict.fromkeys(("ruler.lengths=[4096,8192]", "ruler.lengths=[65536,131072]"), RULER),

@@ -1,8 +1,9 @@
 """The settings of a mode that works on a trained model: mode=evaluate, generate, export ...
 
 They are the run's own (its config.yaml) with the command line's on top, so no recipe is named. The
-settings of resume=RUN are made in the same way. mode=evaluate and generate also use a model that no
-run has trained: that of model.path, or of `weights` with a recipe.
+settings of resume=RUN are made in the same way. mode=evaluate, generate and modes that say so
+(Mode.of_weights) also use a model that no run has trained: that of model.path, or of `weights` with
+a recipe.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ _OF_A_CHOICE = {
         "dtype",
         "end_of_text",
         "options",
+        "length_weights",
     ),
     "mask": ("window", "chunk", "prefix", "options"),
 }
@@ -120,7 +122,7 @@ def _score_all(config: Any, given: Collection[str], mode: str) -> None:
     """Change `config` so that mode=evaluate, or a registered mode, scores the whole of a text that
     the command line names."""
     if (
-        (mode == "evaluate" or mode in modes())
+        (mode == "evaluate" or (mode in modes() and is_of_checkpoint(mode)))
         and _TEXT & set(given)
         and "data.validation_fraction" not in given
     ):

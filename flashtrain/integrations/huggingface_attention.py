@@ -144,7 +144,9 @@ def attention(
         mask = with_documents(mask, query, others)
     how: Any = {"softmax_scale": scaling, "window_size": mask.window_size, "learnable_sink": s_aux}
     seen = None if torch.compiler.is_compiling() else SEEN.get()
-    if seen is not None and mask.mask is mask.bias is position_bias is None:
+    plain = mask.mask is mask.bias is position_bias is None
+    # One row sees all keys, for which a CPU has something faster.
+    if seen is not None and plain and (batch > 1 or query.is_cuda):
         q, k, v = (one.transpose(1, 2) for one in (query, key, value))
         found = flash_attn_with_kvcache(q, k, v, cache_seqlens=seen, softcap=softcap or 0.0, **how)
         return _narrow(cast(Tensor, found), width), None

@@ -332,7 +332,9 @@ class HuggingFaceDecoder(Trainable):
     @property
     def decodes_rows(self) -> bool:  # type: ignore[override]
         ours = self.config._attn_implementation == NAME and bool(token_bytes(self.shape.layers))
-        return ours and not any(map(scales_with_length, self.module.modules()))
+        # Llama 4's scales queries by the cache's length, which is the longest row's.
+        by_length = getattr(self.config, "attn_temperature_tuning", False)
+        return ours and not by_length and not any(map(scales_with_length, self.module.modules()))
 
     def new_cache(self, tokens: int | None = None) -> Any:
         if tokens is not None and self.decodes_rows:

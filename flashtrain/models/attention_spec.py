@@ -70,8 +70,10 @@ class AttentionSpec:
     @property
     def cache_width(self) -> int | None:
         """The numbers of a token in a cache whose rows decode together; None: they cannot."""
+        # A subclass makes another module, which may read its cache otherwise.
+        plain = type(self) is AttentionSpec and self.chunk is None
         alike = self.value_dim in (None, self.head_dim) and self.head_dim <= MAX_HEAD_DIM
-        return 2 * self.kv_heads * self.head_dim if alike and self.chunk is None else None
+        return 2 * self.kv_heads * self.head_dim if alike and plain else None
 
     def flops(self, context: int) -> float:
         """Return a token's FLOPs of scores and weighted sums, forward and backward: 12 H D times

@@ -27,6 +27,7 @@ MAX_TEMPERATURE = 1e6  # all tokens are equally likely at much lower ones
 MIN_TEMPERATURE = 1e-30
 PIECE = 8192  # tokens of a prompt that are read at a time; it bounds the memory of activations
 ROWS = 64  # the largest number of rows that decode together
+CPU_TOKENS = 65_536  # of all rows that decode together on a CPU, where no free memory is known
 SHARE = 0.8  # of a GPU's free memory, that caches may take; the rest is for activations
 
 
@@ -61,7 +62,8 @@ def generate(
         max_new_tokens: The largest number of tokens to add to each row.
         temperature: Divides the logits before sampling; 0 takes the likeliest token (greedy).
         top_k: Sample among the k likeliest tokens (None: all).
-        seed: The same seed, model and device give the same tokens; row i draws by seed + i.
+        seed: The same seed, model and device give the same tokens; each row draws by
+            a seed of its own, the first by this one.
         end_of_text: Token ids that end a text, one or several.
         mask: Makes the mask of the tokens read so far, as of one document (None: the
             model's own causal rule).
@@ -84,14 +86,16 @@ def generate(
     model.materialise(prompts.device if isinstance(prompts, Tensor) else torch.device("cpu"))
     weight, context = next(model.parameters()), shape.context
     device, dtype = weight.device, autocast_dtype(weight.device.type) or weight.dtype
-    ends = [end_of_text] if isinstance(end_of_text, int) else list(end_of_text or ())
+    given: Any = () if end_of_text is None else end_of_text
+    ends = [given] if isinstance(given, int) else [int(one) for one in given]
     together = mask is None and model.decodes_rows
     each, room = token_bytes(shape.layers, dtype) or 0, _free_bytes(device)
     waiting = sorted(range(len(texts)), key=lambda row: len(texts[row]))
     was_training = model.training
     model.eval()
     try:
-        with torch.no_grad():
+        # Compiled code would not see how long each row is.
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             while waiting:
                 needed = len(texts[waiting[-1]]) + max_new_tokens  # of the longest
                 # A context of a million would take tens of GiB for a few words.
@@ -101,9 +105,10 @@ def generate(
                         f"a cache of {size:,} tokens takes {each * size:,} bytes ({each:,} a token)"
                         f": expected at most {room:,.0f}, {SHARE:.0%} of the free memory."
                     )
-                fitting = min(ROWS, room // (each * size)) if together and needed <= context else 1
+                most = ROWS if device.type == "cuda" else max(1, CPU_TOKENS // size)
+                fitting = min(most, room // (each * size)) if together and needed <= context else 1
                 group, waiting = waiting[-int(fitting) :], waiting[: -int(fitting)]
-                seeds = [torch.Generator(device).manual_seed(seed + row) for row in group]
+                seeds = [torch.Generator(device).manual_seed(_seed(seed, row)) for row in group]
                 draw = partial(_draw, seeds, temperature, top_k)
                 options = size, max_new_tokens, ends, mask, together, draw
                 _write(model, [texts[row] for row in group], *options)
@@ -143,6 +148,11 @@ def _ids(prompts: Any, vocab_size: int) -> list[list[int]]:
     if not 0 <= low <= high < vocab_size:  # the table may have more rows
         raise UserError(f"token ids {low} to {high}: expected at least 0 and below {vocab_size}.")
     return texts
+
+
+def _seed(seed: int, row: int) -> int:
+    """Return a row's seed, far from those of the rows of the next seeds."""
+    return (seed + 0x9E3779B97F4A7C15 * row) % 2**63
 
 
 def _free_bytes(device: torch.device) -> float:

@@ -126,6 +126,7 @@ def fit(
         if stage is not None and stage.before_saving is not None:
             stage.before_saving()
             trainer.save_checkpoint(folder / CHECKPOINTS / LAST)
+        if stage is not None and stage.goes_on:
             signals.take_late(trainer)
             if signals.stopped_by is not None or signals.out_of_time:
                 raise stopped(signals, folder)

@@ -15,7 +15,7 @@ from flashtrain.command.compose import compose_settings
 from flashtrain.folders.run_folder import read_summary
 from flashtrain.report.rows import read_result, write_result
 from flashtrain.settings.command_line import CommandLine
-from flashtrain_recipes.extend.run import SERIES, _score_rows, parts, run_extend
+from flashtrain_recipes.extend.run import SERIES, Part, compared, parts, run_extend
 
 SIZES = {
     "vocab_size": 300,
@@ -54,11 +54,11 @@ def commands(model: Path, folder: Path, *others: str) -> dict[str, list[str]]:
 def test_the_model_is_scored_as_it_was_with_the_scaling_alone_and_trained(model, tmp_path) -> None:
     found = commands(model, tmp_path, "ruler.samples=3", "optimizer.learning_rate=0.01")
     assert [*found] == [
-        "training",
         "RULER, untouched",
         "loss by position, untouched",
         "RULER, scaling alone",
         "loss by position, scaling alone",
+        "training",
         "RULER, trained",
         "loss by position, trained",
     ]
@@ -79,17 +79,37 @@ def test_all_are_scored_on_the_documents_that_the_training_holds_out(model, tmp_
     assert "positions.length=1024" in found["loss by position, untouched"]
 
 
+def test_the_trainings_own_settings_reach_it_and_no_score(model, tmp_path) -> None:
+    own = ["model.adapter_rank=64", "stages=[{context: 1024, steps: 2}]"]
+    found = commands(model, tmp_path, *own, "hardware.precision=32-true", "ruler.samples=50")
+    assert {*own, "hardware.precision=32-true"} < {*found["training"]}
+    score = {*found["RULER, scaling alone"]}
+    assert {"hardware.precision=32-true", "ruler.samples=50", "context=1024"} < score
+    assert not any(word.startswith("model.adapter_rank") for word in score)
+
+
+def result(folder: Path, scores: str, *, samples: int) -> Part:
+    row = {"length": 1024, "task": "mean", "scores": scores, "prompts": "a"}
+    row |= {"score": sum(map(int, scores.split())) / 2, "score_low": 0.0, "score_high": 100.0}
+    command = f"python -m flashtrain mode=ruler ruler.samples={samples}"
+    write_result(folder / "ruler" / "result.json", "extend", command, [row])
+    given = frozenset(["ruler.samples=2"])
+    return Part("RULER", [], folder, SERIES[folder.name], "ruler", given)
+
+
 def test_scores_are_compared_on_the_same_prompts(tmp_path) -> None:
-    for name, scores in (("untouched", "0 100"), ("scaled", "0 0"), ("training", "100 100")):
-        row = {"length": 1024, "task": "mean", "scores": scores, "prompts": "a"}
-        value = sum(map(int, scores.split())) / 2
-        row |= {"score": value, "score_low": 0.0, "score_high": 100.0}
-        write_result(tmp_path / name / "ruler" / "result.json", "extend", "a command", [row])
-    rows = {row["series"]: row for row in _score_rows(tmp_path)}
+    every = {"untouched": "0 100", "scaled": "0 0", "training": "100 100"}
+    whole = [result(tmp_path / name, scores, samples=2) for name, scores in every.items()]
+    rows = {row["series"]: row for row in compared(whole)}
     assert {*rows} == {*SERIES.values()}
     assert rows["trained"]["against_scaled"] == 100
     assert rows["trained"]["against_untouched"] == 50
     assert rows["trained"]["against_untouched_low"] <= 50
+
+
+def test_a_score_of_other_settings_is_none_of_the_study(tmp_path) -> None:
+    assert result(tmp_path / "scaled", "0 0", samples=2).is_done()
+    assert not result(tmp_path / "untouched", "0 0", samples=20).is_done()
 
 
 def in_this_process(given: list[str]) -> int:

@@ -5,7 +5,7 @@ import torch
 
 from flashtrain.errors import UserError
 from flashtrain.models import Decoder, DecoderConfig, generation
-from flashtrain.models.generation import generate
+from flashtrain.models.generation import _seed, generate
 from flashtrain.models.key_value_cache import token_bytes
 from flashtrain_kernels import masks
 
@@ -161,7 +161,7 @@ def longer(request, monkeypatch) -> Decoder:
 def test_prompts_of_unequal_lengths_get_what_each_gets_alone(longer, temperature):
     together = generate(longer, UNEQUAL, 15, temperature=temperature, seed=3)
     for row, prompt in enumerate(UNEQUAL):
-        alone = generate(longer, [prompt], 15, temperature=temperature, seed=3 + row)
+        alone = generate(longer, [prompt], 15, temperature=temperature, seed=_seed(3, row))
         assert together[row] == alone[0]
         assert together[row][: len(prompt)] == prompt
         if temperature == 0:

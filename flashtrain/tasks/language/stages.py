@@ -8,12 +8,16 @@ runs/hf/2026-11-28_18-00-00/
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+
+import pytorch_lightning as pl
+import torch
 
 from flashtrain.errors import UserError
 from flashtrain.folders import run_folder
@@ -65,7 +69,7 @@ def check_stages(settings: Settings, given: Collection[str]) -> None:
                 )
         except UserError as error:
             raise UserError(f"stages[{stage.number}]: {error}") from error
-        reach = own.context
+        reach = max(reach, own.context)
 
 
 def of_stage(settings: Settings, checkpoint: Path) -> Settings:
@@ -109,11 +113,23 @@ def trainings(
         anew = "" if start is None or stage is again else ": optimizer and schedule begin anew"
         prepared.lines = [f"{stage.name}{anew}", *prepared.lines]
         own = own.having(resume=settings.resume if stage is again else None)
-        prepared.stage = StageContext(own, None, folder / stage.folder, None)
+        goes_on = stage.number + 1 < stage.count
+        prepared.stage = StageContext(own, None, folder / stage.folder, goes_on)
         prepared.row = partial(_row, stages[: stage.number + 1], folder, prepared.row)
+        prepared.callbacks = [*prepared.callbacks, _FreesEarlier()]
         yield prepared
-        module.cpu()  # the next one needs its memory
+        # The next one needs its memory. What a stage has compiled counts towards the limit of the
+        # same functions' compiled forms.
+        module.cpu()
+        torch.compiler.reset()
         start = folder / CHECKPOINTS / LAST
+
+
+class _FreesEarlier(pl.Callback):
+    """Frees the optimizers of earlier stages, which circles of references keep until then."""
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        gc.collect()
 
 
 def _row(done: list[TrainingStage], folder: Path, found: Any, trainer: Any) -> dict[str, Any]:
@@ -136,6 +152,8 @@ def stage_lines(settings: Settings, folder: Path) -> Iterator[str]:
     """Yield a line on what each stage of a finished run cost; none without stages."""
     for stage in stages_of(settings) if len(settings.stages) > 1 else ():
         row = read_summary(folder / stage.folder)
+        if "train_seconds" not in row:  # of a run that went on in another folder
+            continue
         loss, held_out = (row[name] or math.nan for name in ("train_loss", "validation_loss"))
         yield (
             f"{stage.name}: {row['steps']:,} steps, {row['tokens']:,} tokens in "

@@ -52,8 +52,9 @@ def _suit_to_adapter(settings: Settings, given: Collection[str]) -> list[str]:
     of_run = model.adapter_path is not None and "model.adapter_path" not in given
     if model.name != "huggingface" or where is None or of_run:
         return []
-    model.adapter_targets = model.target_names()
     own = {name: one for name, one in vars(model).items() if f"model.{name}" in given}
+    if "adapter_targets" in own:
+        own["adapter_targets"] = model.target_names()
     if is_of_run(Path(where).expanduser()):
         folder, checkpoint = find_checkpoint(where, prefer=BEST, setting="model.path")
         run = settings_at(folder, checkpoint)
@@ -67,7 +68,9 @@ def _suit_to_adapter(settings: Settings, given: Collection[str]) -> list[str]:
         found = replace(model, **taken)
     else:
         return []
-    if not {"rope", "rope_base", "rope_factor"}.isdisjoint(own):
+    scaling = {"rope", "rope_base", "rope_factor"}
+    staged = any(getattr(one, name) for one in settings.stages for name in scaling)
+    if staged or not scaling.isdisjoint(own):
         found.options.pop(ROTARY, None)
     found.adapter_alpha = found.adapter_alpha or 2.0 * found.adapter_rank
     found.adapter_targets = found.target_names()

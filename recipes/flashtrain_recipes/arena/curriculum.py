@@ -174,9 +174,11 @@ def _prepare(
         mode=mode,
         callbacks=[curve, best] if goes_on else [curve],
         stage=StageContext(
-            settings.having(resume=None),
+            # Dropout draws by the run's seed in all stages.
+            settings.having(resume=None, seed=stage.settings.seed),
             resumed.checkpoint if resumed else None,
             folder / stage.folder,
+            goes_on,
             before_saving if goes_on else None,
         ),
     )

@@ -12,11 +12,10 @@ interrupted part goes on.
 
 from __future__ import annotations
 
-import signal
+import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,18 @@ from flashtrain.command.api import words_of
 from flashtrain.command.compose import compose_settings
 from flashtrain.folders.new_folder import locked
 from flashtrain.folders.run_folder import (
+    BEST,
     FAILED,
     FINISHED,
     RUNNING,
     STOPPED,
+    find_checkpoint,
     read_summary,
+    settings_at,
     write_config,
     write_summary,
 )
+from flashtrain.integrations.huggingface_adapter import adapter_settings
 from flashtrain.integrations.huggingface_config import read_config
 from flashtrain.integrations.huggingface_folder import folder_of
 from flashtrain.report.figures import Rows, line_figure
@@ -44,6 +47,7 @@ from flashtrain.run.train import planned_row
 from flashtrain.settings.command_line import CommandLine, quoted
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.language.stages import stages_of
+from flashtrain.tasks.language.starting_weights import is_of_run
 from flashtrain_recipes.context_study import (
     ENDED,
     NOT_FOR_TRAINING,
@@ -57,7 +61,11 @@ from flashtrain_recipes.ruler.spec import Ruler
 TRAINED, SCALED, UNTOUCHED, START = "training", "scaled", "untouched", "start"
 SERIES = {UNTOUCHED: "untouched", SCALED: "scaling alone", TRAINED: "trained"}
 # Settings of the model that the training alone has.
-_OF_TRAINING = ("model.path", "model.adapter", "model.config", "model.rope")
+_OF_TRAINING = (
+    "model.path", "model.config", "model.adapter", "model.adapter_rank", "model.adapter_alpha",
+    "model.adapter_targets", "model.adapter_dropout", "model.quantize", "model.rope",
+    "model.rope_factor", "model.rope_base",
+)  # fmt: skip
 _ROTARY = ("rope", "rope_factor", "rope_base")
 _SCORES = (
     "series", "length", "score", "score_low", "score_high", "against_scaled", "against_scaled_low",
@@ -71,8 +79,25 @@ class Part:
     """One command of the study."""
 
     name: str
-    words: Sequence[str]
-    is_done: Callable[[], object]  # true once its results are there
+    words: list[str]
+    run: Path  # its run folder or, of a score, the folder that its result is in or below
+    series: str = ""  # of a score
+    mode: str = ""
+    given: frozenset[str] = frozenset()  # settings that a score's command must have
+
+    def rows(self) -> list[Row]:
+        """The rows of a score's result; of RULER the means. Empty until all are there."""
+        for path in sorted(self.run.glob(f"**/{self.mode}*/{RESULT}")):
+            found = read_result(path)
+            if self.given <= {*shlex.split(found.command)}:
+                rows = [row for row in found.rows if row.get("task", "mean") == "mean"]
+                if rows:  # RULER's means are written last
+                    return [{"part": self.mode, **row, "series": self.series} for row in rows]
+        return []
+
+    def is_done(self) -> bool:
+        """Whether its results are there."""
+        return bool(self.rows() if self.mode else read_summary(self.run).get("status") == FINISHED)
 
 
 def run_extend(
@@ -91,19 +116,21 @@ def run_extend(
         write_config(asdict(settings), folder)
         planned = planned_row(settings, hardware, line)
         write_summary(folder, {**planned, "status": RUNNING})
-        for part in parts(settings, line, folder):
+        whole = list(parts(settings, line, folder))
+        for part in whole:
             if part.is_done():
                 say(f"\n=== {part.name}: done already")
                 continue
-            say(f"\n=== {part.name}: python -m flashtrain {' '.join(part.words)}")
-            if status := start(list(part.words)):
-                ended = status in ENDED
-                why = f"stopped by {signal.Signals(status - 128).name}" if ended else "failed"
-                end = {"status": STOPPED if ended else FAILED, "error": f"{part.name}: {why}"}
+            say(f"\n=== {part.name}: {command_line(part.words)}")
+            status = start(list(part.words))
+            if status or not part.is_done():  # trainer.max_minutes ends with 0
+                ended = not status or status in ENDED
+                why = "stopped" if ended else "failed"
+                end = {"status": STOPPED if ended else FAILED, "error": f"{part.name} {why}"}
                 write_summary(folder, {**planned, **end})
                 say(f"{part.name} {why}. Repeat the command with resume={folder} to go on.")
                 return status
-        rows = [*_score_rows(folder), *_loss_rows(folder)]
+        rows = compared(whole)
         write_result(folder / RESULT, settings.recipe, command_line(line), rows)
         _show(rows, folder)
         last = max((row for row in rows if row["series"] == SERIES[TRAINED]), key=_length)
@@ -115,58 +142,63 @@ def run_extend(
 
 
 def parts(settings: Settings, line: CommandLine, folder: Path) -> Iterator[Part]:
-    """Yield the study's commands in order."""
-    path, run = settings.model.path, folder / TRAINED
-    others = (*NOT_FOR_TRAINING, "recipe", "ruler", "positions")
+    """Yield the study's commands in order. The untouched model is scored first: what is wrong with
+    a score's settings or text shows before the training."""
+    stages = [one.settings for one in stages_of(settings)]
+    longest, path = max(one.context for one in stages), settings.model.path
+    others = (*NOT_FOR_TRAINING, "recipe", "ruler", "positions", "model.path")
     training = [f"recipe={settings.recipe}", *_without(line, others), "mode=train", "resume=auto"]
+    new: list[str] = []
     if path is None:
         path = str(folder / START)
-        yield _trains(START, [*training, "stages=[]", "model.adapter=null"], folder / START)
+        begin = ["stages=[]", "model.adapter=null", f"data.split_context={longest}"]
+        yield _trains(START, _with(training, *begin), folder / START)
         demo = ["hardware.demo=always"] if settings.is_demo else []
-        training += [*demo, "model.config=null", "model.options={}"]
-    yield _trains(TRAINED, [*training, f"model.path={quoted(path)}"], run)
-    stages = [one.settings for one in stages_of(settings)]
-    longest, own = max(one.context for one in stages), _own_context(settings, path)
+        new = [*demo, "model.config=null", "model.options={}"]
+    own = _own_context(settings, path)
     changed = _changed(settings)
     data = changed["data"] | {
         "data.validation_fraction": settings.data.validation_fraction,
         "data.split_context": longest,
     }
-    model = [*_without(_only(line, ("model",)), _OF_TRAINING), "model.adapter=null"]
-    given = [f"recipe={settings.recipe}", *model, f"model.path={quoted(path)}"]
     of_tokens = {name: one for name, one in data.items() if name in Ruler().uses(settings)}
+    model = _without(_only(line, ("model", "attention", "hardware", "mask")), _OF_TRAINING)
+    if (folder_of(path) / "config.json").is_file():  # no run, and no adapter
+        model.append("model.adapter=null")
+    given = [f"recipe={settings.recipe}", *model, f"model.path={quoted(path)}"]
+    given.append(f"context={min(own, longest)}")
     rotary = {f"model.{name}": getattr(stages[-1].model, name) for name in _ROTARY}
     scaling = words_of({name: one for name, one in rotary.items() if one is not None})
     lengths = settings.ruler.lengths or [own, longest]
     length = settings.positions.length or longest
     for name, words, most in (
         (UNTOUCHED, given, own),
-        (SCALED, [*given, *scaling], max(lengths)),
-        (TRAINED, [f"checkpoint={quoted(str(run))}"], max(lengths)),
+        (SCALED, [*given, *scaling], None),
+        (TRAINED, [f"checkpoint={quoted(str(folder / TRAINED))}"], None),
     ):
-        words = [*words, f"seed={settings.seed}"]
+        at, common = folder / name, [*words, f"seed={settings.seed}"]
         if name == TRAINED:
-            data = of_tokens = {}
+            trains = _with(training, *new, f"model.path={quoted(path)}")
+            yield _trains(TRAINED, trains, at)
         else:
-            words.append(f"output={quoted(str(folder / name))}")
-        ruler = changed["ruler"] | {
-            "ruler.lengths": [one for one in lengths if one <= most] or [most]
-        }
-        yield Part(
-            f"RULER, {SERIES[name]}",
-            ["mode=ruler", *words, *words_of(of_tokens | ruler)],
-            partial(_means, folder / name),
-        )
+            common.append(f"output={quoted(str(at))}")
+        fitting = [one for one in lengths if most is None or one <= most] or [most]
+        ruler = words_of(changed["ruler"] | {"ruler.lengths": fitting})
+        tokens = [] if name == TRAINED else words_of(of_tokens)
+        score = ["mode=ruler", *common, *tokens, *ruler]
+        yield Part(f"RULER, {SERIES[name]}", score, at, SERIES[name], "ruler", frozenset(ruler))
         # Longer than the longest length: all are scored on the same documents.
-        positions = changed["positions"] | {
-            "positions.length": min(length, most),
-            "positions.at_least": length + 1,
-        }
-        yield Part(
-            f"loss by position, {SERIES[name]}",
-            ["mode=positions", *words, *words_of(data | positions)],
-            partial(_rows, folder / name, "positions"),
+        positions = words_of(
+            changed["positions"]
+            | {
+                "positions.length": min(length, most or length),
+                "positions.at_least": max(settings.positions.at_least or 0, length + 1),
+            }
         )
+        text = [] if name == TRAINED else words_of(data)
+        score = ["mode=positions", *common, *text, *positions]
+        what, wanted = f"loss by position, {SERIES[name]}", frozenset(positions)
+        yield Part(what, score, at, SERIES[name], "positions", wanted)
 
 
 def _changed(settings: Settings) -> dict[str, dict[str, Any]]:
@@ -183,16 +215,25 @@ def _changed(settings: Settings) -> dict[str, dict[str, Any]]:
 
 
 def _trains(name: str, words: Sequence[str], run: Path) -> Part:
-    at = f"hydra.run.dir={quoted(str(run))}"
-    return Part(name, [*words, at], lambda: read_summary(run).get("status") == FINISHED)
+    return Part(name, _with(words, f"hydra.run.dir={quoted(str(run))}"), run)
+
+
+def _with(words: Sequence[str], *new: str) -> list[str]:
+    """The words with new ones, each in place of one of the same setting."""
+    return [*_without(words, [_setting(word) for word in new]), *new]
 
 
 def _only(words: Sequence[str], names: Sequence[str]) -> list[str]:
-    return [word for word in words if _setting(word).startswith(tuple(names))]
+    return [word for word in words if _is_of(word, names)]
 
 
 def _without(words: Sequence[str], names: Sequence[str]) -> list[str]:
-    return [word for word in words if not _setting(word).startswith(tuple(names))]
+    return [word for word in words if not _is_of(word, names)]
+
+
+def _is_of(word: str, names: Sequence[str]) -> bool:
+    own = _setting(word)
+    return any(own == name or own.startswith(f"{name}.") for name in names)
 
 
 def _setting(word: str) -> str:
@@ -203,47 +244,27 @@ def _own_context(settings: Settings, path: str) -> int:
     """The context in tokens that the model was trained with before."""
     if settings.model.path is None:
         return settings.context
-    config = read_config(str(folder_of(path)), settings.model.options).get_text_config()
+    if is_of_run(Path(path).expanduser()):
+        return settings_at(*find_checkpoint(path, prefer=BEST, setting="model.path")).context
+    base = (adapter_settings(path) or {"path": path})["path"]
+    config = read_config(str(folder_of(base)), settings.model.options).get_text_config()
     return getattr(config, "max_position_embeddings", None) or settings.context
 
 
-def _rows(folder: Path, mode: str) -> list[Row]:
-    """The rows of a mode's newest result in the folder of a part."""
-    found = sorted(folder.glob(f"**/{mode}*/{RESULT}"), key=lambda path: path.stat().st_mtime)
-    return list(read_result(found[-1]).rows) if found else []
-
-
-def _means(folder: Path) -> list[Row]:
-    """RULER's mean at each length; empty until all are scored, since means are written last."""
-    return [row for row in _rows(folder, "ruler") if row["task"] == "mean"]
-
-
-def _score_rows(folder: Path) -> list[Row]:
-    """RULER's mean by model and length; of the trained one its paired differences too."""
-    means = {name: _means(folder / name) for name in SERIES}
-    rows = [
-        {"part": "ruler", **row, "series": SERIES[name]} for name in means for row in means[name]
-    ]
+def compared(whole: Sequence[Part]) -> list[Row]:
+    """Return the rows of all scores; those of the trained model's RULER have its differences to the
+    others too, in pairs of the same prompts."""
+    rows = {(part.series, part.mode): part.rows() for part in whole if part.mode}
+    trained = rows[SERIES[TRAINED], "ruler"]
     for name in (SCALED, UNTOUCHED):
-        others = {row["length"] for row in means[name]}
-        both = [row for row in means[TRAINED] if row["length"] in others]
-        for found in differences(both, means[name]):
-            (own,) = (
-                row
-                for row in rows
-                if row["series"] == SERIES[TRAINED] and row["length"] == found["length"]
-            )
+        others = rows[SERIES[name], "ruler"]
+        known = {row["length"] for row in others}
+        both = [row for row in trained if row["length"] in known]
+        for row, found in zip(both, differences(both, others), strict=True):
             for end in ("", "_low", "_high"):
-                own[f"against_{name}{end}"] = found[f"difference{end}"]
-    return rows
-
-
-def _loss_rows(folder: Path) -> list[Row]:
-    return [
-        {"part": "positions", **row, "series": SERIES[name]}
-        for name in SERIES
-        for row in _rows(folder / name, "positions")
-    ]
+                row[f"against_{name}{end}"] = found[f"difference{end}"]
+    order = sorted(rows, key=lambda one: one[1] != "ruler")
+    return [row for one in order for row in rows[one]]
 
 
 def _length(row: Row) -> int:

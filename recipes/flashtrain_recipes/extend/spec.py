@@ -28,6 +28,19 @@ class Extend(Mode):
                 f"mode=extend with recipe={settings.recipe}: expected a language model with "
                 "stages=[{context: ..., steps: ...}], as recipe=extend has."
             )
+        if settings.model.name != "huggingface":
+            raise UserError(
+                f"mode=extend with model={settings.model.name}: expected model=huggingface. An "
+                "export of another model is one (mode=export)."
+            )
+        if settings.ruler.tasks is not None:
+            from flashtrain_recipes.ruler.tasks import RULER
+
+            if not {*settings.ruler.tasks} & {*RULER}:
+                raise UserError(
+                    f"ruler.tasks={list(settings.ruler.tasks)}: mode=extend compares the mean over "
+                    "RULER's own tasks. Name one of them."
+                )
 
     def run_study(self, settings: Settings, overrides: CommandLine, *, started: float) -> int:
         from flashtrain_recipes.extend.run import run_extend

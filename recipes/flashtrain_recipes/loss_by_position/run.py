@@ -7,7 +7,7 @@ N documents, S scored tokens of a document.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,14 @@ from flashtrain.tasks.language.evaluate import held_out_data, read_model
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.long_context.evaluate import autocast_dtype
 from flashtrain_recipes.long_context.intervals import draws, mean_interval
+from flashtrain_recipes.scored_command import scored_command
 
 FIRST_EDGE = 256  # tokens of the first range of positions; each later range is twice as long
 RESAMPLES = 2000
+_OF_TEXT = (
+    "data.source", "data.path", "data.validation_path", "data.validation_fraction",
+    "data.split_context",
+)  # fmt: skip
 COLUMNS = (
     "position", "loss", "loss_low", "loss_high", "other_document", "gain", "gain_low", "gain_high",
     "documents",
@@ -79,11 +84,10 @@ def score_positions(settings: Settings, hardware: Hardware) -> list[Row]:
     )
     make_table(rows, COLUMNS, "other_document: behind another document's first half").print()
     own = settings.checkpoint is not None
-    folder = make_unique(trained.folder if own else Path(settings.output), "positions")
-    given = asdict(options) | {"length": length}
-    words = " ".join(f"positions.{name}={one}" for name, one in given.items() if one is not None)
-    source = f"checkpoint={settings.checkpoint}" if own else f"recipe={settings.recipe}"
-    command = f"python -m flashtrain {source} mode=positions {words} seed={settings.seed}"
+    parent = trained.folder if own else Path(settings.output) / trained.folder.name
+    folder = make_unique(parent, "positions")
+    given = settings.having(positions=replace(options, length=length))
+    command = scored_command(given, "positions", *_OF_TEXT)
     write_result(folder / RESULT, settings.recipe, command, rows)
     positions_figure(rows, folder / "positions.png")
     say(f"the result's rows and its figure are in {folder}")
@@ -99,8 +103,9 @@ def whole_documents(
     chosen = np.flatnonzero(spans.lengths >= at_least)[:most]
     if len(chosen) < 2:
         raise UserError(
-            f"positions.length={length}: {len(chosen)} held-out documents have {at_least} tokens, "
-            "expected 2 or more. Lower positions.length, or hold out more and longer text."
+            f"{len(chosen)} held-out documents have {at_least} tokens or more, expected 2: lower "
+            "positions.length (recipe=extend's is the longest stage's context), or hold out more "
+            "and longer text."
         )
     begins = spans.begins[chosen].tolist()
     return torch.from_numpy(

@@ -5,18 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from dataclasses import fields
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from flashtrain.announce import say
-from flashtrain.command.api import words_of
 from flashtrain.folders.new_folder import make_unique
 from flashtrain.models.generation import generate
-from flashtrain.report.rows import RESULT, Row, command_line, read_result, write_result
+from flashtrain.report.rows import RESULT, Row, read_result, write_result
 from flashtrain.report.table import View
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import TrainedModel
@@ -30,11 +28,7 @@ from flashtrain_recipes.ruler.haystack import read_haystack
 from flashtrain_recipes.ruler.prompts import encoder, make_prompt
 from flashtrain_recipes.ruler.scores import mean_rows, scored
 from flashtrain_recipes.ruler.tasks import TASKS, score
-
-_DECIDE = (  # the rows
-    "recipe", "mode", "checkpoint", "weights", "context", "seed", "model.path", "model.rope",
-    "model.rope_factor", "model.rope_base", "model.interpolate_positions", "model.adapter_path",
-)  # fmt: skip
+from flashtrain_recipes.scored_command import scored_command
 
 
 def evaluate_ruler(settings: Settings, hardware: Hardware) -> list[Row]:
@@ -55,10 +49,10 @@ def evaluate_ruler(settings: Settings, hardware: Hardware) -> list[Row]:
     make = partial(make_prompt, encode=encode, haystack=haystack)
     for task in tasks:  # before hours of answers
         make(task, length=min(lengths), drawn="")
-    command = _command(settings)
+    command = scored_command(settings, "ruler")
     places = [(length, task) for length in lengths for task in tasks]
     own = settings.checkpoint is not None
-    parent = trained.folder if own else Path(settings.output) / trained.folder.stem
+    parent = trained.folder if own else Path(settings.output) / trained.folder.name
     folder, rows = _unfinished(parent, command, trained.step, len(places))
     for length, task in places[len(rows) :]:
         began = time.monotonic()
@@ -112,10 +106,3 @@ def _unfinished(parent: Path, command: str, step: int, places: int) -> tuple[Pat
             say(f"{path} has {len(found.rows)} of {places} rows: it is gone on with")
             return path.parent, found.rows
     return make_unique(parent, "ruler"), []
-
-
-def _command(settings: Settings) -> str:
-    """The command that gives the rows."""
-    names = [*_DECIDE, *(f"ruler.{one.name}" for one in fields(settings.ruler))]
-    values = {name: reduce(getattr, name.split("."), settings) for name in names}
-    return command_line(words_of({name: one for name, one in values.items() if one is not None}))

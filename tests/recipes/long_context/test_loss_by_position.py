@@ -48,7 +48,7 @@ def test_only_documents_that_are_long_enough_are_scored_from_their_beginnings() 
         70,
     ]
     assert whole_documents(tokens, spans, length=5, at_least=21, most=2).shape == (2, 6)
-    with pytest.raises(UserError, match=r"positions.length=30: 0 held-out documents"):
+    with pytest.raises(UserError, match=r"0 held-out documents have 31 tokens"):
         whole_documents(tokens, spans, length=30, at_least=31, most=9)
 
 
@@ -79,4 +79,5 @@ def test_the_mode_leaves_a_table_rows_and_a_figure(trained, capsys) -> None:
         (15, 30, 2),
     ]
     assert (trained / "positions" / "positions.png").is_file()
-    assert f"checkpoint={trained} mode=positions positions.length=30" in result.command
+    words = {"mode=positions", f"checkpoint={trained}", "positions.length=30"}
+    assert words < {*result.command.split()}

@@ -1,0 +1,34 @@
+"""The command that gives a result of mode=ruler or mode=positions again."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from functools import reduce
+
+from flashtrain.command.api import words_of
+from flashtrain.report.rows import command_line
+from flashtrain.settings.settings import Settings
+
+# What decides the rows besides the mode's own settings; of a run most of it is the run's own.
+_ALWAYS = (
+    "mode", "checkpoint", "context", "seed", "model.rope", "model.rope_factor", "model.rope_base",
+    "model.interpolate_positions",
+)  # fmt: skip
+_OF_WEIGHTS = (
+    "recipe", "weights", "model.path", "model.config", "model.options", "model.adapter",
+    "model.adapter_path", "model.quantize", "data.tokenizer",
+)  # fmt: skip
+
+
+def scored_command(settings: Settings, *others: str) -> str:
+    """Return the command with the settings that decide the rows.
+
+    Args:
+        others: further settings, or groups of settings, that do.
+    """
+    names = [*(() if settings.checkpoint is not None else _OF_WEIGHTS), *_ALWAYS]
+    for name in others:
+        group = getattr(settings, name, None)
+        names += [name] if group is None else [f"{name}.{one.name}" for one in fields(group)]
+    values = {name: reduce(getattr, name.split("."), settings) for name in names}
+    return command_line(words_of({name: one for name, one in values.items() if one is not None}))
