@@ -1,4 +1,4 @@
-"""An adapter that was trained before: a peft folder, or the weights in a checkpoint of ours."""
+"""An adapter that was trained before: a folder of peft, or the weights in a checkpoint of a run."""
 
 from __future__ import annotations
 

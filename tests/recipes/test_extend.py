@@ -45,8 +45,9 @@ def words(model: Path, *others: str) -> list[str]:
     ]
 
 
-def commands(model: Path, folder: Path, *others: str) -> dict[str, list[str]]:
-    given = words(model, *others)
+def commands(model: Path | None, folder: Path, *others: str) -> dict[str, list[str]]:
+    given = words(model or Path(), *others)
+    given = [word for word in given if model or not word.startswith("model.path=")]
     settings = compose_settings(given)
     return {part.name: list(part.words) for part in parts(settings, CommandLine(given), folder)}
 
@@ -86,6 +87,19 @@ def test_the_trainings_own_settings_reach_it_and_no_score(model, tmp_path) -> No
     score = {*found["RULER, scaling alone"]}
     assert {"hardware.precision=32-true", "ruler.samples=50", "context=1024"} < score
     assert not any(word.startswith("model.adapter_rank") for word in score)
+
+
+def test_without_a_model_one_is_trained_first_and_extended(tmp_path) -> None:
+    own = ["model.config=llama", "+model.options.hidden_size=32", "context=1024"]
+    found = commands(None, tmp_path, *own)
+    assert next(iter(found)) == "start"
+    assert {"stages=[]", *own[:2], "data.split_context=2048"} < {*found["start"]}
+    start = f"model.path='{tmp_path / 'start'}'"
+    for name in ("training", "RULER, untouched", "loss by position, scaling alone"):
+        assert start in found[name]
+    assert {"model.config=null", "model.options={}"} < {*found["training"]}
+    assert own[1] not in found["training"]
+    assert "model.adapter=null" in found["RULER, untouched"]
 
 
 def result(folder: Path, scores: str, *, samples: int) -> Part:

@@ -163,7 +163,8 @@ def parts(settings: Settings, line: CommandLine, folder: Path) -> Iterator[Part]
     }
     of_tokens = {name: one for name, one in data.items() if name in Ruler().uses(settings)}
     model = _without(_only(line, ("model", "attention", "hardware", "mask")), _OF_TRAINING)
-    if (folder_of(path) / "config.json").is_file():  # no run, and no adapter
+    # Of all weights: what START trains, and a folder that is neither a run nor an adapter.
+    if settings.model.path is None or (folder_of(path) / "config.json").is_file():
         model.append("model.adapter=null")
     given = [f"recipe={settings.recipe}", *model, f"model.path={quoted(path)}"]
     given.append(f"context={min(own, longest)}")

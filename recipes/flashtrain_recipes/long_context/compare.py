@@ -15,10 +15,15 @@ import numpy as np
 
 from flashtrain.report.rows import Row
 from flashtrain_recipes.long_context.evaluate import Scores, Windows
-from flashtrain_recipes.long_context.intervals import Interval, draws, mean_interval, per_unit
+from flashtrain_recipes.long_context.intervals import (
+    RESAMPLES,
+    Interval,
+    draws,
+    mean_interval,
+    per_unit,
+)
 
 LENGTHS = "lengths"  # what a row is, under its key "part"; older results have "positions" too
-RESAMPLES = 2000  # of the bootstrap, for the intervals
 BETTER, WORSE, EQUAL, UNKNOWN = "better", "worse", "no better", "too little text to tell"
 _COLUMNS = (
     "model", "attention", "steps", "tokens", "batch", "precision", "micro_batch", "memory",

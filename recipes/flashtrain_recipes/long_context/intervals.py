@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 LEVEL = 0.95
+RESAMPLES = 2000  # of the bootstrap
 
 
 class Interval(NamedTuple):

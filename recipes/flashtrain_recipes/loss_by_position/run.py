@@ -30,11 +30,10 @@ from flashtrain.tasks.held_out import why_not_held_out
 from flashtrain.tasks.language.evaluate import held_out_data, read_model
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.long_context.evaluate import autocast_dtype
-from flashtrain_recipes.long_context.intervals import draws, mean_interval
+from flashtrain_recipes.long_context.intervals import RESAMPLES, draws, mean_interval
 from flashtrain_recipes.scored_command import scored_command
 
 FIRST_EDGE = 256  # tokens of the first range of positions; each later range is twice as long
-RESAMPLES = 2000
 _OF_TEXT = (
     "data.source", "data.path", "data.validation_path", "data.validation_fraction",
     "data.split_context",

@@ -13,10 +13,9 @@ import numpy as np
 
 from flashtrain.errors import UserError
 from flashtrain.report.rows import Row
-from flashtrain_recipes.long_context.intervals import LEVEL, draws
+from flashtrain_recipes.long_context.intervals import LEVEL, RESAMPLES, draws
 from flashtrain_recipes.ruler.tasks import RULER
 
-RESAMPLES = 2000
 Rows = Sequence[Mapping[str, Any]]
 
 
