@@ -91,10 +91,8 @@ def check_architecture(
             "layer is such attention."
         )
     if not hybrid and "position_ids" not in inspect.signature(body_of(model)[1].forward).parameters:
-        ours, unserved = (
-            True,
-            "takes no position_ids, so that packed documents would be read as one",
-        )
+        ours = True
+        unserved = "takes no position_ids, so that packed documents would be read as one"
     if unserved is not None and (ours or calls is None):
         raise UserError(f"{path}: {type(model).__name__} {unserved}.")
 

@@ -87,12 +87,10 @@ class HuggingFaceDecoder(Trainable):
         # Both modules have the same submodules, so that state dicts have transformers'
         # names, also for FSDP2.
         self.__dict__["_modules"], self.__dict__["module"] = module._modules, module
-        self.origin, self.residual, self.quantize, self.context = (
-            origin,
-            residual,
-            quantize,
-            context,
-        )
+        self.origin = origin
+        self.residual = residual
+        self.quantize = quantize
+        self.context = context
         self.blocks = decoder_layers(module)
         self.layers = [Layer(block) for block in self.blocks]
         self.head = head_of(module)

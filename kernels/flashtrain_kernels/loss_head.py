@@ -157,10 +157,8 @@ def _pieces(
     torch._assert_async(known.all(), f"labels must be 0 to {vocab_size - 1}, or {ignored} for none")
     losses = hidden.new_zeros(labels.shape, dtype=torch.promote_types(hidden.dtype, torch.float32))
     flat, labels, matrix = losses.view(-1), labels.contiguous().view(-1), weight.to(hidden.dtype)
-    dlosses, gradients = (
-        None if dlosses is None else dlosses.contiguous().view(-1),
-        dlosses is not None,
-    )
+    gradients = dlosses is not None
+    dlosses = None if dlosses is None else dlosses.contiguous().view(-1)
     dhidden = (
         torch.empty_like(hidden, memory_format=torch.contiguous_format)
         if gradients

@@ -97,10 +97,8 @@ class Ulysses:
             .unflatten(1, (heads_degree, -1))
             .movedim(1, 0)
         )
-        self.order, self.back = (
-            arrived.flatten(),
-            (places.clamp(min=0) + rows * order.shape[1]).flatten(),
-        )
+        self.order = arrived.flatten()
+        self.back = (places.clamp(min=0) + rows * order.shape[1]).flatten()
         self.padding: Tensor | None = None
         if layout.padding:
             self.padding = (places < 0).expand(-1, len(rows), -1).flatten().nonzero()[:, 0]

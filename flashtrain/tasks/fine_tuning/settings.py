@@ -68,10 +68,8 @@ class FineTuningSettings:
     def check_data(self) -> None:
         """Raise UserError if the texts to read are not named. check() does not check this: a demo
         may replace the settings."""
-        files, dataset = (
-            "a .jsonl file or a folder of them",
-            "a dataset such as coastalcph/lex_glue",
-        )
+        files = "a .jsonl file or a folder of them"
+        dataset = "a dataset such as coastalcph/lex_glue"
         for setting, data, what in (("path", "files", files), ("name", "hub", dataset)):
             given = getattr(self, setting)
             if self.data == data and not given:

@@ -86,10 +86,8 @@ def _text(settings: Settings, tokens: int) -> str:
         or getattr(source, "address", None) is not None
     ):
         return source.describe()
-    size, each = (
-        source.approximate_bytes(),
-        1 if settings.data.tokenizer == "bytes" else BYTES_PER_TOKEN,
-    )
+    size = source.approximate_bytes()
+    each = 1 if settings.data.tokenizer == "bytes" else BYTES_PER_TOKEN
     epochs = f"{tokens * each / max(1, size):,.1f} epochs at {each} byte{'s' * (each > 1)} a token"
     return f"{source.describe()}, about {size / 1e6:,.3g} MB of text: {epochs}"
 

@@ -137,10 +137,8 @@ class LanguageSettings(TextSettings):
                     f"trainer.strategy={named} does not. Use trainer.strategy=context_parallel, "
                     "or context_parallel=1."
                 )
-            method, layout = (
-                self.trainer.context_parallel_method,
-                self.trainer.context_parallel_layout,
-            )
+            method = self.trainer.context_parallel_method
+            layout = self.trainer.context_parallel_layout
             if degree is None and (method != "auto" or layout != "balanced"):
                 given = (
                     f"context_parallel_method={method}"

@@ -201,9 +201,7 @@ class BestOfStage(pl.Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.score, self.step, self._latest = (
-            state_dict["score"],
-            state_dict["step"],
-            state_dict["latest"],
-        )
+        self.score = state_dict["score"]
+        self.step = state_dict["step"]
+        self._latest = state_dict["latest"]
         self._weights = dict(state_dict["weights"])

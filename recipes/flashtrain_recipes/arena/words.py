@@ -159,10 +159,8 @@ def plan_classifier(settings: Settings, hardware: Hardware) -> str:
             f"{of_sample / 1e12:.3g} TFLOP each: about {duration(seconds)}",
         ]
         again = partial(_batching_with, stage, hardware, model)
-        before, memory = (
-            memory,
-            [*memory_plan(batching), *fit_lines(stage.settings, hardware, batching, again)],
-        )
+        before = memory
+        memory = [*memory_plan(batching), *fit_lines(stage.settings, hardware, batching, again)]
         lines += [f"  {line}" for line in memory if memory != before]
     most = "at most " if any(stage.stop_at_accuracy is not None for stage in stages) else ""
     lines.append(

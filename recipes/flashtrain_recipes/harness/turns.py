@@ -84,14 +84,12 @@ class Turns(ABC, Generic[C, E]):
     def __init__(
         self, case: C, *, device: torch.device, clock: Clock, seed: int, effort: Effort, note: Note
     ) -> None:
-        self.case, self.device, self.clock, self.seed, self.effort, self.note = (
-            case,
-            device,
-            clock,
-            seed,
-            effort,
-            note,
-        )
+        self.case = case
+        self.device = device
+        self.clock = clock
+        self.seed = seed
+        self.effort = effort
+        self.note = note
         self.entries: list[E] = []
         self.empty: list[Row] = []
 

@@ -79,11 +79,9 @@ def command_row(case: GPT2Case, bare: Row, benchmark: Benchmark, run: Run) -> Ro
 
 def _words(case: GPT2Case, benchmark: Benchmark, run: Run) -> list[str]:
     # what this run was given, its demo's data, and steps of one batch
-    settings, steps, tokens = (
-        benchmark.settings,
-        benchmark.options.command_steps,
-        case.batch * case.context,
-    )
+    settings = benchmark.settings
+    steps = benchmark.options.command_steps
+    tokens = case.batch * case.context
     own = {
         "context": case.context, "model.size": case.model,
         "model.vocab_rows": case.vocab_rows or "null",
@@ -96,10 +94,8 @@ def _words(case: GPT2Case, benchmark: Benchmark, run: Run) -> list[str]:
         "generate.max_new_tokens": 1, "seed": settings.seed,
     }  # fmt: skip
     if settings.data.source == "stdlib":
-        own["data.source"], own["data.include_tests"] = (
-            "stdlib",
-            str(settings.data.include_tests).lower(),
-        )
+        own["data.source"] = "stdlib"
+        own["data.include_tests"] = str(settings.data.include_tests).lower()
     given = {word: word.lstrip("+~").split("=")[0] for word in run.overrides}
     passed = [
         word for word, key in given.items() if key.split(".")[0] in _PASSED_ON and key not in own
