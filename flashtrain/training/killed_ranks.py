@@ -104,8 +104,6 @@ def lost_connection(error: BaseException) -> str | None:
     lost = (
         f"the connection to a process {where} broke: the process, its machine or the network failed"
     )
-    return (
-        f"{lost} (resume=auto continues from the last checkpoint)"
-        if is_broken_connection(error)
-        else None
-    )
+    if is_broken_connection(error):
+        return f"{lost} (resume=auto continues from the last checkpoint)"
+    return None

@@ -151,11 +151,9 @@ def options_of(sizes: Sizes, requested: Requested, packing: Packing | None = Non
         ):
             return options.by_boundaries(packed)
         options = options.with_mask()
-    return (
-        replace(options, mask=_ready(options.mask, options, sizes))
-        if isinstance(options.mask, Mask)
-        else options
-    )
+    if isinstance(options.mask, Mask):
+        return replace(options, mask=_ready(options.mask, options, sizes))
+    return options
 
 
 def _ready(mask: Mask, options: Options, sizes: Sizes) -> Mask:

@@ -46,11 +46,9 @@ class FineTuningSettings:
         """A short name of the texts: "synthetic", or the name of the file, folder or dataset."""
         if self.data == "files" and self.path:
             return Path(self.path).name
-        return (
-            "synthetic"
-            if self.data == "synthetic"
-            else " ".join(filter(None, (self.name, self.config)))
-        )
+        if self.data == "synthetic":
+            return "synthetic"
+        return " ".join(filter(None, (self.name, self.config)))
 
     def check(self) -> None:
         between("finetune.dropout", self.dropout, 0.0, 1.0, include_high=False)

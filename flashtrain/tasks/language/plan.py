@@ -120,11 +120,9 @@ def describe_unknown(model: Trainable) -> list[str]:
     times are estimated; [] if there are none."""
     layers = () if model.shape is None else model.shape.layers
     unknown = sorted({layer.mixer.kind for layer in layers if math.isnan(layer.mixer.flops(1))})
-    return (
-        [f"no TFLOP/s, MFU and time: the FLOPs of {', '.join(unknown)} are unknown"]
-        if unknown
-        else []
-    )
+    if unknown:
+        return [f"no TFLOP/s, MFU and time: the FLOPs of {', '.join(unknown)} are unknown"]
+    return []
 
 
 def describe_mask(settings: Settings, *, read: bool = False) -> list[str]:

@@ -156,8 +156,6 @@ class ContextTurns(Turns[ContextCase, ContextEntry]):
     def rows_of(self, entry: ContextEntry) -> list[Row]:
         everyone = self.team.gather(entry.measures())
         one = None if self.one is None else self.one.measures()
-        return (
-            [row_of(self.place, entry.baseline, entry.attention, everyone, one)]
-            if self.team.rank == 0
-            else []
-        )
+        if self.team.rank == 0:
+            return [row_of(self.place, entry.baseline, entry.attention, everyone, one)]
+        return []

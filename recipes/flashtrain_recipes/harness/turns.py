@@ -125,11 +125,9 @@ class Turns(ABC, Generic[C, E]):
     def refuses(self, baseline: Any) -> tuple[str, str] | None:
         """Return (status, reason) where the baseline must not be started at
         this case, else None."""
-        return (
-            (NO_TIME, "benchmark.max_seconds was reached before it was started")
-            if self.effort.is_over()
-            else None
-        )
+        if self.effort.is_over():
+            return NO_TIME, "benchmark.max_seconds was reached before it was started"
+        return None
 
     def begin_round(self, number: int) -> None:
         """Do what is needed before the samples of round `number`; by default nothing."""
