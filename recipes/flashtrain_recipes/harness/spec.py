@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,18 +74,9 @@ class Benchmark(Mode):
         return str(_named(settings, hardware).plan())
 
     def run(
-        self,
-        settings: Settings,
-        hardware: Hardware,
-        folder: Path,
-        *,
-        overrides: Sequence[str],
-        started: float,
+        self, settings: Settings, hardware: Hardware, folder: Path, **command: Any
     ) -> dict[str, Any]:
-        row: dict[str, Any] = _named(settings, hardware).run(
-            folder, overrides=overrides, started=started
-        )
-        return row
+        return dict(_named(settings, hardware).run(folder, **command))
 
     def demo_line(self, demo: Settings, where: str) -> str:
         most = (
