@@ -120,11 +120,9 @@ class Task(ABC):
                 f"(task={settings.task}). Expected one of: {has}."
             )
         if settings.trainer.epochs is not None and (settings.mode == "plan" or not self.has_epochs):
-            what = (
-                "mode=plan, which reads no data"
-                if settings.mode == "plan"
-                else f"task={settings.task}"
-            )
+            what = f"task={settings.task}"
+            if settings.mode == "plan":
+                what = "mode=plan, which reads no data"
             raise UserError(f"trainer.epochs is not supported by {what}. Set trainer.steps.")
         if settings.strategy == "fsdp" and not self.shards:
             raise UserError(

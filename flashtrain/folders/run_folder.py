@@ -214,11 +214,8 @@ def find_checkpoint(given: str, *, prefer: str, setting: str = "checkpoint") -> 
     if not (folder / CONFIG_FILE).is_file():
         runs = sorted(path.glob(f"*/{CONFIG_FILE}"))
         hint = f" The newest run in it is {runs[-1].parent}." if runs else ""
-        hint = (
-            f" It is an exported model: use model.path={given}."
-            if (path / "config.json").is_file()
-            else hint
-        )
+        if (path / "config.json").is_file():
+            hint = f" It is an exported model: use model.path={given}."
         raise UserError(
             f"{setting}={given} is neither a run folder (with a {CONFIG_FILE}) nor a "
             f".ckpt in one.{hint}"

@@ -185,11 +185,9 @@ def _over_devices(
         return None
     given, is_causal, position_bias, others = request
     if position_bias is not None or isinstance(given, Tensor):
-        what = (
-            "support for position biases"
-            if position_bias is not None
-            else "support for a 4-D attention_mask"
-        )
+        what = "support for a 4-D attention_mask"
+        if position_bias is not None:
+            what = "support for position biases"
         raise UserError(
             f"no {what} under context parallelism. "
             "Use a model without them, or another strategy (fsdp, ddp)."

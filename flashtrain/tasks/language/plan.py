@@ -96,11 +96,8 @@ def describe(settings: Settings, hardware: Hardware, model: Trainable, batching:
     """Return the line that announces a training: model, context, steps,
     machine, micro-batch, memory."""
     columns = context_columns(settings.sharding, hardware.precision, model, batching.micro_batch)
-    shared = (
-        ", each sequence over {context_parallel} devices ({context_method})".format(**columns)
-        if columns
-        else ""
-    )
+    words = ", each sequence over {context_parallel} devices ({context_method})"
+    shared = words.format(**columns) if columns else ""
     parameters = model.parameter_count()
     # Fewer with adapters.
     trained = sum(one.numel() for one in model.parameters() if one.requires_grad)
@@ -136,15 +133,11 @@ def describe_mask(settings: Settings, *, read: bool = False) -> list[str]:
     if label == "causal":
         return []
     seen = attended_context(settings.applied_mask, settings.context)
-    counted = (
-        "FLOPs count all of a row"
-        if seen == settings.context
-        else f"FLOPs count rows as of {seen:,} tokens"
-    )
-    if settings.applied_mask.documents:
-        counted = (
-            "MFU counts each document by itself"
-            if read
-            else f"{counted}, also where it holds several documents"
-        )
+    counted = "FLOPs count all of a row"
+    if seen != settings.context:
+        counted = f"FLOPs count rows as of {seen:,} tokens"
+    if settings.applied_mask.documents and read:
+        counted = "MFU counts each document by itself"
+    elif settings.applied_mask.documents:
+        counted += ", also where it holds several documents"
     return [f"mask {label}: {counted}"]

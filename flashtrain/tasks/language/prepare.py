@@ -83,11 +83,9 @@ def prepare(
     lines += [parts] if parts else []
     read = settings.trainer.steps * settings.trainer.tokens_per_step
     if not parts and not epochs and 0 < data.train_tokens < 0.95 * read:
-        fewer = (
-            ""
-            if read < MANY_EPOCHS * data.train_tokens
-            else ". Set trainer.epochs=3, or fewer trainer.steps"
-        )
+        fewer = ""
+        if read >= MANY_EPOCHS * data.train_tokens:
+            fewer = ". Set trainer.epochs=3, or fewer trainer.steps"
         lines.append(
             f"{read:,} tokens are read: {read / data.train_tokens:.1f} epochs of this text{fewer}"
         )

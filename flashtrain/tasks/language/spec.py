@@ -109,11 +109,9 @@ class LanguageTask(Task):
             )
 
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
-        tokens = (
-            "the file's own tokens"
-            if demo.data.source == "tokens"
-            else f"tokenizer {demo.data.tokenizer}"
-        )
+        tokens = f"tokenizer {demo.data.tokenizer}"
+        if demo.data.source == "tokens":
+            tokens = "the file's own tokens"
         trained = (
             f"the recipe's small demo model instead ({demo.model.label}, {tokens}, "
             f"{contexts_words(demo)})"

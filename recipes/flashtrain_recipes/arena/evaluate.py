@@ -222,11 +222,9 @@ def load_classifier(settings: Settings, hardware: Hardware) -> TrainedModel:
 
 
 def _command(settings: Settings) -> str:
-    given = (
-        f"checkpoint={settings.checkpoint}"
-        if settings.checkpoint
-        else f"weights={settings.weights}"
-    )
+    given = f"weights={settings.weights}"
+    if settings.checkpoint:
+        given = f"checkpoint={settings.checkpoint}"
     words = ["mode=evaluate", given, f"sequence.data={settings.sequence.data}"]
     images = settings.pathfinder
     if settings.sequence.path is not None:

@@ -53,11 +53,9 @@ class Benchmark(Mode):
     def uses(self, settings: Settings) -> list[str]:
         options = settings.benchmark
         known = _READ.get(str(options.name))  # None: a benchmark that a program registered
-        read = (
-            "benchmark"
-            if known is None
-            else " ".join(f"benchmark.{name}" for name in known.split())
-        )
+        read = "benchmark"
+        if known is not None:
+            read = " ".join(f"benchmark.{name}" for name in known.split())
         context = " context" if options.name == "bert" and not options.contexts else ""
         return (
             f"output benchmark.name {_TRAINED.get(str(options.name), '')}{context} {read}".split()
