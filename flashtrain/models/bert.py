@@ -120,17 +120,14 @@ class MaskedScore(NamedTuple):
 
 
 class Bert(Trainable):
-    """BERT: the encoder with the heads that BertConfig selects; for attention and
-    residual see BertEncoder."""
+    """BERT: the encoder with the heads that BertConfig selects; for attention see BertEncoder."""
 
     forward_methods = ("loss", "score")
 
-    def __init__(
-        self, config: BertConfig, attention: str = "flash", residual: str = "compute"
-    ) -> None:
+    def __init__(self, config: BertConfig, attention: str = "flash") -> None:
         super().__init__()
         self.config = config
-        self.encoder = BertEncoder(config, attention, residual)
+        self.encoder = BertEncoder(config, attention)
         self.masked_head = MaskedLanguageHead(config) if config.masked_head else None
         self.pooler = Pooler(config.embed, config.bias) if config.pooler else None
         self.next_sentence = (
