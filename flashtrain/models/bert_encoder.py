@@ -113,11 +113,8 @@ class BertEncoder(nn.Module):
         if self.segment_embedding is not None:
             # The backward of one row for all tokens is a sum, not a scatter of every
             # token into two rows.
-            x = x + (
-                self.segment_embedding.weight[0]
-                if segments is None
-                else self.segment_embedding(segments)
-            )
+            first = self.segment_embedding.weight[0]
+            x = x + (first if segments is None else self.segment_embedding(segments))
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         x = self.dropout(x)

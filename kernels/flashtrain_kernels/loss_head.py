@@ -134,11 +134,8 @@ def _summed(
 ):
     """Return (sum of the losses, gradient of hidden, gradient of weight). The gradients are empty
     unless `gradients`; frozen: the weight's is empty."""
-    ones = (
-        hidden.new_ones(labels.shape, dtype=torch.promote_types(hidden.dtype, torch.float32))
-        if gradients
-        else None
-    )
+    dtype = torch.promote_types(hidden.dtype, torch.float32)
+    ones = hidden.new_ones(labels.shape, dtype=dtype) if gradients else None
     losses, dhidden, dweight = TOKEN_LOSSES(
         hidden, weight, labels, vocab_size, ignored, chunk, ones, softcap, frozen
     )

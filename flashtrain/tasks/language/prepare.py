@@ -137,11 +137,9 @@ def make_data(
     """
     data, step = settings.data, settings.samples_per_step
     source, validation = make_sources(data)
-    requested = (
-        None
-        if data.validation_tokens is None
-        else max(1, data.validation_tokens // settings.context)
-    )
+    requested = data.validation_tokens
+    if requested is not None:
+        requested = max(1, requested // settings.context)
     most = max(1, MAX_VALIDATION_TOKENS // settings.context)
     return _module(data)(
         source,

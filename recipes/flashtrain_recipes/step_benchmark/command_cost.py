@@ -51,11 +51,8 @@ def command_row(case: GPT2Case, bare: Row, benchmark: Benchmark, run: Run) -> Ro
     """
     summary = _run(_words(case, benchmark, run), run)
     metrics, row = run.folder / _FOLDER / METRICS, {"implementation": COMMAND, **case.columns()}
-    logged = (
-        [one["step_seconds"] for one in read_metrics(metrics) if "step_seconds" in one]
-        if metrics.is_file()
-        else []
-    )
+    steps = read_metrics(metrics) if metrics.is_file() else []
+    logged = [one["step_seconds"] for one in steps if "step_seconds" in one]
     if summary.get("status") != FINISHED or len(logged) < 2:
         error = str(summary.get("error") or f"see {run.folder / _OUTPUT}")
         return {
