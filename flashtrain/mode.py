@@ -83,11 +83,9 @@ class Mode:
 def mode_of(settings: Settings) -> Mode | None:
     """Return the Mode that settings.mode names; None for train, plan, evaluate, generate and
     export, which the task runs."""
-    return (
-        cast(Mode, component("mode", settings.mode)())
-        if settings.mode in registered("mode")
-        else None
-    )
+    if settings.mode in registered("mode"):
+        return cast(Mode, component("mode", settings.mode)())
+    return None
 
 
 def is_of_checkpoint(mode: str) -> bool:
@@ -121,11 +119,9 @@ def contexts_words(settings: Settings) -> str:
     contexts that it compares."""
     mode = mode_of(settings)
     compared = () if mode is None else mode.contexts(settings)
-    return (
-        f"contexts {min(compared)} to {max(compared)}"
-        if compared
-        else f"context {settings.context}"
-    )
+    if compared:
+        return f"contexts {min(compared)} to {max(compared)}"
+    return f"context {settings.context}"
 
 
 def check_settings(settings: Settings) -> None:

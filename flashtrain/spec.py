@@ -120,11 +120,9 @@ class Task(ABC):
                 f"(task={settings.task}). Expected one of: {has}."
             )
         if settings.trainer.epochs is not None and (settings.mode == "plan" or not self.has_epochs):
-            what = (
-                "mode=plan, which reads no data"
-                if settings.mode == "plan"
-                else f"task={settings.task}"
-            )
+            what = f"task={settings.task}"
+            if settings.mode == "plan":
+                what = "mode=plan, which reads no data"
             raise UserError(f"trainer.epochs is not supported by {what}. Set trainer.steps.")
         if settings.strategy == "fsdp" and not self.shards:
             raise UserError(
@@ -243,12 +241,19 @@ def tasks() -> dict[str, Task]:
 
 def measured_words(row: dict[str, Any]) -> str:
     """Return MFU and peak memory of a summary row as text; "" if they were not measured."""
-    mfu = "" if row.get("mfu") is None else f", MFU {row['mfu']:.1%}"
-    return mfu + (
-        ""
-        if row.get("peak_memory_gib") is None
-        else f", peak memory {row['peak_memory_gib']:.2f} GiB"
-    )
+    mfu, peak = row.get("mfu"), row.get("peak_memory_gib")
+    words = "" if mfu is None else f", MFU {mfu:.1%}"
+    return words + ("" if peak is None else f", peak memory {peak:.2f} GiB")
+
+
+def losses_words(row: dict[str, Any]) -> str:
+    """Return the losses of a summary row as text, after a headline's beginning."""
+    first, last, held_out = row["train_loss_first"], row["train_loss"], row["validation_loss"]
+    words = ""
+    if last is not None:  # a run that was ended after its last step, and resumed, trains no more
+        words = f": training loss {last:.3f} at the last step"
+        words += "" if first is None else f" ({first:.3f} at the first)"
+    return words + ("" if held_out is None else f", validation loss {held_out:.3f}")
 
 
 def report_finished(

@@ -50,13 +50,9 @@ def check_used(settings: Settings, line: CommandLine) -> None:
             f"Use mode={measuring} or plan."
         )
     mode = modes().get(work)
-    used = (
-        (*USED[work], *task.modes[work])
-        if work in USED
-        else None
-        if mode is None
-        else mode.uses(settings)
-    )
+    used = None if mode is None else mode.uses(settings)
+    if work in USED:
+        used = (*USED[work], *task.modes[work])
     of_others = {
         own: f"it is of mode={name}"
         for name, one in modes().items()
@@ -65,6 +61,9 @@ def check_used(settings: Settings, line: CommandLine) -> None:
         if mode is None or own not in mode.shared
     }
     others = NOT_TRAINED | of_others
+    # What a trained model has as it was trained.
+    trained = {"checkpoint": (*task.shape, *task.trained), "weights": task.shape}
+    start = next((one for one in trained if getattr(settings, one) is not None), "")
     for name in line.by_name:
         if name.startswith("hydra") or _is_of(name, ALWAYS):
             continue
@@ -74,16 +73,7 @@ def check_used(settings: Settings, line: CommandLine) -> None:
             why = None if _is_of(name, used) else f"it uses {', '.join(sorted(used))}"
         if why is not None:
             raise UserError(f"{name} is not used by mode={work}: {why}.")
-        start = (
-            "checkpoint"
-            if settings.checkpoint is not None
-            else "weights"
-            if settings.weights is not None
-            else None
-        )
-        if start is not None and _is_of(
-            name, (*task.shape, *(task.trained if start == "checkpoint" else ()))
-        ):
+        if _is_of(name, trained.get(start, ())):
             raise UserError(
                 f"{name} is not used with {start}=...: "
                 f"the model has the shape that it was trained with. Remove {name}."

@@ -22,11 +22,9 @@ def preserve_process_state(*, quiet: bool) -> Iterator[None]:
     Args:
         quiet: print warnings only, and draw no progress bars.
     """
-    log, propagates, had_ranks = (
-        announce.log,
-        announce.log.propagate,
-        torch.distributed.is_initialized(),
-    )
+    log = announce.log
+    propagates = log.propagate
+    had_ranks = torch.distributed.is_initialized()
     of_caller = GlobalHydra.instance().hydra
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()

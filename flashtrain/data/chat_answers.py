@@ -15,11 +15,9 @@ from flashtrain.data.chat_rendering import ChatRendering, Tools
 from flashtrain.errors import UserError
 
 # A conversation that shows where a template ends answers.
-ASK, ANSWER, MORE = (
-    {"role": "user", "content": "ask"},
-    {"role": "assistant", "content": "an answer"},
-    "more",
-)
+ASK = {"role": "user", "content": "ask"}
+ANSWER = {"role": "assistant", "content": "an answer"}
+MORE = "more"
 FOLLOWING = ("user", "tool", "system")  # roles whose marker may end an answer
 
 

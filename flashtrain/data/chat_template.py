@@ -246,9 +246,5 @@ class ChatTemplate:
 
 def _bare(content: Any) -> str:
     """Return the text of a message's content without white space, which templates change."""
-    text = (
-        "".join(part["text"] for part in content)
-        if isinstance(content, list)
-        else str(content or "")
-    )
-    return "".join(text.split())
+    parts = content if isinstance(content, list) else [{"text": str(content or "")}]
+    return "".join("".join(part["text"] for part in parts).split())

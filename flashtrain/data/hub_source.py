@@ -143,11 +143,9 @@ def saved_folder(name: str | os.PathLike[str], split: str) -> Path | None:
         if split not in splits:
             raise unknown("data.split", split, splits)
         return folder / split
-    return (
-        folder
-        if all((folder / file).is_file() for file in ("state.json", "dataset_info.json"))
-        else None
-    )
+    if all((folder / file).is_file() for file in ("state.json", "dataset_info.json")):
+        return folder
+    return None
 
 
 def datasets_library() -> ModuleType:

@@ -73,10 +73,8 @@ def dataset_rows(
         called = next((called for called in names if called in tables), None)
         if called is None:
             continue
-        table, where = (
-            tables[called],
-            f"dataset {' '.join(filter(None, (name, config)))}, split {called}",
-        )
+        table = tables[called]
+        where = f"dataset {' '.join(filter(None, (name, config)))}, split {called}"
         feature = table.features.get(columns.labels)
         label_names = getattr(getattr(feature, "feature", feature), "names", None)
         rows = islice(table, (max_rows or {}).get(split))

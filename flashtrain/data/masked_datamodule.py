@@ -148,11 +148,9 @@ class MaskedTextDataModule(TextDataModule):
     def held_out_samples(self) -> int:
         """The number of samples of each validation, over all devices. Needs setup()."""
         held_out = self.split.validation
-        return (
-            0
-            if held_out is None
-            else min(self.validation_samples, len(self._masked(held_out, VALIDATION_SEED)))
-        )
+        if held_out is None:
+            return 0
+        return min(self.validation_samples, len(self._masked(held_out, VALIDATION_SEED)))
 
     @cached_property
     def _breaks(self) -> TokenBreaks:

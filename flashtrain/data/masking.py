@@ -98,11 +98,8 @@ def mask_tokens(
     """
     tokens = tokens.astype(np.int64)
     index = np.arange(len(tokens))
-    first = (
-        np.concatenate(([True], samples[1:] != samples[:-1]))
-        if len(tokens)
-        else np.empty(0, dtype=bool)
-    )
+    first = np.ones(len(tokens), dtype=bool)
+    first[1:] = samples[1:] != samples[:-1]
     place = index - np.maximum.accumulate(np.where(first, index, 0)) if len(tokens) else index
     draws = hashed(*keys, place)
     ordinary = np.flatnonzero((tokens >= special.ordinary_begin) & (tokens < special.ordinary_end))

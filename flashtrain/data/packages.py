@@ -134,10 +134,8 @@ class PackagesSource:
             package = re.split("[^a-z]", name)[0]
             for path in one.files or ():
                 if path.suffix == ".py" and not {"..", *skipped} & set(path.parts):
-                    place, version = (
-                        Path(str(path.locate())),
-                        path.hash.value if path.hash else one.version,
-                    )
+                    place = Path(str(path.locate()))
+                    version = path.hash.value if path.hash else one.version
                     if place.is_file():
                         yield SourceFile(
                             package, path.as_posix(), place, place.stat().st_size, version

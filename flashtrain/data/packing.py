@@ -212,11 +212,9 @@ class PackedSamples(Dataset[Batch]):
 
     def __len__(self) -> int:
         """The number of samples in an epoch."""
-        return (
-            -(-(self.tokens - 1) // self.context)
-            if self.whole
-            else (self.tokens - 1) // self.context
-        )
+        if self.whole:
+            return -(-(self.tokens - 1) // self.context)
+        return (self.tokens - 1) // self.context
 
     def __getitem__(self, samples: Sequence[int]) -> Batch:
         """Return the Batch of these samples, in this order."""

@@ -85,11 +85,9 @@ class SplitFiles:
         place = self.address or self.path
         found = self.chosen(find_files(place))
         if not found:
-            json = (
-                ". A .json list: jq -c '.[]' NAME.json > NAME.jsonl"
-                if str(place).endswith(".json")
-                else ""
-            )
+            json = ""
+            if str(place).endswith(".json"):
+                json = ". A .json list: jq -c '.[]' NAME.json > NAME.jsonl"
             raise UserError(
                 f"no readable file at data.path={place}: "
                 f"expected {self.expected}{self.left_out}{json}."

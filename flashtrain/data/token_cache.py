@@ -93,11 +93,9 @@ class _Checked:
 
     def __init__(self, file: TokenFile) -> None:
         self.path, self.tokens = file.path, file.mapped()
-        sums = (
-            read_json(file.path.with_name(META))[CHECKSUMS][file.path.name]
-            if file.has_checksums
-            else []
-        )
+        sums = []
+        if file.has_checksums:
+            sums = read_json(file.path.with_name(META))[CHECKSUMS][file.path.name]
         self.unread = dict(enumerate(sums))  # number of a block -> its checksum
 
     def __getitem__(self, place: slice) -> np.ndarray:

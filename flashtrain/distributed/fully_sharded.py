@@ -20,8 +20,6 @@ class FullyShardedStrategy(ShardedCheckpoints):
     def setup_environment(self) -> None:
         # Lightning's default is the number of machines; here every device of every
         # machine has a shard.
-        self._data_parallel_size, self._tensor_parallel_size = (
-            self.num_nodes * self.num_processes,
-            1,
-        )
+        self._data_parallel_size = self.num_nodes * self.num_processes
+        self._tensor_parallel_size = 1
         super().setup_environment()

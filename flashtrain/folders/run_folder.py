@@ -33,13 +33,11 @@ TOKENIZER = "tokenizer"  # the tokenizer that made the tokens
 SAMPLE = "sample.txt"  # text that a language model generated at the end
 
 # Values of `status` in a summary row; RUNNING stays if a run was killed.
-RUNNING, FINISHED, STOPPED, FAILED, OUT_OF_MEMORY = (
-    "running",
-    "finished",
-    "stopped",
-    "failed",
-    "out of memory",
-)
+RUNNING = "running"
+FINISHED = "finished"
+STOPPED = "stopped"
+FAILED = "failed"
+OUT_OF_MEMORY = "out of memory"
 
 
 def write_config(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -109,10 +107,8 @@ def check_config(checkpoint: Path, saved: Mapping[str, Any]) -> None:
         )
         return
     content = read_yaml(path)
-    here, there = (
-        _flat(asdict(_settings(content, path))),
-        _flat(asdict(_settings(stored, checkpoint))),
-    )
+    here = _flat(asdict(_settings(content, path)))
+    there = _flat(asdict(_settings(stored, checkpoint)))
     written = _flat(updated(content))
     if missing := [
         f"{name}={one}" for name, one in _flat(updated(stored)).items() if name not in written
@@ -218,11 +214,8 @@ def find_checkpoint(given: str, *, prefer: str, setting: str = "checkpoint") -> 
     if not (folder / CONFIG_FILE).is_file():
         runs = sorted(path.glob(f"*/{CONFIG_FILE}"))
         hint = f" The newest run in it is {runs[-1].parent}." if runs else ""
-        hint = (
-            f" It is an exported model: use model.path={given}."
-            if (path / "config.json").is_file()
-            else hint
-        )
+        if (path / "config.json").is_file():
+            hint = f" It is an exported model: use model.path={given}."
         raise UserError(
             f"{setting}={given} is neither a run folder (with a {CONFIG_FILE}) nor a "
             f".ckpt in one.{hint}"

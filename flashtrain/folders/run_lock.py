@@ -55,11 +55,9 @@ def hold(folder: Path, *, wait: float = 0) -> None:
         lock = _locked(folder, wait)
     except filelock.Timeout as error:
         record = _holder_record(folder)
-        who = (
-            "process {process} on {host} since {since}".format(**record)
-            if record
-            else "process unknown"
-        )
+        who = "process unknown"
+        if record:
+            who = "process {process} on {host} since {since}".format(**record)
         line = f"another run is using {folder}: {who}. Wait until it ends, or use another folder."
         raise Busy(line) from error
     if lock is None:

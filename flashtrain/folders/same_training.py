@@ -93,11 +93,9 @@ def _compared(
             if not wanted(folder):
                 continue
             there = read_settings(folder)
-            ours, theirs, older = (
-                _what_is_trained(here),
-                _what_is_trained(there),
-                older_values(here, there, given),
-            )
+            ours = _what_is_trained(here)
+            theirs = _what_is_trained(there)
+            older = older_values(here, there, given)
         except Exception as error:  # noqa: BLE001 - whatever a power cut, an editor or another version left there
             say(f"skipping {folder}: {first_line(error)}")
         else:

@@ -91,10 +91,8 @@ def check_architecture(
             "layer is such attention."
         )
     if not hybrid and "position_ids" not in inspect.signature(body_of(model)[1].forward).parameters:
-        ours, unserved = (
-            True,
-            "takes no position_ids, so that packed documents would be read as one",
-        )
+        ours = True
+        unserved = "takes no position_ids, so that packed documents would be read as one"
     if unserved is not None and (ours or calls is None):
         raise UserError(f"{path}: {type(model).__name__} {unserved}.")
 
@@ -137,20 +135,17 @@ def _counted(
             found, failure = _counted(
                 model_class, config, lambda batch, *sizes: torch.zeros(batch, 1, *sizes)
             )
-            return (
-                found,
-                failure if found is None else f"computes with its attention masks{UNSERVED}",
-            )
+            if found is not None:
+                failure = f"computes with its attention masks{UNSERVED}"
+            return found, failure
         # The device meta has no values to read, of which torch says so; other errors
         # come on every device.
         fails = not isinstance(error, NotImplementedError | RuntimeError)
         unserved = f"fails in a forward: {first_line(error)}" if fails else None
         return None if calls or model_class._can_set_attn_implementation() else 0, unserved
-    unserved = (
-        f"has heads of {width}, and not {MAX_HEAD_DIM} or fewer{UNSERVED}"
-        if width > MAX_HEAD_DIM
-        else None
-    )
+    unserved = None
+    if width > MAX_HEAD_DIM:
+        unserved = f"has heads of {width}, and not {MAX_HEAD_DIM} or fewer{UNSERVED}"
     has_attention = calls or any("Attention" in type(one).__name__ for one in model.modules())
     return calls if has_attention else None, unserved
 

@@ -134,11 +134,9 @@ def attention(
     mask = _layer_mask(module, attention_mask, is_causal, (batch, seqlen_q, seqlen_k), query.dtype)
     if attention_mask is None and mask.causal and seqlen_k > seqlen_q:
         # As in sdpa: keys past the queries belong to a static cache and are not yet written.
-        key, value, mask = (
-            key[:, :, :seqlen_q],
-            value[:, :, :seqlen_q],
-            mask._replace(seqlen_k=seqlen_q),
-        )
+        key = key[:, :, :seqlen_q]
+        value = value[:, :, :seqlen_q]
+        mask = mask._replace(seqlen_k=seqlen_q)
         position_bias = None if position_bias is None else position_bias[..., :seqlen_q]
     if within:
         mask = with_documents(mask, query, others)
@@ -187,11 +185,9 @@ def _over_devices(
         return None
     given, is_causal, position_bias, others = request
     if position_bias is not None or isinstance(given, Tensor):
-        what = (
-            "support for position biases"
-            if position_bias is not None
-            else "support for a 4-D attention_mask"
-        )
+        what = "support for a 4-D attention_mask"
+        if position_bias is not None:
+            what = "support for position biases"
         raise UserError(
             f"no {what} under context parallelism. "
             "Use a model without them, or another strategy (fsdp, ddp)."

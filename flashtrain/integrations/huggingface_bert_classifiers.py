@@ -52,11 +52,9 @@ def save_bert_classifier(
             f"transformers' BERT cannot represent a classifier with {', '.join(differences)}: "
             "expected the family bert with pooling=first, or with a label for each word."
         )
-    name = (
-        "BertForTokenClassification"
-        if isinstance(model, TokenClassifier)
-        else "BertForSequenceClassification"
-    )
+    name = "BertForSequenceClassification"
+    if isinstance(model, TokenClassifier):
+        name = "BertForTokenClassification"
     content = bert_content(config, name, pad_token, model.classifier.weight.dtype)
     content["id2label"] = {str(number): name for number, name in enumerate(label_names)}
     content["label2id"] = {name: number for number, name in enumerate(label_names)}

@@ -111,11 +111,10 @@ def _leave(model: nn.Module, args: Any, output: Any) -> None:
 
 
 def _by_name(model: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    return (
-        {**dict(zip(inspect.signature(model.forward).parameters, args, strict=False)), **kwargs}
-        if args
-        else kwargs
-    )
+    if not args:
+        return kwargs
+    names = inspect.signature(model.forward).parameters
+    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 @torch.compiler.disable

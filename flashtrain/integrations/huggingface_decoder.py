@@ -87,12 +87,10 @@ class HuggingFaceDecoder(Trainable):
         # Both modules have the same submodules, so that state dicts have transformers'
         # names, also for FSDP2.
         self.__dict__["_modules"], self.__dict__["module"] = module._modules, module
-        self.origin, self.residual, self.quantize, self.context = (
-            origin,
-            residual,
-            quantize,
-            context,
-        )
+        self.origin = origin
+        self.residual = residual
+        self.quantize = quantize
+        self.context = context
         self.blocks = decoder_layers(module)
         self.layers = [Layer(block) for block in self.blocks]
         self.head = head_of(module)
@@ -262,11 +260,9 @@ class HuggingFaceDecoder(Trainable):
     def _rows(self, positions: Tensor | None) -> Rows | None:
         """Return the documents within which a hybrid's recurrences and convolutions compute; None
         for a model without them, or without positions."""
-        return (
-            Rows(positions)
-            if self.mixes and positions is not None and not positions.is_meta
-            else None
-        )
+        if self.mixes and positions is not None and not positions.is_meta:
+            return Rows(positions)
+        return None
 
     def _positions(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
         """Return positions (B, S) as the model numbers them, from self.first on (0 but in RoBERTa's
@@ -417,11 +413,9 @@ def _size_in_4_bits(adapted: tuple[str, Any]) -> int:
     """Return how many parameters of an adapted layer, given as (name, layer), are stored in 4
     bits; 0 if it is not an nn.Linear that torchao's blocks divide."""
     base = adapted[1].get_base_layer()
-    return (
-        base.weight.numel()
-        if isinstance(base, nn.Linear) and base.weight.numel() % BLOCKS_OF_4_BITS == 0
-        else 0
-    )
+    if isinstance(base, nn.Linear) and base.weight.numel() % BLOCKS_OF_4_BITS == 0:
+        return base.weight.numel()
+    return 0
 
 
 def _trained_alone(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:

@@ -203,11 +203,9 @@ def _of_rules(
     keys = None
     if padding is not None:
         first, last = _ends(padding)
-        low, high, start = (
-            torch.maximum(low, first),
-            torch.minimum(high, last),
-            torch.maximum(start, first),
-        )
+        low = torch.maximum(low, first)
+        high = torch.minimum(high, last)
+        start = torch.maximum(start, first)
         if not one_sided:
             # A padded key between real ones gets a position outside of every interval.
             index = torch.arange(kv_length, device=device, dtype=torch.int32)
@@ -288,10 +286,8 @@ def _head_dim(config: Any) -> int | None:
     that each layer plans its own."""
     try:
         given = getattr(config, "head_dim", None)
-        hidden, heads = (
-            getattr(config, "hidden_size", None),
-            getattr(config, "num_attention_heads", None),
-        )
+        hidden = getattr(config, "hidden_size", None)
+        heads = getattr(config, "num_attention_heads", None)
     except RuntimeError:  # raised where it differs between layers (Gemma 4)
         return None
     if isinstance(given, int):

@@ -239,11 +239,9 @@ def mixer_of(config: Any, kind: str, layer: nn.Module, *, rotary: bool) -> Mixer
     )
     if kind == CHUNKED:
         return replace(attention, chunk=getattr(config, "attention_chunk_size", None))
-    return (
-        replace(attention, window=getattr(config, "sliding_window", None))
-        if kind == WINDOWED
-        else attention
-    )
+    if kind == WINDOWED:
+        return replace(attention, window=getattr(config, "sliding_window", None))
+    return attention
 
 
 def state_of(kind: str, layer: nn.Module, beside: Any) -> MixerSpec:

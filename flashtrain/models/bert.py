@@ -120,17 +120,14 @@ class MaskedScore(NamedTuple):
 
 
 class Bert(Trainable):
-    """BERT: the encoder with the heads that BertConfig selects; for attention and
-    residual see BertEncoder."""
+    """BERT: the encoder with the heads that BertConfig selects; for attention see BertEncoder."""
 
     forward_methods = ("loss", "score")
 
-    def __init__(
-        self, config: BertConfig, attention: str = "flash", residual: str = "compute"
-    ) -> None:
+    def __init__(self, config: BertConfig, attention: str = "flash") -> None:
         super().__init__()
         self.config = config
-        self.encoder = BertEncoder(config, attention, residual)
+        self.encoder = BertEncoder(config, attention)
         self.masked_head = MaskedLanguageHead(config) if config.masked_head else None
         self.pooler = Pooler(config.embed, config.bias) if config.pooler else None
         self.next_sentence = (
@@ -160,11 +157,8 @@ class Bert(Trainable):
         masked: Tensor,
         labels: Tensor,
         *,
-        segments: Tensor | None = None,
-        lengths: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        positions: Tensor | None = None,
         label_count: Tensor | None = None,
+        **given: Any,
     ) -> Tensor:
         """Compute the mean cross-entropy in nats at the masked positions.
 
@@ -176,15 +170,13 @@ class Bert(Trainable):
             masked: (M,) int64 indices into the flattened tokens.
             labels: (M,) int64, the original tokens; -100 is ignored, so that M can be the
                 same for all batches.
-            segments, lengths, cu_seqlens, positions: See BertEncoder.forward.
             label_count: Scalar divisor in place of this batch's number of labels. Give all
                 micro-batches of a step the mean number of labels, and the mean of their losses is
                 the mean over the labels of the step.
+            given: Further arguments of BertEncoder.forward, such as lengths.
         """
         head = self._head()
-        hidden = self.encoder(
-            tokens, segments=segments, lengths=lengths, cu_seqlens=cu_seqlens, positions=positions
-        )
+        hidden = self.encoder(tokens, **given)
         states = hidden.reshape(-1, hidden.shape[-1])
         total = head.loss_sum(
             states.index_select(0, masked), self.output_weight, labels, self.savings.loss_chunk

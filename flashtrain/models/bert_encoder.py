@@ -10,7 +10,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from flashtrain.errors import one_of
 from flashtrain.models.attention_functions import AnyMask, PackedSequences, padding_mask, plan_mask
 from flashtrain.models.bert_config import BertConfig
 from flashtrain.models.block import make_blocks, norm_of, start_normal
@@ -26,21 +25,15 @@ class BertEncoder(nn.Module):
     Args:
         attention: "flash", "sdpa" or "standard"; it changes speed and memory, not the
             result or the weights.
-        residual: Dtype of the residual stream: "weights" (the weights' own) or
-            "compute" (autocast's).
 
     Raises:
-        UserError: An unknown attention or residual.
+        UserError: An unknown attention.
     """
 
-    def __init__(
-        self, config: BertConfig, attention: str = "flash", residual: str = "compute"
-    ) -> None:
+    def __init__(self, config: BertConfig, attention: str = "flash") -> None:
         super().__init__()
-        one_of("residual", residual, ("weights", "compute"))
         self.config = config
         self.attention = attention
-        self.residual = residual
         learned, post = config.positions == "learned", config.norm_place == "post"
         self.token_embedding = nn.Embedding(config.vocab_rows, config.embed)
         self.position_embedding = (
@@ -120,17 +113,14 @@ class BertEncoder(nn.Module):
         if self.segment_embedding is not None:
             # The backward of one row for all tokens is a sum, not a scatter of every
             # token into two rows.
-            x = x + (
-                self.segment_embedding.weight[0]
-                if segments is None
-                else self.segment_embedding(segments)
-            )
+            first = self.segment_embedding.weight[0]
+            x = x + (first if segments is None else self.segment_embedding(segments))
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         x = self.dropout(x)
-        if self.residual == "compute" and x.dtype != torch.float64:
-            x = x.to(autocast_dtype(x.device.type) or x.dtype)
-        return x
+        if x.dtype == torch.float64:
+            return x
+        return x.to(autocast_dtype(x.device.type) or x.dtype)
 
     def _packed(
         self, cu_seqlens: Tensor, tokens: Tensor, drops: bool

@@ -36,11 +36,9 @@ def layer_masks(
             continue
         kind = mixer.window, mixer.head_dim
         if kind not in planned:
-            narrow = (
-                mask
-                if mixer.window is None or isinstance(mask, BlockMask)
-                else mask.within(mixer.window - 1)
-            )
+            narrow = mask
+            if mixer.window is not None and not isinstance(mask, BlockMask):
+                narrow = mask.within(mixer.window - 1)
             planned[kind] = plan_mask(
                 narrow, x, attention=attention, head_dim=mixer.head_dim, dropout=dropout
             )

@@ -45,11 +45,9 @@ class RotaryPositions(nn.Module):
         of any integer dtype."""
         # ntk and no scaling keep float32's frequencies, which runs until December
         # 2026 were trained with.
-        dtype = (
-            torch.promote_types(x.dtype, torch.float32)
-            if self.scaling.rope_type == "ntk"
-            else torch.float64
-        )
+        dtype = torch.float64
+        if self.scaling.rope_type == "ntk":
+            dtype = torch.promote_types(x.dtype, torch.float32)
         frequencies, factor = self.scaling.frequencies(
             self.head_dim, self.base, device=x.device, dtype=dtype
         )

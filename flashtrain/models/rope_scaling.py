@@ -137,10 +137,8 @@ class RopeScaling:
             return plain if self.rope_type == "ntk" else plain / self.factor, 1.0
         if self.rope_type == "llama3":
             turns = self.original_max_position_embeddings / math.tau * plain
-            left, by = (
-                (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor),
-                1.0,
-            )
+            left = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+            by = 1.0
         else:
             fast, slow = self._pairs(head_dim, base)
             left, by = (slow - exponent * (head_dim / 2)) / (slow - fast), self._attention_factor()
@@ -150,10 +148,8 @@ class RopeScaling:
     def _pairs(self, head_dim: int, base: float) -> tuple[float, float]:
         """Return for yarn the indices of the pairs that turn beta_fast and beta_slow times in the
         original context."""
-        original, turns = (
-            self.original_max_position_embeddings / math.tau,
-            (self.beta_fast, self.beta_slow),
-        )
+        original = self.original_max_position_embeddings / math.tau
+        turns = (self.beta_fast, self.beta_slow)
         fast, slow = (
             head_dim * math.log(original / often) / (2 * math.log(base)) for often in turns
         )

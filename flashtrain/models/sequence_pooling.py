@@ -76,10 +76,8 @@ class AttentionPooling(nn.Module):
         scores = self.score(hidden).to(torch.promote_types(hidden.dtype, torch.float32))
         if lengths is not None:
             padding = ~real_tokens(hidden.shape[1], lengths)[..., None]
-            scores, hidden = (
-                scores.masked_fill(padding, -torch.inf),
-                hidden.masked_fill(padding, 0.0),
-            )
+            scores = scores.masked_fill(padding, -torch.inf)
+            hidden = hidden.masked_fill(padding, 0.0)
         return (torch.softmax(scores, dim=1).to(hidden.dtype) * hidden).sum(dim=1)
 
 

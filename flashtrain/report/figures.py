@@ -68,11 +68,9 @@ def sweep_figure(
             for key in ("recipe", "implementation", "model", "attention")
             if len(values_of(rows, key)) > 1
         ]
-    loss = (
-        "validation_loss"
-        if values_of(rows, "validation_loss") or not values_of(rows, "train_loss")
-        else "train_loss"
-    )
+    loss = "train_loss"
+    if values_of(rows, "validation_loss") or not values_of(rows, "train_loss"):
+        loss = "validation_loss"
     return line_figure(rows, x, ["tokens_per_second", "peak_memory_gib", loss], group, path)
 
 

@@ -100,10 +100,8 @@ def _head(folder: Path, own: Row | None, rows: Sequence[Row]) -> str:
     name = folder.resolve().name
     row = own or {}
     title = ": ".join(cell("", row[key]) for key in ("recipe", "model") if row.get(key)) or name
-    text = (
-        _HEAD.format(title=escape(f"{title} - {name}"), style=_STYLE)
-        + f"<h1>{escape(title)}</h1>\n"
-    )
+    text = _HEAD.format(title=escape(f"{title} - {name}"), style=_STYLE)
+    text += f"<h1>{escape(title)}</h1>\n"
     if own is None:
         return text + (
             f'<p class="quiet">{escape(name)}: {len(rows)} run{"" if len(rows) == 1 else "s"}</p>\n'
@@ -215,11 +213,8 @@ def _files(folder: Path) -> str:
         for path in folder.iterdir()
         if path.name != PAGE and not path.name.startswith(".")
     )
-    return (
-        "<ul>\n"
-        + "".join(f'<li><a href="{_address(name)}">{escape(name)}</a></li>\n' for name in names)
-        + "</ul>\n"
-    )
+    lines = (f'<li><a href="{_address(name)}">{escape(name)}</a></li>\n' for name in names)
+    return f"<ul>\n{''.join(lines)}</ul>\n"
 
 
 def _address(name: str) -> str:

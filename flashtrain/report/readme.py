@@ -72,11 +72,8 @@ def folded_source(result: ResultFile, page: Path, file: Path) -> str:
     """Return the date and device of a result, and a fold (HTML details) with its versions and
     commands, one command a line."""
     command = _NEXT_COMMAND.sub("\n", one_line(result.command))
-    code = (
-        f"```bash\n{command}\n```"
-        if re.match(r"(\w+=\S+ )*(python|bash|for) ", command)
-        else f"`{command}`"
-    )
+    runs = re.match(r"(\w+=\S+ )*(python|bash|for) ", command)
+    code = f"```bash\n{command}\n```" if runs else f"`{command}`"
     fold = (
         "<details><summary>Command, versions</summary>\n"
         "\n"
@@ -96,12 +93,10 @@ def linked_source(result: ResultFile, page: Path, file: Path) -> str:
     before, found, _ = everything.read_text(encoding="utf-8").partition(
         f"\n<!-- table: {file.stem} "
     )
-    anchor = (
-        f"README.md#{anchor_of(re.findall(r'^#+ (.+)$', before, re.MULTILINE)[-1])}"
-        if found
-        else file.name
-    )
-    target = f"{os.path.relpath(file.parent, page.parent)}/{anchor}".replace(os.sep, "/")
+    place = file.name
+    if found:
+        place = f"README.md#{anchor_of(re.findall(r'^#+ (.+)$', before, re.MULTILINE)[-1])}"
+    target = f"{os.path.relpath(file.parent, page.parent)}/{place}".replace(os.sep, "/")
     return f"{_measured(result)}: [command, versions and all rows]({target})."
 
 

@@ -154,12 +154,8 @@ class Table:
         list of failures below it."""
         rule = ["---:" if self.is_numeric(column) else ":---" for column in self.columns]
         lines = [self.headings, rule, *self.cells]
-        text = (
-            "\n".join(
-                "| " + " | ".join(markdown_text(part) for part in line) + " |" for line in lines
-            )
-            + "\n"
-        )
+        joined = (" | ".join(markdown_text(part) for part in line) for line in lines)
+        text = "".join(f"| {line} |\n" for line in joined)
         if self.notes:
             text += "\n" + "".join(f"- {markdown_text(note)}\n" for note in self.notes)
         return text

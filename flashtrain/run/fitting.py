@@ -157,12 +157,9 @@ class SameCheckpoint(pl.Callback):
             )
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        saved = (
-            []
-            if self.resumed is None
-            else read_checkpoint(self.resumed, mmap=True).get("optimizer_states", [])
-        )
-        there = [len(group["params"]) for state in saved for group in state["param_groups"]]
+        saved = {} if self.resumed is None else read_checkpoint(self.resumed, mmap=True)
+        states = saved.get("optimizer_states", [])
+        there = [len(group["params"]) for state in states for group in state["param_groups"]]
         here = [
             len(group["params"])
             for optimizer in trainer.optimizers

@@ -77,10 +77,8 @@ def adapt_to_machine(
     if settings.mode == "train":
         settings.logger.check_installed()
         _check_processes(settings)
-    wanted, studies = (
-        settings.trainer.devices,
-        [name for name, mode in modes().items() if mode.study],
-    )
+    wanted = settings.trainer.devices
+    studies = [name for name, mode in modes().items() if mode.study]
     if (
         hardware.kind == "cuda"
         and wanted > hardware.count

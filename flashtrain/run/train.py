@@ -44,11 +44,8 @@ def planned_row(settings: Settings, hardware: Hardware, overrides: Sequence[str]
     the command line's words."""
     common = {"attention": hardware.attention, "precision": hardware.precision}
     mode = mode_of(settings)
-    trained = (
-        {}
-        if mode is not None and mode.measures
-        else {**task_of(settings).columns(settings), **common}
-    )
+    measures = mode is not None and mode.measures
+    trained = {} if measures else {**task_of(settings).columns(settings), **common}
     return {
         "recipe": settings.recipe,
         "date": time.strftime("%Y-%m-%d"),

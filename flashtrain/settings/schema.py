@@ -143,11 +143,9 @@ def unknown_setting(given: str, task: str) -> UserError:
     siblings = ", ".join(
         sorted(name for name in names if group and name.rpartition(".")[0] == group)
     )
-    choices = (
-        f"Expected one of: {siblings}."
-        if siblings
-        else "`python -m flashtrain --help` lists settings."
-    )
+    choices = "`python -m flashtrain --help` lists settings."
+    if siblings:
+        choices = f"Expected one of: {siblings}."
     return UserError(f"unknown setting '{given}'. {meant(given, names) or choices}")
 
 

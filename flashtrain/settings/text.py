@@ -61,11 +61,9 @@ class ContextSettings(Settings):
                 f"Use {near}."
             )
         samples, ranks = self.samples_per_step, self.data_ranks
-        groups = (
-            f"{ranks} devices"
-            if self.context_degree == 1
-            else f"{ranks} groups of {self.context_degree} devices"
-        )
+        groups = f"{ranks} groups of {self.context_degree} devices"
+        if self.context_degree == 1:
+            groups = f"{ranks} devices"
         if samples % ranks:
             raise UserError(
                 f"a step of {samples} samples ({tokens} tokens / context {context}) does not "

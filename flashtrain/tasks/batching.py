@@ -137,11 +137,9 @@ def estimator(
     """Return a function that estimates the memory of this training for any
     micro-batch and memory savings."""
     samples, ranks = settings.samples_per_step // settings.data_ranks, settings.trainer.ranks
-    sharded, parameters, sharding = (
-        settings.shards_weights,
-        model.parameter_count(),
-        settings.sharding,
-    )
+    sharded = settings.shards_weights
+    parameters = model.parameter_count()
+    sharding = settings.sharding
     dense = hardware.attention == "sdpa" and settings.applied_mask.documents
     attention = "masked" if dense else hardware.attention
     largest = 0

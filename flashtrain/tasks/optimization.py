@@ -50,11 +50,9 @@ def _muon(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimize
 def _scheduled(
     name: str, optimizer: torch.optim.Optimizer, settings: ScheduleSettings, total_steps: int
 ) -> LRScheduler:
-    warmup = (
-        max(1, round(0.05 * total_steps))
-        if settings.warmup_steps is None
-        else settings.warmup_steps
-    )
+    warmup = settings.warmup_steps
+    if warmup is None:
+        warmup = max(1, round(0.05 * total_steps))
     return SCHEDULES[name](optimizer, min(warmup, total_steps), total_steps, settings.minimum_ratio)
 
 

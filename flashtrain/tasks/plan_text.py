@@ -90,10 +90,8 @@ def _first_fitting(
         try:
             changed.check()
             task_of(changed).check(changed)
-            tokens, step = (
-                changed.trainer.tokens_per_step,
-                getattr(changed, "context", 1) * changed.data_ranks,
-            )
+            tokens = changed.trainer.tokens_per_step
+            step = getattr(changed, "context", 1) * changed.data_ranks
             if tokens % step:
                 change["trainer.tokens_per_step"] = changed.trainer.tokens_per_step = (
                     -(-tokens // step) * step

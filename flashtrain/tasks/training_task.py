@@ -157,11 +157,9 @@ class TrainingTask(pl.LightningModule):
 
     def _over_ranks(self, losses: Tensor) -> Tensor:
         """Return the mean of `losses` over all ranks; every rank must call this."""
-        return (
-            losses
-            if self.trainer.world_size == 1
-            else self.trainer.strategy.reduce(losses, reduce_op="mean")
-        )
+        if self.trainer.world_size == 1:
+            return losses
+        return self.trainer.strategy.reduce(losses, reduce_op="mean")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save the model's description, from which it can be rebuilt, and the run's first and last

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.trainer.call import _call_callbacks_on_save_checkpoint
 
@@ -143,9 +142,7 @@ class SaveLast(ModelCheckpoint):
         # For a run that died in its last validation and has no step left.
         _continue_metrics(trainer)
 
-    def on_before_optimizer_step(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
-    ) -> None:
+    def on_before_optimizer_step(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         self._updated = trainer.global_step
 
     def on_train_batch_end(

@@ -42,12 +42,7 @@ class StopOnNonFinite(pl.Callback):
         self._pending.clear()
 
     def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any, **__: Any
     ) -> None:
         ended = self._steps.ended(trainer)
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs

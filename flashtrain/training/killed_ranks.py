@@ -69,11 +69,9 @@ def killed_rank(ranks: Sequence[subprocess.Popen[bytes]], seconds: float = 2.0) 
         codes = [rank.poll() for rank in ranks]
         for number, code in enumerate(codes, 1):
             if code is not None and code < 0:
-                name = (
-                    signal.Signals(-code).name
-                    if -code in set(signal.Signals)
-                    else f"signal {-code}"
-                )
+                name = f"signal {-code}"
+                if -code in set(signal.Signals):
+                    name = signal.Signals(-code).name
                 hint = " (often: out of host memory)" if name == "SIGKILL" else ""
                 return f"rank {number} was killed by {name}{hint}"
         if None not in codes or time.monotonic() > until:
@@ -104,8 +102,6 @@ def lost_connection(error: BaseException) -> str | None:
     lost = (
         f"the connection to a process {where} broke: the process, its machine or the network failed"
     )
-    return (
-        f"{lost} (resume=auto continues from the last checkpoint)"
-        if is_broken_connection(error)
-        else None
-    )
+    if is_broken_connection(error):
+        return f"{lost} (resume=auto continues from the last checkpoint)"
+    return None

@@ -308,11 +308,9 @@ def block_bytes(
         (bytes saved for the backward for each token, bytes of temporary buffers in the block's
         backward for the whole micro-batch).
     """
-    embed, ffn, dropped = (
-        blocks.embed,
-        layer.feed_forward.width_of_token,
-        blocks.dropout * blocks.embed,
-    )
+    embed = blocks.embed
+    ffn = layer.feed_forward.width_of_token
+    dropped = blocks.dropout * blocks.embed
     mixer = layer.mixer.memory(
         tokens=tokens, context=max_seqlen, activation=activation, attention=attention
     )

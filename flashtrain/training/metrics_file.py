@@ -95,11 +95,9 @@ class MetricsFile(Logger):
                 size, last, damaged = ends, row.get(STEP, last), damaged + (not row)
             file.truncate(size)
         if damaged or (every is not None and done - 1 - last >= every):
-            lost = (
-                f"{damaged} damaged lines"
-                if damaged
-                else f"no rows of steps {last + 1} to {done - 1}"
-            )
+            lost = f"no rows of steps {last + 1} to {done - 1}"
+            if damaged:
+                lost = f"{damaged} damaged lines"
             say(f"{self.path} has {lost}: its curves have a gap there.", level=logging.WARNING)
         if not self._row:
             self._row_at = size

@@ -53,9 +53,7 @@ class LineProgress(ProgressBar):
         self._first_step = self._printed_step = trainer.global_step
         self._printed_time, self._paused = time.perf_counter(), None
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         # Read here: when the step has ended, the schedule has already set the next one's.
         self._rate = trainer.optimizers[0].param_groups[0]["lr"] if trainer.optimizers else None
         if self._paused is not None:  # the time left follows from the time of the steps alone
@@ -63,12 +61,7 @@ class LineProgress(ProgressBar):
             self._paused = None
 
     def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any, **__: Any
     ) -> None:
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if self._enabled and isinstance(loss, torch.Tensor):
@@ -103,9 +96,7 @@ class LineProgress(ProgressBar):
         self.print(*parts)
         self._printed_step, self._printed_time = step, now
 
-    def on_save_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_save_checkpoint(self, *_: Any, **__: Any) -> None:
         self._paused = self._paused or time.perf_counter()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -43,14 +43,7 @@ class RandomState(pl.Callback):
         if trainer.global_rank and not self._pending:
             _seed(self.seed, trainer)
 
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         if trainer.global_step != self._ended[0]:
             self._ended = trainer.global_step, _states(trainer.strategy.root_device)
 
@@ -75,9 +68,7 @@ class RandomState(pl.Callback):
         self._loaded = checkpoint.get(KEY)
         self._pending = True
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         if not self._pending:  # restored this late because a missing validation comes first
             return
         self._pending = False

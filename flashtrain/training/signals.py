@@ -104,14 +104,7 @@ class SaveOnSignal(pl.Callback):
 
     on_test_batch_end = on_validation_batch_end
 
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         if not self._steps.ended(trainer):
             return
         reported = self._agree()

@@ -73,11 +73,9 @@ def held_out_samples(
 def describe_validation(samples: int, requested: int | None, every: int, setting: str) -> str:
     """Return a line on how many samples each validation reads; it names `setting` if that is not
     set (`requested` is None)."""
-    bound = (
-        ""
-        if requested is not None
-        else f" (at most about a tenth of the training time; change it with {setting}=)"
-    )
+    bound = ""
+    if requested is None:
+        bound = f" (at most about a tenth of the training time; change it with {setting}=)"
     return (
         "validation: "
         f"{samples:,} held-out sample{'s' * (samples != 1)} every {every:,} steps{bound}"

@@ -49,10 +49,8 @@ def first_call(head_dim: int, mask: str) -> dict[str, Any]:
     """One row: seconds of the first forward, the first backward and a later pair, and of
     each kernel's compilation."""
     with tempfile.TemporaryDirectory() as empty:
-        command, cache = (
-            (sys.executable, "-c", CHILD, str(head_dim), mask),
-            {"TRITON_CACHE_DIR": empty},
-        )
+        command = (sys.executable, "-c", CHILD, str(head_dim), mask)
+        cache = {"TRITON_CACHE_DIR": empty}
         done = subprocess.run(
             command, env=os.environ | cache, capture_output=True, text=True, check=False
         )

@@ -102,12 +102,10 @@ def attend(
 def options_of(sizes: Sizes, requested: Requested, packing: Packing | None = None) -> Options:
     """Check the arguments and convert them to Options. Raises TypeError or ValueError,
     which names the argument."""
-    dropout_p, mask, alibi_slopes, bias = (
-        requested.dropout_p,
-        requested.mask,
-        requested.alibi_slopes,
-        requested.bias,
-    )
+    dropout_p = requested.dropout_p
+    mask = requested.mask
+    alibi_slopes = requested.alibi_slopes
+    bias = requested.bias
     causal, softcap, dropout_seed = requested.causal, requested.softcap, requested.dropout_seed
     check_sink(requested.learnable_sink, sizes)
     check_dropout(dropout_p)
@@ -153,11 +151,9 @@ def options_of(sizes: Sizes, requested: Requested, packing: Packing | None = Non
         ):
             return options.by_boundaries(packed)
         options = options.with_mask()
-    return (
-        replace(options, mask=_ready(options.mask, options, sizes))
-        if isinstance(options.mask, Mask)
-        else options
-    )
+    if isinstance(options.mask, Mask):
+        return replace(options, mask=_ready(options.mask, options, sizes))
+    return options
 
 
 def _ready(mask: Mask, options: Options, sizes: Sizes) -> Mask:

@@ -4,7 +4,9 @@ B batch, S sequence (Sq queries, Sk keys), T packed tokens (Tq queries, Tk keys)
 query heads, K key/value heads, D head dimension.
 """
 
-from typing import Any
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -14,6 +16,8 @@ from .forms import BATCH, HEADS_FIRST, KV_PACKED, QKV_PACKED, ROW, ROW_KV_PACKED
 from .masks import BlockMask, Mask
 from .packing import Packing
 from .paging import paged
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def flash_attn_func(
@@ -100,6 +104,16 @@ def flash_attn_func(
     return attend(BATCH, (q, k, v), requested)
 
 
+def _with_options(function: Function) -> Function:
+    """Decorator: a function of packed tensors shows the options of `flash_attn_func` as its own."""
+    parameters = inspect.signature(flash_attn_func).parameters.values()
+    options = [one for one in parameters if one.name in Requested._fields]
+    own = inspect.signature(function)
+    tensors = [one for one in own.parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    function.__signature__ = own.replace(parameters=[*tensors, *options])  # type: ignore[attr-defined]
+    return function
+
+
 def flash_attn_heads_first(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> Result:
     """Compute `flash_attn_func` from q (B, H, Sq, D) and k, v (B, K, Sk, D), the layout of
     torch and transformers.
@@ -118,59 +132,18 @@ def flash_attn_heads_first(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) ->
     return attend(HEADS_FIRST, (q, k, v), Requested(**arguments))
 
 
-def flash_attn_kvpacked_func(
-    q: Tensor,
-    kv: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    *,
-    bias: Tensor | None = None,
-    mask: Mask | BlockMask | None = None,
-    dropout_seed: int | Tensor | None = None,
-    return_lse: bool = False,
-    learnable_sink: Tensor | None = None,
-) -> Result:
-    """Compute `flash_attn_func` from q (B, Sq, H, D) and kv (B, Sk, 2, K, D),
-    which stacks k and v."""
-    requested = Requested(
-        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-        return_attn_probs, bias,
-        mask, dropout_seed, return_lse, learnable_sink,
-    )  # fmt: skip
-    return attend(KV_PACKED, (q, kv), requested)
+@_with_options
+def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *options: Any, **named: Any) -> Result:
+    """Compute `flash_attn_func` from q (B, Sq, H, D) and kv (B, Sk, 2, K, D), which stacks k and v,
+    with its further arguments."""
+    return attend(KV_PACKED, (q, kv), Requested(*options, **named))
 
 
-def flash_attn_qkvpacked_func(
-    qkv: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    *,
-    bias: Tensor | None = None,
-    mask: Mask | BlockMask | None = None,
-    dropout_seed: int | Tensor | None = None,
-    return_lse: bool = False,
-    learnable_sink: Tensor | None = None,
-) -> Result:
-    """Compute `flash_attn_func` from qkv (B, S, 3, H, D), which stacks q, k and
-    v, as its gradient does."""
-    requested = Requested(
-        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-        return_attn_probs, bias,
-        mask, dropout_seed, return_lse, learnable_sink,
-    )  # fmt: skip
-    return attend(QKV_PACKED, (qkv,), requested)
+@_with_options
+def flash_attn_qkvpacked_func(qkv: Tensor, *options: Any, **named: Any) -> Result:
+    """Compute `flash_attn_func` from qkv (B, S, 3, H, D), which stacks q, k and v, as its gradient
+    does, with its further arguments."""
+    return attend(QKV_PACKED, (qkv,), Requested(*options, **named))
 
 
 def flash_attn_varlen_func(
@@ -241,6 +214,7 @@ def flash_attn_varlen_func(
     return attend(ROW, (q, k, v), requested, packing)
 
 
+@_with_options
 def flash_attn_varlen_kvpacked_func(
     q: Tensor,
     kv: Tensor,
@@ -248,62 +222,20 @@ def flash_attn_varlen_kvpacked_func(
     cu_seqlens_k: Tensor,
     max_seqlen_q: int | Tensor,
     max_seqlen_k: int | Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    *,
-    bias: Tensor | None = None,
-    mask: Mask | None = None,
-    dropout_seed: int | Tensor | None = None,
-    return_lse: bool = False,
-    learnable_sink: Tensor | None = None,
+    *options: Any,
+    **named: Any,
 ) -> Result:
-    """Compute `flash_attn_varlen_func` from q (Tq, H, D) and kv (Tk, 2, K,
-    D), which stacks k and v."""
-    requested = Requested(
-        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-        return_attn_probs, bias,
-        mask, dropout_seed, return_lse, learnable_sink,
-    )  # fmt: skip
-    return attend(
-        ROW_KV_PACKED,
-        (q, kv),
-        requested,
-        Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
-    )
+    """Compute `flash_attn_varlen_func` from q (Tq, H, D) and kv (Tk, 2, K, D), which stacks k and
+    v, with its further arguments but for block_table."""
+    packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    return attend(ROW_KV_PACKED, (q, kv), Requested(*options, **named), packing)
 
 
+@_with_options
 def flash_attn_varlen_qkvpacked_func(
-    qkv: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int | Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    *,
-    bias: Tensor | None = None,
-    mask: Mask | None = None,
-    dropout_seed: int | Tensor | None = None,
-    return_lse: bool = False,
-    learnable_sink: Tensor | None = None,
+    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int | Tensor, *options: Any, **named: Any
 ) -> Result:
-    """Compute `flash_attn_varlen_func` from qkv (T, 3, H, D), which stacks q, k and v
-    of the same sequences."""
-    requested = Requested(
-        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-        return_attn_probs, bias,
-        mask, dropout_seed, return_lse, learnable_sink,
-    )  # fmt: skip
-    return attend(
-        ROW_QKV_PACKED, (qkv,), requested, Packing(cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
-    )
+    """Compute `flash_attn_varlen_func` from qkv (T, 3, H, D), which stacks q, k and v of the same
+    sequences, with its further arguments but for block_table."""
+    packing = Packing(cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
+    return attend(ROW_QKV_PACKED, (qkv,), Requested(*options, **named), packing)

@@ -106,18 +106,10 @@ def flash_attn_with_kvcache(
     """
     q, k, v = autocasted(q, k, v)
     table, capacity = _check_tensors(q, k_cache, v_cache, k, v, cache_batch_idx, block_table)
-    sizes = Sizes(
-        q.shape[0],
-        q.shape[1],
-        capacity,
-        q.shape[2],
-        k_cache.shape[2],
-        q.shape[3],
-        q.shape[0],
-        q.dtype,
-        q.device,
-    )
-    scale = softmax_scale_or_default(softmax_scale, sizes.head_dim)
+    batch, tokens, heads, head_dim = q.shape
+    kv_heads = k_cache.shape[2]
+    sizes = Sizes(batch, tokens, capacity, heads, kv_heads, head_dim, batch, q.dtype, q.device)
+    scale = softmax_scale_or_default(softmax_scale, head_dim)
     check_flag("causal", causal)
     check_flag("rotary_interleaved", rotary_interleaved)
     check_flag("return_softmax_lse", return_softmax_lse)

@@ -134,11 +134,8 @@ def _summed(
 ):
     """Return (sum of the losses, gradient of hidden, gradient of weight). The gradients are empty
     unless `gradients`; frozen: the weight's is empty."""
-    ones = (
-        hidden.new_ones(labels.shape, dtype=torch.promote_types(hidden.dtype, torch.float32))
-        if gradients
-        else None
-    )
+    dtype = torch.promote_types(hidden.dtype, torch.float32)
+    ones = hidden.new_ones(labels.shape, dtype=dtype) if gradients else None
     losses, dhidden, dweight = TOKEN_LOSSES(
         hidden, weight, labels, vocab_size, ignored, chunk, ones, softcap, frozen
     )
@@ -157,10 +154,8 @@ def _pieces(
     torch._assert_async(known.all(), f"labels must be 0 to {vocab_size - 1}, or {ignored} for none")
     losses = hidden.new_zeros(labels.shape, dtype=torch.promote_types(hidden.dtype, torch.float32))
     flat, labels, matrix = losses.view(-1), labels.contiguous().view(-1), weight.to(hidden.dtype)
-    dlosses, gradients = (
-        None if dlosses is None else dlosses.contiguous().view(-1),
-        dlosses is not None,
-    )
+    gradients = dlosses is not None
+    dlosses = None if dlosses is None else dlosses.contiguous().view(-1)
     dhidden = (
         torch.empty_like(hidden, memory_format=torch.contiguous_format)
         if gradients

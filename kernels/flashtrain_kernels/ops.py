@@ -53,10 +53,8 @@ def _register(suffix: str, form: Form) -> Operator:
     """Define and register with torch.library the operators forward and backward, names ended by
     `suffix`, on tensors in this form; return the forward's Operator."""
     names = form.layouts
-    of_forward, of_backward = (
-        f"flashtrain_kernels::forward{suffix}",
-        f"flashtrain_kernels::backward{suffix}",
-    )
+    of_forward = f"flashtrain_kernels::forward{suffix}"
+    of_backward = f"flashtrain_kernels::backward{suffix}"
     given, count = ", ".join(f"Tensor {name}" for name in names), len(names)
     gradients = ", ".join(["Tensor"] * (count + 1))
     saved = "Tensor out, Tensor lse, bool bias_gradient"

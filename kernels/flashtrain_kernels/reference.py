@@ -45,11 +45,9 @@ def attention(
         out (B, Sq, H, D) in q's dtype; with return_lse also the natural-log row log-sum-exp (B, H,
         Sq), float32 (float64 for float64).
     """
-    left, right = (
-        (None, None)
-        if isinstance(mask, Mask)
-        else band(q.shape[1], k.shape[1], causal, window_size)
-    )
+    left = right = None
+    if not isinstance(mask, Mask):
+        left, right = band(q.shape[1], k.shape[1], causal, window_size)
     options = Options(
         scale=q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,
         left=left,

@@ -33,11 +33,9 @@ class BenchmarkSettings(AttentionSettings, StepSettings, ContextSettings):
         if self.name is not None:
             one_of("benchmark.name", self.name, registered("benchmark"))
         # recipe=bert-speed has full rows of contexts, lengths of sample_units, or both
-        may_be_empty = (
-            ("contexts", "sample_units")
-            if self.name == "bert" and (self.contexts or self.sample_units)
-            else ()
-        )
+        may_be_empty: tuple[str, ...] = ()
+        if self.name == "bert" and (self.contexts or self.sample_units):
+            may_be_empty = ("contexts", "sample_units")
         for one in fields(self):
             if getattr(self, one.name) == [] and one.name not in may_be_empty:
                 raise UserError(

@@ -20,7 +20,7 @@ from flashtrain.distributed.context import local_attention
 from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.indexing import ascending, inverse, put, take, take_into
 from flashtrain.distributed.context.layout import Layout
-from flashtrain.distributed.context.local_attention import Scores, summing_dtype
+from flashtrain.distributed.context.local_attention import Saved, Scores, summing_dtype
 from flashtrain.distributed.context.local_mask import LocalMasks, Part
 from flashtrain.distributed.context.needed_keys import Needed, outward_queries, own_keys
 from flashtrain.distributed.context.transfers import (
@@ -77,20 +77,11 @@ class AllGather:
         """
         return scores.with_sinks(*self._outputs(q, self._arriving(q, k, v), self.part, scores))
 
-    def backward(
-        self,
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        scores: Scores,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (dq, dk, dv) of this rank's tokens; dout: the gradient of out; out, lse:
-        what `forward` returned."""
-        scores.add_sink_gradients(dout, out, lse)
-        dq, sums = self._gradients(dout, q, out, lse, self._arriving(q, k, v), self.part, scores)
+    def backward(self, saved: Saved, scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (dq, dk, dv) of this rank's tokens; saved: from `forward`."""
+        _, q, k, v, *_ = saved
+        scores.add_sink_gradients(saved)
+        dq, sums = self._gradients(saved, self._arriving(q, k, v), self.part, scores)
         dks, dvs = zip(*(x.result() for x in sums), strict=True)
         return dq, _whole(dks).to(k.dtype), _whole(dvs).to(v.dtype)
 
@@ -110,30 +101,16 @@ class AllGather:
         return _whole(outs), torch.cat(lses, 1)
 
     def _gradients(
-        self,
-        dout: Tensor,
-        q: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        arriving: Arriving,
-        part: Part,
-        scores: Scores,
+        self, saved: Saved, arriving: Arriving, part: Part, scores: Scores
     ) -> tuple[Tensor, list[Transfer]]:
         """Return dq of these queries, and for each piece of heads the transfer that sums its dk
         and dv over the ranks."""
         dqs: list[Tensor] = []
         sums: list[Transfer] = []
         for piece, (keys, values) in arriving:
-            own = piece.queries
-            of_heads = (
-                dout[:, :, own],
-                q[:, :, own],
-                keys,
-                values,
-                out[:, :, own],
-                lse[:, own].contiguous(),
-            )
-            dq, dk, dv = local_attention.backward(*of_heads, part, scores.from_head(own.start))
+            of_heads = saved.of_heads(piece.queries, piece.keys)._replace(k=keys, v=values)
+            own_scores = scores.from_head(piece.queries.start)
+            dq, dk, dv = local_attention.backward(of_heads, part, own_scores)
             dqs.append(dq)
             if sums:
                 # It was summed while this piece was computed: what was sent is no longer needed.
@@ -242,26 +219,17 @@ class AllGatherNeeded(AllGather):
         put(out, self.rows, some)
         return scores.with_sinks(out, lse.index_copy_(2, self.rows[0], lses))
 
-    def backward(
-        self,
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        scores: Scores,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        scores.add_sink_gradients(dout, out, lse)
+    def backward(self, saved: Saved, scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
+        _, q, k, v, *_ = saved
+        scores.add_sink_gradients(saved)
         arriving = self._arriving(q, k, v)
         if self.rows is None:
             dk, dv = torch.zeros_like(k), torch.zeros_like(v)
-            dq, sums = self._gradients(dout, q, out, lse, arriving, self.outward, scores)
+            dq, sums = self._gradients(saved, arriving, self.outward, scores)
         else:
-            dq, dk, dv = local_attention.backward(dout, q, k, v, out, lse, self.inward, scores)
-            dout, q, out = (take(x, self.rows) for x in (dout, q, out))
-            lse = lse.index_select(2, self.rows[0])
-            some, sums = self._gradients(dout, q, out, lse, arriving, self.outward, scores)
+            dq, dk, dv = local_attention.backward(saved, self.inward, scores)
+            outward = saved.of_queries(self.rows)
+            some, sums = self._gradients(outward, arriving, self.outward, scores)
             put(dq, self.rows, some)
         for piece, transfer in zip(self._pieces(q, k), sums, strict=True):
             self._add((dk[:, :, piece.keys], dv[:, :, piece.keys]), transfer.result())

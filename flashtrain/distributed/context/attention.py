@@ -18,7 +18,7 @@ from torch import Tensor
 from flashtrain.distributed.context.all_gather import AllGather, AllGatherNeeded
 from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.layout import Layout
-from flashtrain.distributed.context.local_attention import Scores
+from flashtrain.distributed.context.local_attention import Saved, Scores
 from flashtrain.distributed.context.local_mask import CAUSAL, FULL, LocalMasks
 from flashtrain.distributed.context.methods import ALL_GATHER, AUTO, choose_method, gather_needed
 from flashtrain.distributed.context.traffic import Sizes, traffic
@@ -189,5 +189,5 @@ class _Shared(torch.autograd.Function):
         scale, softcap, dropout = ctx.numbers
         to_sinks = None if sinks is None else torch.zeros_like(sinks, dtype=lse.dtype)
         scores = Scores(scale, dropout, seed, softcap, sinks, to_sinks)
-        gradients = ctx.shared.method.backward(dout, q, k, v, out, lse, scores)
+        gradients = ctx.shared.method.backward(Saved(dout, q, k, v, out, lse), scores)
         return (*gradients, None if to_sinks is None else to_sinks.to(sinks.dtype), *(None,) * 5)

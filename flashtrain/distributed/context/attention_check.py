@@ -89,11 +89,9 @@ def check_shared(
     if moved is None and (shared or passed_over):
         return shared > 0
     devices = f"the {sequence.layout.degree} devices that hold parts of each sequence"
-    found = (
-        "tokens see each other by more than shared attention"
-        if shared
-        else f"no attention is shared by {devices}"
-    )
+    found = f"no attention is shared by {devices}"
+    if shared:
+        found = "tokens see each other by more than shared attention"
     what = f"a {step.replace('_', ' ')} in which {found}{'' if moved is None else f' ({moved})'}"
     raise UserError(
         f"{what}: every token would see only its own device's part of the sequence. {DECLARE}"

@@ -42,10 +42,8 @@ def exchange_bytes(choice: Choice) -> int:
     divided = choice.heads_degree > 1
     # Among the ranks that divide the heads: q, k, v, output and its gradient go there, three
     # gradients come back.
-    there, back = (
-        (3 * queries + numbers) * bytes_each * divided,
-        (queries + numbers) * bytes_each * divided,
-    )
+    there = (3 * queries + numbers) * bytes_each * divided
+    back = (queries + numbers) * bytes_each * divided
     if choice.heads_degree == degree:
         # Each rank's own heads go in pieces: one at hand (while it is taken up, the one
         # before too), one coming, and of those that left what came in return. At the end

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from flashtrain.distributed.context.indexing import take
 from flashtrain.distributed.context.local_mask import Part
 from flashtrain_kernels import attention_backward, attention_forward
 from flashtrain_kernels.masks import Mask
@@ -66,12 +67,13 @@ class Scores:
         total = torch.logaddexp(lse, sinks)
         return out * torch.exp(lse - total).transpose(1, 2)[..., None].to(out.dtype), total
 
-    def add_sink_gradients(self, dout: Tensor, out: Tensor, lse: Tensor) -> None:
+    def add_sink_gradients(self, saved: Saved) -> None:
         """Add the sinks' gradient from this call's heads and queries to sink_gradients;
-        out, lse: from with_sinks."""
+        saved.out, saved.lse: from with_sinks."""
         # The sink's weight, times what a value of 0 is less than the row's output.
         if self.sinks is None or self.sink_gradients is None:
             return
+        dout, *_, out, lse = saved
         heads = self._heads(lse)
         weights = torch.exp(self.sinks[heads].to(lse.dtype)[None, :, None] - lse)
         share = (dout.to(lse.dtype) * out.to(lse.dtype)).sum(-1).transpose(1, 2)
@@ -79,6 +81,30 @@ class Scores:
 
     def _heads(self, lse: Tensor) -> slice:
         return slice(self.first_head, self.first_head + lse.shape[1])
+
+
+class Saved(NamedTuple):
+    """What a backward starts from: the gradient of the output, and what the forward read and
+    returned, with the log-sum-exp over ALL keys, those of other ranks included."""
+
+    dout: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor
+
+    def of_heads(self, queries: slice, keys: slice) -> Saved:
+        """Return these of some query heads and key heads."""
+        dout, q, out = (x[:, :, queries] for x in (self.dout, self.q, self.out))
+        return Saved(dout, q, self.k[:, :, keys], self.v[:, :, keys], out, self.lse[:, queries])
+
+    def of_queries(self, rows: Tensor | None) -> Saved:
+        """Return these of the queries at the indices rows (1, r); None: of all."""
+        if rows is None:
+            return self
+        dout, q, out = (take(x, rows) for x in (self.dout, self.q, self.out))
+        return Saved(dout, q, self.k, self.v, out, self.lse.index_select(2, rows[0]))
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, part: Part, scores: Scores) -> tuple[Tensor, Tensor]:
@@ -113,25 +139,10 @@ def forward_calls(
         yield own, *attention_forward(q[:, own], k[:, keys], v[:, keys], **options)
 
 
-def backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    part: Part,
-    scores: Scores,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients (dq, dk, dv) of `forward`; dk and dv may be in summing_dtype.
-
-    Args:
-        dout: the gradient of the output, (B, m, H, D).
-        q, k, v, part, scores: as in `forward`.
-        out, lse: the output and the log-sum-exp of these queries over ALL keys, those
-            of other ranks included.
-    """
-    calls = backward_calls(dout, q, k, v, out, lse, part, scores)
+def backward(saved: Saved, part: Part, scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the gradients (dq, dk, dv) of `forward`; dk and dv may be in summing_dtype. saved: of
+    these queries and keys; part, scores: as in `forward`."""
+    calls, (_, q, k, v, *_) = backward_calls(saved, part, scores), saved
     if isinstance(part, Mask) or (
         len(part) == 1 and part[0][:2] == (slice(0, q.shape[1]), k.shape[1])
     ):
@@ -146,27 +157,14 @@ def backward(
 
 
 def backward_calls(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    part: Part,
-    scores: Scores,
+    saved: Saved, part: Part, scores: Scores
 ) -> Iterator[tuple[slice, slice, Tensor, Tensor, Tensor]]:
     """Yield (queries, keys, their dq, dk and dv) of each kernel call of
     `backward`; arguments as there."""
+    dout, q, k, v, out, lse = saved
     for own, keys, options in _calls(part, scores):
-        rows = (
-            dout[:, own],
-            q[:, own],
-            k[:, keys],
-            v[:, keys],
-            out[:, own],
-            lse[:, :, own].contiguous(),
-        )
-        yield own, keys, *attention_backward(*rows, **options)
+        rows = dout[:, own], q[:, own], k[:, keys], v[:, keys], out[:, own]
+        yield own, keys, *attention_backward(*rows, lse[:, :, own].contiguous(), **options)
 
 
 def _calls(part: Part, scores: Scores) -> Iterator[tuple[slice, slice, dict[str, Any]]]:

@@ -152,11 +152,9 @@ def _calls(
     if queries is None or keys is None:
         return None
     if len(queries) == len(keys) == length or band == FULL:
-        return (
-            (BandCall(slice(0, len(queries)), len(keys), band),)
-            if len(queries) and len(keys)
-            else ()
-        )
+        if len(queries) and len(keys):
+            return (BandCall(slice(0, len(queries)), len(keys), band),)
+        return ()
     if band != CAUSAL:
         return None
     calls: list[BandCall] = []

@@ -70,11 +70,9 @@ def choose_method(method: str, sizes: Sizes) -> Choice:
     }
 
     def choice(name: str, heads_degree: int, why: str) -> Choice:
-        how = (
-            f"on {degree} ranks"
-            if heads_degree == 1
-            else f"{heads} heads over {heads_degree} ranks"
-        )
+        how = f"{heads} heads over {heads_degree} ranks"
+        if heads_degree == 1:
+            how = f"on {degree} ranks"
         how += f" x rings of {degree // heads_degree}" if name == HYBRID else ""
         sent = traffic(sizes, heads_degree, gathers=name == ALL_GATHER)
         return Choice(name, sizes, heads_degree, sent, why.format(how))

@@ -18,7 +18,7 @@ from flashtrain.distributed.context import local_attention
 from flashtrain.distributed.context.indexing import put, take
 from flashtrain.distributed.context.layout import Layout
 from flashtrain.distributed.context.layouts import PLAIN
-from flashtrain.distributed.context.local_attention import Scores, summing_dtype
+from flashtrain.distributed.context.local_attention import Saved, Scores, summing_dtype
 from flashtrain.distributed.context.local_mask import LocalMasks, Part
 from flashtrain.distributed.context.needed_keys import MAX_FETCHED, needed_keys, outward_queries
 from flashtrain.distributed.context.transfers import Transfer
@@ -112,50 +112,32 @@ class Ring:
         out, lse = scores.with_sinks(out, lse)
         return out.to(k.dtype), lse
 
-    def backward(
-        self,
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        scores: Scores,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (dq, dk, dv) of this rank's tokens, summed in float32; dout: the gradient of out;
-        out, lse: what `forward` returned."""
-        scores.add_sink_gradients(dout, out, lse)
+    def backward(self, saved: Saved, scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (dq, dk, dv) of this rank's tokens, summed in float32; saved: from `forward`."""
+        _, q, k, v, *_ = saved
+        scores.add_sink_gradients(saved)
         if self.size == 1:
-            return local_attention.backward(dout, q, k, v, out, lse, self.parts[0], scores)
+            return local_attention.backward(saved, self.parts[0], scores)
         kv_heads, group = k.shape[2], q.shape[2] // k.shape[2]
 
         def of_own_keys(first: int, past: int) -> tuple[Tensor, Tensor, Tensor]:
             rows, keys = slice(first * group, past * group), slice(first, past)
-            of_heads = (
-                dout[:, :, rows],
-                q[:, :, rows],
-                k[:, :, keys],
-                v[:, :, keys],
-                out[:, :, rows],
-                lse[:, rows],
-            )
             own_scores = scores.from_head(scores.first_head + rows.start)
-            return local_attention.backward(*of_heads, self.parts[self.rank], own_scores)
+            of_heads = saved.of_heads(rows, keys)
+            return local_attention.backward(of_heads, self.parts[self.rank], own_scores)
 
         coming: Transfer | None = self._send_keys(k, v)
         half = (kv_heads + 1) // 2
         own = [of_own_keys(0, half)]
-        some_dout, some_q, some_out = (_taken(x, self.rows) for x in (dout, q, out))
-        some_lse = lse if self.rows is None else lse.index_select(2, self.rows[0])
-        dtype = summing_dtype(q.dtype)
-        dq = torch.zeros(some_q.shape, dtype=dtype, device=q.device)
+        some, dtype = saved.of_queries(self.rows), summing_dtype(q.dtype)
+        dq = torch.zeros(some.q.shape, dtype=dtype, device=q.device)
         travelling: Transfer | None = None
         for step in range(1, self.size):
             assert coming is not None
             keys, values = coming.result()
             coming = self._send_on([keys, values], step, _KEYS) if step + 1 < self.size else None
-            rows = some_dout, some_q, keys, values, some_out, some_lse
-            found = list(local_attention.backward_calls(*rows, self._part(step), scores))
+            here = some._replace(k=keys, v=values)
+            found = list(local_attention.backward_calls(here, self._part(step), scores))
             # What the ranks before added for the same keys, to which this one's gradients are
             # added where they lie.
             none = (torch.zeros_like(x, dtype=dtype) for x in (keys, values))
@@ -163,7 +145,7 @@ class Ring:
             _add(found, dq, dk, dv)
             travelling = self._send_on([dk, dv], step, _GRADIENTS)
             # Before the next part's are made; what is being sent stays.
-            del keys, values, rows, found, dk, dv
+            del keys, values, here, found, dk, dv
         if half < kv_heads:
             own.append(of_own_keys(half, kv_heads))
         assert travelling is not None

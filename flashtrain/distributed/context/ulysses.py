@@ -21,7 +21,7 @@ from torch import Tensor
 from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.indexing import ascending, copy, inverse, take, take_into
 from flashtrain.distributed.context.layout import Layout
-from flashtrain.distributed.context.local_attention import Scores, summing_dtype
+from flashtrain.distributed.context.local_attention import Saved, Scores, summing_dtype
 from flashtrain.distributed.context.local_mask import LocalMasks
 from flashtrain.distributed.context.ring import Ring
 from flashtrain.distributed.context.transfers import (
@@ -97,10 +97,8 @@ class Ulysses:
             .unflatten(1, (heads_degree, -1))
             .movedim(1, 0)
         )
-        self.order, self.back = (
-            arrived.flatten(),
-            (places.clamp(min=0) + rows * order.shape[1]).flatten(),
-        )
+        self.order = arrived.flatten()
+        self.back = (places.clamp(min=0) + rows * order.shape[1]).flatten()
         self.padding: Tensor | None = None
         if layout.padding:
             self.padding = (places < 0).expand(-1, len(rows), -1).flatten().nonzero()[:, 0]
@@ -127,20 +125,11 @@ class Ulysses:
             lses.append(lse)
         return self._of_tokens(leaving)[0], torch.cat(lses, 1)
 
-    def backward(
-        self,
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        scores: Scores,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (dq, dk, dv) of this rank's tokens; dout: the gradient of out; out, lse:
-        what `forward` returned."""
+    def backward(self, saved: Saved, scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (dq, dk, dv) of this rank's tokens; saved: from `forward`."""
         if self.degree == 1:
-            return self.ring.backward(dout, q, k, v, out, lse, scores)
+            return self.ring.backward(saved, scores)
+        dout, q, k, v, out, lse = saved
         kv_heads = k.shape[2]
         k, v = self._repeated(k, v)
         leaving: list[Transfer] = []
@@ -156,9 +145,8 @@ class Ulysses:
             own_k, own_v = keys = came if came[0].shape[2] else keys
             of_heads = scores.from_head(self._first_head(q) + piece.queries.start)
             rows = lse[:, piece.queries].contiguous()
-            dq, *to_keys = self.ring.backward(
-                own_dout, own_q, own_k, own_v, own_out, rows, of_heads
-            )
+            here = Saved(own_dout, own_q, own_k, own_v, own_out, rows)
+            dq, *to_keys = self.ring.backward(here, of_heads)
             if shared:
                 sums = sums or [torch.zeros_like(x, dtype=summing_dtype(x.dtype)) for x in to_keys]
                 sums = [total.add_(x) for total, x in zip(sums, to_keys, strict=True)]

@@ -184,11 +184,9 @@ class Watchdog:
         self._store.set(str(self.rank), json.dumps(beat))
 
     def _read(self, rank: int) -> Beat:
-        return (
-            Beat(*json.loads(self._store.get(str(rank))))
-            if self._store.check([str(rank)])
-            else Beat()
-        )
+        if self._store.check([str(rank)]):
+            return Beat(*json.loads(self._store.get(str(rank))))
+        return Beat()
 
     def _agreed(self, message: str | None) -> str | None:
         """Return the message of the rank that first found a problem, so that all ranks print the

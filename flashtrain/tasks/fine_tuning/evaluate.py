@@ -86,11 +86,9 @@ def _evaluate(trained: TrainedModel, hardware: Hardware) -> dict[str, Any]:
 def _export(trained: TrainedModel) -> dict[str, Any]:
     """Write the weights in Hugging Face's layout, and return {"folder": ...}. Raises UserError for
     a model that the layout cannot hold."""
-    tokenizer, config, words = (
-        trained.tokenizer,
-        trained.model.encoder.config,
-        "it has no tokenizer",
-    )
+    tokenizer = trained.tokenizer
+    config = trained.model.encoder.config
+    words = "it has no tokenizer"
     special = (
         special_tokens(tokenizer)
         if tokenizer

@@ -219,10 +219,8 @@ def describe_training(
 ) -> str:
     """Return the line that announces a training: model, context, steps,
     machine, micro-batch, memory."""
-    own, start = (
-        settings.finetune,
-        "" if settings.weights is None else " (trained weights, new head)",
-    )
+    own = settings.finetune
+    start = "" if settings.weights is None else " (trained weights, new head)"
     return (
         f"{settings.named(settings.bert.label)}{start}: {parameter_count(model) / 1e6:.2f}M "
         f"parameters, context {settings.context:,}, attention {hardware.attention}; "

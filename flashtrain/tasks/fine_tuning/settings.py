@@ -46,11 +46,9 @@ class FineTuningSettings:
         """A short name of the texts: "synthetic", or the name of the file, folder or dataset."""
         if self.data == "files" and self.path:
             return Path(self.path).name
-        return (
-            "synthetic"
-            if self.data == "synthetic"
-            else " ".join(filter(None, (self.name, self.config)))
-        )
+        if self.data == "synthetic":
+            return "synthetic"
+        return " ".join(filter(None, (self.name, self.config)))
 
     def check(self) -> None:
         between("finetune.dropout", self.dropout, 0.0, 1.0, include_high=False)
@@ -68,10 +66,8 @@ class FineTuningSettings:
     def check_data(self) -> None:
         """Raise UserError if the texts to read are not named. check() does not check this: a demo
         may replace the settings."""
-        files, dataset = (
-            "a .jsonl file or a folder of them",
-            "a dataset such as coastalcph/lex_glue",
-        )
+        files = "a .jsonl file or a folder of them"
+        dataset = "a dataset such as coastalcph/lex_glue"
         for setting, data, what in (("path", "files", files), ("name", "hub", dataset)):
             given = getattr(self, setting)
             if self.data == data and not given:

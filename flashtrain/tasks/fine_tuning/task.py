@@ -119,10 +119,8 @@ class FineTuning(TrainingTask):
 def score_of(row: dict[str, Any]) -> str:
     """Return the score of a summary row in words, such as "micro-F1 0.871"."""
     if row.get("micro_f1") is not None:
-        bound = (
-            ""
-            if row.get("best_micro_f1") is None
-            else f" (at most {row['best_micro_f1']:.3f} can be expected)"
-        )
+        bound = ""
+        if row.get("best_micro_f1") is not None:
+            bound = f" (at most {row['best_micro_f1']:.3f} can be expected)"
         return f"micro-F1 {row['micro_f1']:.3f}{bound}"
     return "no score" if row.get("accuracy") is None else f"accuracy {row['accuracy']:.2%}"

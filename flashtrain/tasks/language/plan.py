@@ -86,10 +86,8 @@ def _text(settings: Settings, tokens: int) -> str:
         or getattr(source, "address", None) is not None
     ):
         return source.describe()
-    size, each = (
-        source.approximate_bytes(),
-        1 if settings.data.tokenizer == "bytes" else BYTES_PER_TOKEN,
-    )
+    size = source.approximate_bytes()
+    each = 1 if settings.data.tokenizer == "bytes" else BYTES_PER_TOKEN
     epochs = f"{tokens * each / max(1, size):,.1f} epochs at {each} byte{'s' * (each > 1)} a token"
     return f"{source.describe()}, about {size / 1e6:,.3g} MB of text: {epochs}"
 
@@ -98,11 +96,8 @@ def describe(settings: Settings, hardware: Hardware, model: Trainable, batching:
     """Return the line that announces a training: model, context, steps,
     machine, micro-batch, memory."""
     columns = context_columns(settings.sharding, hardware.precision, model, batching.micro_batch)
-    shared = (
-        ", each sequence over {context_parallel} devices ({context_method})".format(**columns)
-        if columns
-        else ""
-    )
+    words = ", each sequence over {context_parallel} devices ({context_method})"
+    shared = words.format(**columns) if columns else ""
     parameters = model.parameter_count()
     # Fewer with adapters.
     trained = sum(one.numel() for one in model.parameters() if one.requires_grad)
@@ -122,11 +117,9 @@ def describe_unknown(model: Trainable) -> list[str]:
     times are estimated; [] if there are none."""
     layers = () if model.shape is None else model.shape.layers
     unknown = sorted({layer.mixer.kind for layer in layers if math.isnan(layer.mixer.flops(1))})
-    return (
-        [f"no TFLOP/s, MFU and time: the FLOPs of {', '.join(unknown)} are unknown"]
-        if unknown
-        else []
-    )
+    if unknown:
+        return [f"no TFLOP/s, MFU and time: the FLOPs of {', '.join(unknown)} are unknown"]
+    return []
 
 
 def describe_mask(settings: Settings, *, read: bool = False) -> list[str]:
@@ -140,15 +133,11 @@ def describe_mask(settings: Settings, *, read: bool = False) -> list[str]:
     if label == "causal":
         return []
     seen = attended_context(settings.applied_mask, settings.context)
-    counted = (
-        "FLOPs count all of a row"
-        if seen == settings.context
-        else f"FLOPs count rows as of {seen:,} tokens"
-    )
-    if settings.applied_mask.documents:
-        counted = (
-            "MFU counts each document by itself"
-            if read
-            else f"{counted}, also where it holds several documents"
-        )
+    counted = "FLOPs count all of a row"
+    if seen != settings.context:
+        counted = f"FLOPs count rows as of {seen:,} tokens"
+    if settings.applied_mask.documents and read:
+        counted = "MFU counts each document by itself"
+    elif settings.applied_mask.documents:
+        counted += ", also where it holds several documents"
     return [f"mask {label}: {counted}"]

@@ -83,11 +83,9 @@ def prepare(
     lines += [parts] if parts else []
     read = settings.trainer.steps * settings.trainer.tokens_per_step
     if not parts and not epochs and 0 < data.train_tokens < 0.95 * read:
-        fewer = (
-            ""
-            if read < MANY_EPOCHS * data.train_tokens
-            else ". Set trainer.epochs=3, or fewer trainer.steps"
-        )
+        fewer = ""
+        if read >= MANY_EPOCHS * data.train_tokens:
+            fewer = ". Set trainer.epochs=3, or fewer trainer.steps"
         lines.append(
             f"{read:,} tokens are read: {read / data.train_tokens:.1f} epochs of this text{fewer}"
         )
@@ -139,11 +137,9 @@ def make_data(
     """
     data, step = settings.data, settings.samples_per_step
     source, validation = make_sources(data)
-    requested = (
-        None
-        if data.validation_tokens is None
-        else max(1, data.validation_tokens // settings.context)
-    )
+    requested = data.validation_tokens
+    if requested is not None:
+        requested = max(1, requested // settings.context)
     most = max(1, MAX_VALIDATION_TOKENS // settings.context)
     return _module(data)(
         source,

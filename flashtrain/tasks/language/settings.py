@@ -137,16 +137,12 @@ class LanguageSettings(TextSettings):
                     f"trainer.strategy={named} does not. Use trainer.strategy=context_parallel, "
                     "or context_parallel=1."
                 )
-            method, layout = (
-                self.trainer.context_parallel_method,
-                self.trainer.context_parallel_layout,
-            )
+            method = self.trainer.context_parallel_method
+            layout = self.trainer.context_parallel_layout
             if degree is None and (method != "auto" or layout != "balanced"):
-                given = (
-                    f"context_parallel_method={method}"
-                    if method != "auto"
-                    else f"context_parallel_layout={layout}"
-                )
+                given = f"context_parallel_layout={layout}"
+                if method != "auto":
+                    given = f"context_parallel_method={method}"
                 raise UserError(
                     f"trainer.{given} needs context parallelism, which is off. "
                     f"Set context_parallel=2, or remove trainer.{given}."

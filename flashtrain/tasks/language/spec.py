@@ -12,7 +12,7 @@ from flashtrain.registry import registered
 from flashtrain.settings import options
 from flashtrain.settings.model import OWN_SIZES
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Names, Task, imported, measured_words, report_finished
+from flashtrain.spec import Names, Task, imported, losses_words, measured_words, report_finished
 from flashtrain.tasks.language.settings import LanguageSettings
 
 
@@ -88,22 +88,6 @@ class LanguageTask(Task):
         }
 
     def report(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
-        held_out = (
-            ""
-            if row["validation_loss"] is None
-            else f", validation loss {row['validation_loss']:.3f}"
-        )
-        first = (
-            ""
-            if row["train_loss_first"] is None
-            else f" ({row['train_loss_first']:.3f} at the first)"
-        )
-        # A run that was ended after its last step, and resumed, trains no more.
-        loss = (
-            ""
-            if row["train_loss"] is None
-            else f" training loss {row['train_loss']:.3f} at the last step{first}"
-        )
         prompt = settings.prompt or settings.data.first_words
         from flashtrain.tasks.language.stages import stage_lines
 
@@ -111,7 +95,7 @@ class LanguageTask(Task):
         speed = "" if rate is None else f"{rate:,.0f} tokens/s{measured_words(row)}, "
         report_finished(
             folder,
-            f"finished {row['model']}:{loss}{held_out}, after {row['tokens']:,} tokens",
+            f"finished {row['model']}{losses_words(row)}, after {row['tokens']:,} tokens",
             f"{speed}{row['seconds']:.0f} s for the whole command",
             *stage_lines(settings, folder),
             then=f'mode=generate checkpoint={folder} prompt="{prompt}"',
@@ -125,11 +109,9 @@ class LanguageTask(Task):
             )
 
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
-        tokens = (
-            "the file's own tokens"
-            if demo.data.source == "tokens"
-            else f"tokenizer {demo.data.tokenizer}"
-        )
+        tokens = f"tokenizer {demo.data.tokenizer}"
+        if demo.data.source == "tokens":
+            tokens = "the file's own tokens"
         trained = (
             f"the recipe's small demo model instead ({demo.model.label}, {tokens}, "
             f"{contexts_words(demo)})"

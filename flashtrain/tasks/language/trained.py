@@ -34,11 +34,9 @@ def load_trained(given: str, *, attention: str, settings: Settings | None = None
         UserError: there is no such checkpoint, or its positions cannot be adapted to the context.
     """
     folder, path = find_checkpoint(given, prefer=BEST)
-    saved, own, tokenizer = (
-        read_checkpoint(path),
-        settings_at(folder, path),
-        load_tokenizer(folder / TOKENIZER),
-    )
+    saved = read_checkpoint(path)
+    own = settings_at(folder, path)
+    tokenizer = load_tokenizer(folder / TOKENIZER)
     description, state = saved["flashtrain"], weights_in(saved, path)
     requested = settings or own
     if current_value("model.name", description["name"]) in FAMILIES:

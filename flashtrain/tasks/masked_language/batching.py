@@ -58,11 +58,9 @@ def choose_masked_batching(
         padding: tokens computed, padding included, for each token of the budget
             (MaskedTextDataModule.padding); None: a usual value.
     """
-    layout, share, sizes = (
-        settings.masked.layout,
-        settings.masked.mlm_probability,
-        settings.masked.token_budget,
-    )
+    layout = settings.masked.layout
+    share = settings.masked.mlm_probability
+    sizes = settings.masked.token_budget
     if padding is None:
         padding = PADDED_PARAGRAPHS if layout == "padded" else 1.0
     if sizes is None:

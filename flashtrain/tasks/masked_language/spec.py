@@ -8,7 +8,7 @@ from typing import Any
 
 from flashtrain.mode import contexts_words
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Names, Task, imported, measured_words, report_finished
+from flashtrain.spec import Names, Task, imported, losses_words, measured_words, report_finished
 from flashtrain.tasks.masked_language.settings import MaskedLanguageSettings
 
 
@@ -44,28 +44,10 @@ class MaskedTask(Task):
         }
 
     def report(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
-        held_out = (
-            ""
-            if row["validation_loss"] is None
-            else f", validation loss {row['validation_loss']:.3f}"
-        )
-        accuracy = (
-            ""
-            if row["validation_accuracy"] is None
-            else f", accuracy {row['validation_accuracy']:.2%} held out"
-        )
-        first = (
-            ""
-            if row["train_loss_first"] is None
-            else f" ({row['train_loss_first']:.3f} at the first)"
-        )
-        loss = (
-            ""
-            if row["train_loss"] is None
-            else f": training loss {row['train_loss']:.3f} at the last step{first}"
-        )
+        found = row["validation_accuracy"]
+        accuracy = "" if found is None else f", accuracy {found:.2%} held out"
         lines = [
-            f"finished {row['model']}{loss}{held_out}{accuracy}, "
+            f"finished {row['model']}{losses_words(row)}{accuracy}, "
             f"after {row['tokens']:,} real tokens"
         ]
         if row["seconds_to_target"] is not None:

@@ -197,10 +197,8 @@ def _packed(launch: Any, compiled: Any, place_of: PlaceOf) -> bytes:
             f"a kernel must have at most {_VALUES} values and {_MAPS} TMA maps for launcher.c, "
             f"not {len(values)} and {count}"
         )
-    grid, attributes = (
-        (*launch.grid, 1, 1)[:3],
-        (bool(run.launch_pdl), bool(run.launch_cooperative_grid)),
-    )
+    grid = (*launch.grid, 1, 1)[:3]
+    attributes = (bool(run.launch_pdl), bool(run.launch_cooperative_grid))
     numbers = (
         compiled.function,
         *grid,

@@ -136,11 +136,9 @@ class Mask(NamedTuple):
                 rows[low] = torch.maximum(rows[low], own - left)
             if right >= 0:
                 rows[high] = torch.minimum(rows[high], own + right + 1)
-        band = (
-            None
-            if self.band is None
-            else (_closer(self.band[0], left), _closer(self.band[1], right))
-        )
+        band = self.band
+        if band is not None:
+            band = _closer(band[0], left), _closer(band[1], right)
         found, packed = Mask(rows, self.keys, self.seqlen_k, band=band), self.sequences
         if packed is None:
             return found

@@ -82,11 +82,9 @@ def of_last_stage(settings: Settings, checkpoint: Path) -> Settings:
 
 def run_classifier_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
     """Run mode=evaluate or mode=export, and return the summary row."""
-    return (
-        evaluate_classifier(settings, hardware)
-        if settings.mode == "evaluate"
-        else _export(settings)
-    )
+    if settings.mode == "evaluate":
+        return evaluate_classifier(settings, hardware)
+    return _export(settings)
 
 
 def evaluate_classifier(settings: Settings, hardware: Hardware) -> Row:
@@ -224,11 +222,9 @@ def load_classifier(settings: Settings, hardware: Hardware) -> TrainedModel:
 
 
 def _command(settings: Settings) -> str:
-    given = (
-        f"checkpoint={settings.checkpoint}"
-        if settings.checkpoint
-        else f"weights={settings.weights}"
-    )
+    given = f"weights={settings.weights}"
+    if settings.checkpoint:
+        given = f"checkpoint={settings.checkpoint}"
     words = ["mode=evaluate", given, f"sequence.data={settings.sequence.data}"]
     images = settings.pathfinder
     if settings.sequence.path is not None:

@@ -28,11 +28,9 @@ def accuracy_figure(rows: Rows, path: str | Path) -> Path:
     for task in values_of(found, "task"):
         of_task = [row for row in found if row["task"] == task]
         own = [row for row in of_task if row["implementation"] == "flashtrain"]
-        more = (
-            "ours: trained on more than the task's images"
-            if values_of(own, "shown_in_training")
-            else ""
-        )
+        more = ""
+        if values_of(own, "shown_in_training"):
+            more = "ours: trained on more than the task's images"
         words = papers_task(task) or more
         name = f"{task} ({words})" if words else task
         for row in of_task:

@@ -68,11 +68,9 @@ class GreyImages(FileSource):
         )
         ends = np.arange(len(labels) + 1, dtype=np.int64) * SIDE * SIDE
         found = Sequences(grey.astype(np.uint8).ravel(), ends, labels.astype(np.uint8))
-        return (
-            {"test": found}
-            if of_file == "test"
-            else with_held_out(found, self.validation, self.seed)
-        )
+        if of_file == "test":
+            return {"test": found}
+        return with_held_out(found, self.validation, self.seed)
 
     def _images(self, part: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the images of the split `part`, (N, 3 * 1024) uint8 with all red values first,

@@ -96,14 +96,10 @@ class LearningCurve(pl.Callback):
         ] + [row]
         if trainer.is_global_zero:
             self.write()
-            found = (
-                (
-                    f"accuracy {row['validation_accuracy']:.2%} held out, "
-                    f"{row['train_accuracy']:.2%} in training"
-                )
-                if stage.settings.sequence.classification_weight
-                else f"loss {row['validation_loss']:.4f} of what is masked, held out"
-            )
+            found = f"loss {row['validation_loss']:.4f} of what is masked, held out"
+            if stage.settings.sequence.classification_weight:
+                unseen, seen = row["validation_accuracy"], row["train_accuracy"]
+                found = f"accuracy {unseen:.2%} held out, {seen:.2%} in training"
             say(
                 f"{stage.name}, step {step}, {row['images']:,} samples: "
                 f"{found}, {row['minutes']:.1f} min"
@@ -201,9 +197,7 @@ class BestOfStage(pl.Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.score, self.step, self._latest = (
-            state_dict["score"],
-            state_dict["step"],
-            state_dict["latest"],
-        )
+        self.score = state_dict["score"]
+        self.step = state_dict["step"]
+        self._latest = state_dict["latest"]
         self._weights = dict(state_dict["weights"])

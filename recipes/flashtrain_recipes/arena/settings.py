@@ -174,11 +174,9 @@ class StageSettings:
         """Return the stage itself or, if `contour` is a range as "3..14", one such stage for
         each number of dashes."""
         first, grows, last = (self.contour or "").partition("..")
-        return (
-            [replace(self, contour=str(dashes)) for dashes in dashes_in(f"{first}-{last}")]
-            if grows
-            else [self]
-        )
+        if grows:
+            return [replace(self, contour=str(dashes)) for dashes in dashes_in(f"{first}-{last}")]
+        return [self]
 
 
 @dataclass

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping
 
 from flashtrain.errors import UserError
 from flashtrain.mode import Mode
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Names, Task, imported
 from flashtrain_recipes.arena.settings import ClassificationSettings
-
-if TYPE_CHECKING:
-    from flashtrain.training.hardware import Hardware
 
 
 class ClassificationTask(Task):
@@ -61,6 +56,8 @@ class Preview(Mode):
     measures = True
     requested_by = "pathfinder.preview"
     example = ("recipe=pathfinder-preview", "a recipe that draws its data")
+    plan = imported("flashtrain_recipes.arena.pathfinder.preview:preview_plan")
+    run = imported("flashtrain_recipes.arena.pathfinder.preview:preview")
 
     def uses(self, settings: Settings) -> tuple[str, ...]:
         return ("pathfinder", "output")
@@ -70,21 +67,3 @@ class Preview(Mode):
             raise UserError(
                 "mode=preview draws images of Pathfinder: choose recipe=pathfinder-preview."
             )
-
-    def plan(self, settings: Settings, hardware: Hardware) -> str:
-        from flashtrain_recipes.arena.pathfinder.preview import preview_plan
-
-        return preview_plan(settings, hardware)
-
-    def run(
-        self,
-        settings: Settings,
-        hardware: Hardware,
-        folder: Path,
-        *,
-        overrides: Sequence[str],
-        started: float,
-    ) -> dict[str, Any]:
-        from flashtrain_recipes.arena.pathfinder.preview import preview
-
-        return preview(settings, hardware, folder, overrides=overrides, started=started)

@@ -111,11 +111,9 @@ class ClassifierStep(StepBaseline):
         torch.manual_seed(0)
         attention = self.attention if device.type == "cuda" or self.attention != "flash" else "sdpa"
         model = Classifier(config, attention).to(device)
-        losses = (
-            torch.compile(model.losses, dynamic=False, fullgraph=True)
-            if self.compiled
-            else model.losses
-        )
+        losses = model.losses
+        if self.compiled:
+            losses = torch.compile(losses, dynamic=False, fullgraph=True)
         return TrainingStep(
             model,
             lambda tokens, labels: losses(tokens, labels).classification,

@@ -76,11 +76,9 @@ def describe_stage_line(
     pattern = "" if blocks is None else f", {config.pattern} blocks ({blocks.density:.1%} computed)"
     masked = settings.masked_pixels
     read = settings.sequence.training_pixels
-    some = (
-        f" ({read:,} of them in training, dark ones left out)"
-        if read and read < config.length
-        else ""
-    )
+    some = ""
+    if read and read < config.length:
+        some = f" ({read:,} of them in training, dark ones left out)"
     parts = [
         f"classifier: {model.parameter_count() / 1e6:.2f}M parameters, {config.layers} layers of "
         f"{config.embed}, {config.length:,} tokens{some}, {config.positions} positions, "
@@ -88,11 +86,9 @@ def describe_stage_line(
         f"attention {hardware.attention}{pattern}",
     ]
     if masked.weight:
-        labels = (
-            "with the labels"
-            if settings.sequence.classification_weight
-            else "alone, without labels"
-        )
+        labels = "alone, without labels"
+        if settings.sequence.classification_weight:
+            labels = "with the labels"
         parts.append(f"masked {'tokens' if config.inputs == 'tokens' else 'pixels'} {labels}")
     steps = f"{stage.steps:,} steps of {stage.batch} samples"
     if stage.stop_at_accuracy is not None:
@@ -142,11 +138,9 @@ def plan_classifier(settings: Settings, hardware: Hardware) -> str:
         batching = choose_stage_batching(stage, hardware, model)
         masked = stage.settings.masked_pixels
         # Rows that are read a second time with pixels masked.
-        extra = (
-            masked.copies
-            if masked.weight and stage.settings.sequence.classification_weight
-            else 0.0
-        )
+        extra = 0.0
+        if masked.weight and stage.settings.sequence.classification_weight:
+            extra = masked.copies
         samples = sum(one.samples for one in alike)
         of_sample = model.flops_per_sample(pixels_read(stage.settings, source.shape.length))
         flops = samples * of_sample * (1 + extra)
@@ -159,10 +153,8 @@ def plan_classifier(settings: Settings, hardware: Hardware) -> str:
             f"{of_sample / 1e12:.3g} TFLOP each: about {duration(seconds)}",
         ]
         again = partial(_batching_with, stage, hardware, model)
-        before, memory = (
-            memory,
-            [*memory_plan(batching), *fit_lines(stage.settings, hardware, batching, again)],
-        )
+        before = memory
+        memory = [*memory_plan(batching), *fit_lines(stage.settings, hardware, batching, again)]
         lines += [f"  {line}" for line in memory if memory != before]
     most = "at most " if any(stage.stop_at_accuracy is not None for stage in stages) else ""
     lines.append(

@@ -196,11 +196,9 @@ class Context:
         half = 0.5 if case.mask_name.causal else 1.0
         if case.kind in ("full", "causal") and case.seqlen_q == case.seqlen_k:
             return half * case.seqlen_q * case.seqlen_k
-        return (
-            half * sum(length**2 for length in case.documents)
-            if case.has_documents
-            else float(self.visible_pairs)
-        )
+        if case.has_documents:
+            return half * sum(length**2 for length in case.documents)
+        return float(self.visible_pairs)
 
     @cached_property
     def cu_seqlens(self) -> Tensor:

@@ -109,10 +109,8 @@ class AttentionTurns(Turns[Case, AttentionEntry]):
         make, whole, error_of = launches
         error = None if self.expected is None or name.startswith(PLAIN) else error_of(self.expected)
         peak = self.clock.peak_mib(whole)
-        entry.parts[name], entry.samples[name] = (
-            Part(make, self.clock.calibrate(make()), peak, error),
-            [],
-        )
+        entry.parts[name] = Part(make, self.clock.calibrate(make()), peak, error)
+        entry.samples[name] = []
 
     def sample(self, entry: AttentionEntry, part: str, number: int) -> Sample:
         make, pace, *_ = entry.parts[part]

@@ -41,11 +41,9 @@ class BertCase(StepCase):
     lengths: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        what = (
-            f"full rows of {self.context}"
-            if not self.unit
-            else f"{self.unit}s up to {self.context}"
-        )
+        what = f"full rows of {self.context}"
+        if self.unit:
+            what = f"{self.unit}s up to {self.context}"
         return (
             f"{self.model}, {what}, dropout {self.dropout:g}, weights {self.weights}, "
             f"batch {self.batch}"

@@ -45,11 +45,9 @@ class Attention(NamedTuple):
     # This rank's output, differentiable, of its q (B, n, H, D), k and v (B, n, K, D).
     call: Callable[..., Tensor]
     traffic: Traffic  # the bytes that the busiest rank sends
-    together: int = (
-        # Neighbouring ranks that compute the same tokens, each for a part of the
-        # heads: they work equally.
-        1
-    )
+    # Neighbouring ranks that compute the same tokens, each for a part of the heads: they work
+    # equally.
+    together: int = 1
 
 
 @dataclass(frozen=True)

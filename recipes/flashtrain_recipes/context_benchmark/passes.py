@@ -43,13 +43,11 @@ class Passes:
         clock: Clock,
         gather: Callable[[Any], list[Any]] = lambda value: [value],
     ) -> None:
-        self.call, self.leaves, self.dout, self.clock, self.gather = (
-            call,
-            leaves,
-            dout,
-            clock,
-            gather,
-        )
+        self.call = call
+        self.leaves = leaves
+        self.dout = dout
+        self.clock = clock
+        self.gather = gather
         self.measures: Row = {"peak_memory_gib": None, "error": None, "gradient_error": None}
         self._host = [0.0, 0.0]  # seconds of launching
 

@@ -69,14 +69,11 @@ def parse_shape(text: str) -> Shape:
     "16x128" has as many key/value heads as query heads. Raises UserError for any other text.
     """
     found = re.fullmatch(r"([1-9]\d*)(?:/([1-9]\d*))?x([1-9]\d*)", text)
-    shape = (
-        Shape(*(int(part) for part in (found[1], found[2] or found[1], found[3])))
-        if found
-        else None
+    if found:
+        shape = Shape(*(int(part) for part in (found[1], found[2] or found[1], found[3])))
+        if shape.heads % shape.kv_heads == 0 and shape.head_dim <= 256:
+            return shape
+    raise UserError(
+        f"benchmark.shapes: '{text}' is no shape. Expected heads x head dimension (at most "
+        "256) as 16x128, or as 32/8x128 for 32 query heads that share 8 key/value heads."
     )
-    if shape is None or shape.heads % shape.kv_heads or shape.head_dim > 256:
-        raise UserError(
-            f"benchmark.shapes: '{text}' is no shape. Expected heads x head dimension (at most "
-            "256) as 16x128, or as 32/8x128 for 32 query heads that share 8 key/value heads."
-        )
-    return shape

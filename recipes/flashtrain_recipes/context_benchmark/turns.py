@@ -87,10 +87,8 @@ class ContextTurns(Turns[ContextCase, ContextEntry]):
             with self._computing(INPUTS):
                 whole = make_sets(one, self.device, self.seed, 0)[0]
                 for name in {one.layout for one in baselines if one.refuses(self.case) is None}:
-                    layout, all_of = (
-                        self.place.layout(name),
-                        (whole.q, whole.k, whole.v, whole.dout),
-                    )
+                    layout = self.place.layout(name)
+                    all_of = (whole.q, whole.k, whole.v, whole.dout)
                     *leaves, dout = (
                         layout.shard(x.detach(), self.team.rank).contiguous() for x in all_of
                     )
@@ -132,11 +130,9 @@ class ContextTurns(Turns[ContextCase, ContextEntry]):
         return self.failed.get(INPUTS) or self.failed.get(baseline.title)
 
     def start(self, baseline: ContextBaseline) -> None:
-        (leaves, dout), layout, rank = (
-            self.shards[baseline.layout],
-            self.place.layout(baseline.layout),
-            self.team.rank,
-        )
+        leaves, dout = self.shards[baseline.layout]
+        layout = self.place.layout(baseline.layout)
+        rank = self.team.rank
         attention = baseline.attend(self.place, *leaves)
         passes = Passes(attention.call, leaves, dout, self.clock, self.team.gather)
         passes.first(self.expected, lambda x: layout.shard(x[None], rank)[0])
@@ -160,8 +156,6 @@ class ContextTurns(Turns[ContextCase, ContextEntry]):
     def rows_of(self, entry: ContextEntry) -> list[Row]:
         everyone = self.team.gather(entry.measures())
         one = None if self.one is None else self.one.measures()
-        return (
-            [row_of(self.place, entry.baseline, entry.attention, everyone, one)]
-            if self.team.rank == 0
-            else []
-        )
+        if self.team.rank == 0:
+            return [row_of(self.place, entry.baseline, entry.attention, everyone, one)]
+        return []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from flashtrain.errors import UserError
 from flashtrain.mode import Mode
-from flashtrain.settings.command_line import CommandLine
 from flashtrain.settings.settings import Settings
+from flashtrain.spec import imported
 
 
 class Extend(Mode):
@@ -18,6 +18,7 @@ class Extend(Mode):
         "recipe=extend model.path=FOLDER data=files data.path=CODE",
         "trains at longer contexts, scores before and after",
     )
+    run_study = imported("flashtrain_recipes.extend.run:run_extend")
 
     def uses(self, settings: Settings) -> None:
         return None
@@ -41,8 +42,3 @@ class Extend(Mode):
                     f"ruler.tasks={list(settings.ruler.tasks)}: mode=extend compares the mean over "
                     "RULER's own tasks. Name one of them."
                 )
-
-    def run_study(self, settings: Settings, overrides: CommandLine, *, started: float) -> int:
-        from flashtrain_recipes.extend.run import run_extend
-
-        return run_extend(settings, overrides, started=started)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,11 +53,9 @@ class Benchmark(Mode):
     def uses(self, settings: Settings) -> list[str]:
         options = settings.benchmark
         known = _READ.get(str(options.name))  # None: a benchmark that a program registered
-        read = (
-            "benchmark"
-            if known is None
-            else " ".join(f"benchmark.{name}" for name in known.split())
-        )
+        read = "benchmark"
+        if known is not None:
+            read = " ".join(f"benchmark.{name}" for name in known.split())
         context = " context" if options.name == "bert" and not options.contexts else ""
         return (
             f"output benchmark.name {_TRAINED.get(str(options.name), '')}{context} {read}".split()
@@ -75,18 +72,9 @@ class Benchmark(Mode):
         return str(_named(settings, hardware).plan())
 
     def run(
-        self,
-        settings: Settings,
-        hardware: Hardware,
-        folder: Path,
-        *,
-        overrides: Sequence[str],
-        started: float,
+        self, settings: Settings, hardware: Hardware, folder: Path, **command: Any
     ) -> dict[str, Any]:
-        row: dict[str, Any] = _named(settings, hardware).run(
-            folder, overrides=overrides, started=started
-        )
-        return row
+        return dict(_named(settings, hardware).run(folder, **command))
 
     def demo_line(self, demo: Settings, where: str) -> str:
         most = (

@@ -84,14 +84,12 @@ class Turns(ABC, Generic[C, E]):
     def __init__(
         self, case: C, *, device: torch.device, clock: Clock, seed: int, effort: Effort, note: Note
     ) -> None:
-        self.case, self.device, self.clock, self.seed, self.effort, self.note = (
-            case,
-            device,
-            clock,
-            seed,
-            effort,
-            note,
-        )
+        self.case = case
+        self.device = device
+        self.clock = clock
+        self.seed = seed
+        self.effort = effort
+        self.note = note
         self.entries: list[E] = []
         self.empty: list[Row] = []
 
@@ -127,11 +125,9 @@ class Turns(ABC, Generic[C, E]):
     def refuses(self, baseline: Any) -> tuple[str, str] | None:
         """Return (status, reason) where the baseline must not be started at
         this case, else None."""
-        return (
-            (NO_TIME, "benchmark.max_seconds was reached before it was started")
-            if self.effort.is_over()
-            else None
-        )
+        if self.effort.is_over():
+            return NO_TIME, "benchmark.max_seconds was reached before it was started"
+        return None
 
     def begin_round(self, number: int) -> None:
         """Do what is needed before the samples of round `number`; by default nothing."""

@@ -51,11 +51,8 @@ def command_row(case: GPT2Case, bare: Row, benchmark: Benchmark, run: Run) -> Ro
     """
     summary = _run(_words(case, benchmark, run), run)
     metrics, row = run.folder / _FOLDER / METRICS, {"implementation": COMMAND, **case.columns()}
-    logged = (
-        [one["step_seconds"] for one in read_metrics(metrics) if "step_seconds" in one]
-        if metrics.is_file()
-        else []
-    )
+    steps = read_metrics(metrics) if metrics.is_file() else []
+    logged = [one["step_seconds"] for one in steps if "step_seconds" in one]
     if summary.get("status") != FINISHED or len(logged) < 2:
         error = str(summary.get("error") or f"see {run.folder / _OUTPUT}")
         return {
@@ -79,11 +76,9 @@ def command_row(case: GPT2Case, bare: Row, benchmark: Benchmark, run: Run) -> Ro
 
 def _words(case: GPT2Case, benchmark: Benchmark, run: Run) -> list[str]:
     # what this run was given, its demo's data, and steps of one batch
-    settings, steps, tokens = (
-        benchmark.settings,
-        benchmark.options.command_steps,
-        case.batch * case.context,
-    )
+    settings = benchmark.settings
+    steps = benchmark.options.command_steps
+    tokens = case.batch * case.context
     own = {
         "context": case.context, "model.size": case.model,
         "model.vocab_rows": case.vocab_rows or "null",
@@ -96,10 +91,8 @@ def _words(case: GPT2Case, benchmark: Benchmark, run: Run) -> list[str]:
         "generate.max_new_tokens": 1, "seed": settings.seed,
     }  # fmt: skip
     if settings.data.source == "stdlib":
-        own["data.source"], own["data.include_tests"] = (
-            "stdlib",
-            str(settings.data.include_tests).lower(),
-        )
+        own["data.source"] = "stdlib"
+        own["data.include_tests"] = str(settings.data.include_tests).lower()
     given = {word: word.lstrip("+~").split("=")[0] for word in run.overrides}
     passed = [
         word for word, key in given.items() if key.split(".")[0] in _PASSED_ON and key not in own

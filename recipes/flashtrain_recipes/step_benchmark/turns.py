@@ -89,13 +89,8 @@ class StepTurns(Turns[StepCase, StepEntry]):
     def refuses(self, baseline: StepBaseline) -> tuple[str, str] | None:
         for title, other in self.full:
             if title == baseline.title and not baseline.adapts and self.case.needs_memory_of(other):
-                return (
-                    OUT_OF_MEMORY,
-                    (
-                        "not tried: "
-                        f"a batch of {other.batch} x {other.context} ran out of memory already"
-                    ),
-                )
+                full = f"a batch of {other.batch} x {other.context} ran out of memory already"
+                return OUT_OF_MEMORY, f"not tried: {full}"
         return super().refuses(baseline)
 
     def start(self, baseline: StepBaseline) -> None:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from flashtrain.distributed.context import all_gather, local_attention, ring, ulysses
 from flashtrain.distributed.context.exchange_memory import SUM_BYTES, exchange_bytes
 from flashtrain.distributed.context.layouts import contiguous
-from flashtrain.distributed.context.local_attention import Scores
+from flashtrain.distributed.context.local_attention import Saved, Scores
 from flashtrain.distributed.context.local_mask import FULL, BandCall, LocalMasks
 from flashtrain.distributed.context.methods import AUTO, METHODS, choose_method
 from flashtrain.distributed.context.needed_keys import needed_keys
@@ -106,7 +106,7 @@ def test_a_ring_holds_what_is_estimated_and_no_more_in_its_forward(
     with Peak(q, k, v) as forward:
         three.forward(q, k, v, Scores(0.1))
     with Peak(dout, q, k, v, out, lse) as backward:
-        three.backward(dout, q, k, v, out, lse, Scores(0.1))
+        three.backward(Saved(dout, q, k, v, out, lse), Scores(0.1))
     # The kernel gives dQ here in the type of q, and is estimated to sum it in float32.
     estimated = needed("ring", 2048, 3, kv_heads=kv_heads) - q.numel() * SUM_BYTES + q.nbytes
     assert backward.most == pytest.approx(estimated, rel=0.02)
@@ -128,7 +128,7 @@ def test_ulysses_holds_what_is_estimated(
     method = ulysses.Ulysses(contiguous(mask, 4), group, LocalMasks(mask, 1, 64, torch.bfloat16), 4)
     (q, out, dout, k, v), lse = given(2048, heads, kv_heads), torch.zeros(1, heads // 4, 8192)
     with Peak(dout, q, k, v, out, lse) as backward:
-        method.backward(dout, q, k, v, out, lse, Scores(0.125))
+        method.backward(Saved(dout, q, k, v, out, lse), Scores(0.125))
     estimated = needed("ulysses", 2048, 4, heads, kv_heads)
     assert backward.most <= estimated <= most * backward.most
 
@@ -148,6 +148,6 @@ def test_an_all_gather_of_seen_keys_takes_at_most_the_estimate_of_all(begins: li
         group = SimpleNamespace(group=None, size=2, rank=rank)
         method = all_gather.AllGatherNeeded(layout, group, local_masks, needed_keys(layout, mask))
         with Peak(dout, q, k, v, out, lse) as backward:
-            method.backward(dout, q, k, v, out, lse, Scores(0.125))
+            method.backward(Saved(dout, q, k, v, out, lse), Scores(0.125))
         # Dq as in the ring.
         assert backward.most <= needed("all-gather", 4096, 2) - q.numel() * SUM_BYTES + q.nbytes

@@ -83,7 +83,8 @@ def test_communicating_alone_leaves_the_kernels_out_and_puts_them_back() -> None
     real = local_attention.attention_forward, local_attention.attention_backward
     with only_communicating():
         out, lse = local_attention.forward(q, k, k, mask, scores)
-        dq, dk, _ = local_attention.backward(q, q, k, k, out, lse, mask, scores)
+        saved = local_attention.Saved(q, q, k, k, out, lse)
+        dq, dk, _ = local_attention.backward(saved, mask, scores)
     assert (out.shape, lse.shape, dq.shape, dk.shape) == (q.shape, (1, 4, 6), q.shape, k.shape)
     assert not out.any()
     assert (local_attention.attention_forward, local_attention.attention_backward) == real

@@ -99,11 +99,9 @@ def choices(call: Call, gradients: tuple[Tensor, ...], split: int = 1) -> Choice
     if isinstance(mask, Sequences):
         queries //= mask.number
     elif isinstance(mask, Mask):
-        kind, intervals, key_positions = (
-            PLAN.value,
-            1 if mask.queries.shape[0] == 5 else 2,
-            mask.keys is not None,
-        )
+        kind = PLAN.value
+        intervals = 1 if mask.queries.shape[0] == 5 else 2
+        key_positions = mask.keys is not None
     elif isinstance(mask, BlockMask):
         kind, tiles = BLOCKS.value, mask.block_size[0] // QUERIES
     return Choices(
@@ -292,16 +290,12 @@ def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, ...]:
     width = width_of(head_dim)
     keys = keys_of_item(width)
     # An even number of items of 64 keys: the last kernel counts in pairs of them.
-    query_tiles, key_tiles = (
-        tiles_of_queries(seqlen_q, options),
-        ceil_div(seqlen_k, KEYS) * (KEYS // keys),
-    )
+    query_tiles = tiles_of_queries(seqlen_q, options)
+    key_tiles = ceil_div(seqlen_k, KEYS) * (KEYS // keys)
     packed = options.mask if isinstance(options.mask, Sequences) else None
     if packed is not None:
-        query_tiles, key_tiles = (
-            slots(seqlen_q, packed.number, QUERIES),
-            slots(seqlen_k, packed.number, KEYS),
-        )
+        query_tiles = slots(seqlen_q, packed.number, QUERIES)
+        key_tiles = slots(seqlen_k, packed.number, KEYS)
     places = batch * heads * query_tiles
     items = key_tiles * batch * kv_heads
     split = splits_of_group(items, q, k, options)
@@ -330,10 +324,8 @@ def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, ...]:
     scale_log2, finish_scale = scale_of(options), options.scale * keep_scale_of(options)
     warps = 4 if width <= 128 else 8
     mask = options.mask
-    mask_given, of_keys = (
-        with_changes(mask_arguments(mask, lse), 0, 2, options),
-        table_of(mask, lse, "dkdv"),
-    )
+    mask_given = with_changes(mask_arguments(mask, lse), 0, 2, options)
+    of_keys = table_of(mask, lse, "dkdv")
     cu_seqlens_q, sequences = (lse, 0) if packed is None else (packed.cu_seqlens_q, packed.number)
     prepare = Launch(
         kernel=prepare_kernel,

@@ -273,11 +273,9 @@ def slope_row(slopes: torch.Tensor | None) -> int:
 @cache
 def multiprocessors(device: torch.device) -> int:
     """Return the number of multiprocessors of the GPU; without a GPU 132, as on a Hopper GPU."""
-    return (
-        torch.cuda.get_device_properties(device).multi_processor_count
-        if device.type == "cuda"
-        else 132
-    )
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).multi_processor_count
+    return 132
 
 
 def broadcast_strides(x: torch.Tensor) -> tuple[int, int, int, int]:

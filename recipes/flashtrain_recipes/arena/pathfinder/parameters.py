@@ -84,11 +84,9 @@ def contours_in(contour: str) -> list[str]:
 
 def contour_words(contour: str) -> str:
     """Return a contour in words, as "hard contours" or "contours of 3 to 6 dashes"."""
-    return (
-        f"{contour} contours"
-        if contour in CONTOURS
-        else f"contours of {contour.replace('-', ' to ')} dashes"
-    )
+    if contour in CONTOURS:
+        return f"{contour} contours"
+    return f"contours of {contour.replace('-', ' to ')} dashes"
 
 
 def dashes_in(contour: str) -> range:

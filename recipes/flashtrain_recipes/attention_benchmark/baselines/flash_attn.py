@@ -75,11 +75,9 @@ class FlashAttnFunctions(AttentionBaseline):
             return lambda one: first(
                 function(one.q, one.k, one.v, **{**self.options(case, one), **mask})
             )
-        packed, bounds, longest = (
-            module.flash_attn_varlen_func,
-            context.cu_seqlens,
-            max(case.documents),
-        )
+        packed = module.flash_attn_varlen_func
+        bounds = context.cu_seqlens
+        longest = max(case.documents)
         where: dict[str, Any] = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, **mask}
         # Not every version of flash-attn-4 takes the lengths.
         taken = inspect.signature(packed).parameters

@@ -16,7 +16,7 @@ from flashtrain.distributed.context import local_attention
 from flashtrain.distributed.context.all_gather import all_gather_single, reduce_scatter_single
 from flashtrain.distributed.context.indexing import take
 from flashtrain.distributed.context.layout import Layout
-from flashtrain.distributed.context.local_attention import Scores
+from flashtrain.distributed.context.local_attention import Saved, Scores
 from flashtrain.distributed.context.local_mask import LocalMasks, Part
 from flashtrain.distributed.context.traffic import Traffic
 from flashtrain_recipes.context_benchmark.baseline import Attention, ContextBaseline, Place
@@ -31,14 +31,8 @@ class PlainAllGather(ContextBaseline):
             layout.tokens[:, team.rank], None
         )
         gathered = _Gathered(layout, team.group.group, part, Scores(one.scale), team.device)
-        sent = (
-            (place.case.degree - 1)
-            * layout.held
-            * 2
-            * one.kv_heads
-            * one.head_dim
-            * one.dtype.itemsize
-        )
+        tokens = (place.case.degree - 1) * layout.held
+        sent = tokens * 2 * one.kv_heads * one.head_dim * one.dtype.itemsize
         return Attention(lambda q, k, v: _Plain.apply(q, k, v, gathered), Traffic(sent, 2 * sent))
 
 
@@ -89,9 +83,8 @@ class _Plain(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         gathered: _Gathered = ctx.gathered
         keys, values = gathered.whole(k), gathered.whole(v)
-        dq, dk, dv = local_attention.backward(
-            dout, q, keys, values, out, lse, gathered.part, gathered.scores
-        )
+        saved = Saved(dout, q, keys, values, out, lse)
+        dq, dk, dv = local_attention.backward(saved, gathered.part, gathered.scores)
         return dq, gathered.own(dk.to(k.dtype)), gathered.own(dv.to(v.dtype)), None
 
 

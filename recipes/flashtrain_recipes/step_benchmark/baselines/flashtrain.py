@@ -63,11 +63,9 @@ class Flashtrain(StepBaseline):
 
     def _settings(self, case: GPT2Case) -> Settings:
         own = case.settings_of(self.settings)
-        own.model.size, own.model.vocab_rows, own.trainer.compile = (
-            case.model,
-            case.vocab_rows,
-            self.compiled,
-        )
+        own.model.size = case.model
+        own.model.vocab_rows = case.vocab_rows
+        own.trainer.compile = self.compiled
         return own
 
     def _hardware(self, case: GPT2Case) -> Hardware:

@@ -32,9 +32,7 @@ class Plain(StepBaseline):
     def build(self, case: GPT2Case, device: torch.device) -> TrainingStep:
         with torch.device(device):
             model = PlainGPT(case.config(), self.attention)
-        loss = (
-            torch.compile(model.loss, dynamic=False, fullgraph=True)
-            if self.compiled
-            else model.loss
-        )
+        loss = model.loss
+        if self.compiled:
+            loss = torch.compile(loss, dynamic=False, fullgraph=True)
         return usual_step(model, loss, case, device)
