@@ -6,7 +6,9 @@ from dataclasses import fields
 from functools import reduce
 
 from flashtrain.command.api import words_of
+from flashtrain.command.compose import compose_settings
 from flashtrain.report.rows import command_line
+from flashtrain.settings.command_line import CommandLine
 from flashtrain.settings.settings import Settings
 
 # What decides the rows besides the mode's own settings; of a run most of it is the run's own.
@@ -30,5 +32,10 @@ def scored_command(settings: Settings, *others: str) -> str:
     for name in others:
         group = getattr(settings, name, None)
         names += [name] if group is None else [f"{name}.{one.name}" for one in fields(group)]
-    values = {name: reduce(getattr, name.split("."), settings) for name in names}
-    return command_line(words_of({name: one for name, one in values.items() if one is not None}))
+    recipe = compose_settings(CommandLine.of([f"recipe={settings.recipe}"]))
+    values = {}
+    for name in names:
+        one, default = (reduce(getattr, name.split("."), given) for given in (settings, recipe))
+        if one is not None or default is not None:  # null is a word where the recipe has a value
+            values[name] = one
+    return command_line(words_of(values))

@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 from tiny_runs import run_mode
 
+from flashtrain.command.compose import compose_settings
 from flashtrain.command.request import settings_of
 from flashtrain.errors import UserError
 from flashtrain.registry import component
 from flashtrain.report.rows import read_result
+from flashtrain.settings.command_line import CommandLine
 from flashtrain_recipes.ruler import run
 from flashtrain_recipes.ruler.scores import differences, mean_rows, scored
+from flashtrain_recipes.scored_command import scored_command
 
 
 def row(task: str, scores: str, *, length: int = 4096, prompts: str = "a") -> dict:
@@ -135,3 +138,9 @@ def test_a_task_that_is_none_and_a_mode_that_is_gone_are_answered(trained: Path)
         settings_of(["mode=ruler", f"checkpoint={trained}", "ruler.tasks=[niah]"])
     with pytest.raises(UserError, match="mode=passkey: use mode=ruler"):
         settings_of(["mode=passkey", f"checkpoint={trained}"])
+
+
+def test_the_command_of_a_result_says_null_where_the_recipe_has_a_value():
+    words = ["recipe=extend", "mode=ruler", "model.path=MODEL", "model.adapter=null"]
+    settings = compose_settings(CommandLine.of(words))
+    assert "model.adapter=null" in scored_command(settings, "ruler")
