@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashtrain.errors import UserError
 from flashtrain.data.packing import PackedSamples, Spans
 from flashtrain.data.token_cache import MappedTokens, TokenFile
+from flashtrain.errors import UserError
 
 
 def packed(lengths, context, document_mask=False, kept=None):
@@ -100,8 +100,8 @@ def test_documents_are_repeated_by_their_lengths_and_the_copies_are_far_apart():
 def test_weights_that_leave_too_little_text_are_named_with_the_lengths_that_exist(context, left):
     spans = Spans(np.array([0, 5]), np.array([5, 45]))
     weights = [(1, left / 5), (20, 0)]
-    given = r"data.length_weights=\[{at_least:1,weight:%d}, {at_least:20,weight:0}\]" % (left / 5)
-    with pytest.raises(UserError, match=rf"{given} leave {left} of 45 .* 5 to 40 tokens"):
+    given = rf"\[{{at_least:1,weight:{left // 5}}}, {{at_least:20,weight:0}}\]"
+    with pytest.raises(UserError, match=f"{given} leave {left} of 45 .* 5 to 40 tokens"):
         spans.repeated(weights, seed=0, context=context)
 
 

@@ -71,6 +71,10 @@ def test_stages_read_their_samples_in_different_orders(tmp_path: Path) -> None:
         (["stages=[{context:32},{context:48}]"], r"stages\[1\]: trainer.tokens_per_step=256"),
         (["stages=[{context:32},{context:64}]"], r"stages\[1\]: context=64 .* 32 learned"),
         (["model=llama", "stages=[{rope:spiral,rope_factor:2}]"], r"stages\[0\]: .*model.rope"),
+        (
+            ["model=llama", "stages=[{rope:linear,rope_factor:2},{rope:yarn,rope_factor:4}]"],
+            r"stages\[1\]: model.rope=yarn would scale positions twice: .* linear",
+        ),
         (["stages=[{schedule:sine}]"], r"stages\[0\]: .*sine"),
         (["stages=[{steps:2}]", "trainer.epochs=3"], "trainer.epochs=3"),
         (
@@ -97,6 +101,8 @@ def test_the_plan_has_memory_and_time_of_each_stage() -> None:
     for number, context in enumerate((32, 64, 128), 1):
         assert f"stage {number} of 3, context {context}:\nllama-demo: " in text
     assert text.count("\nmemory: ") == text.count("\ntime: ") == 3
+    assert text.count("nothing was started") == 1
+    assert text.endswith("nothing was started; leave out mode=plan to train.")
 
 
 def test_a_checkpoint_is_used_with_the_settings_of_its_own_stage(tmp_path: Path) -> None:
@@ -240,6 +246,28 @@ def test_a_finished_run_goes_on_with_a_stage_more(run, place: Path) -> None:
     assert len(WATCH.began) == 1
     before = run[2]["ended"][-1]
     assert [name for name in before if not torch.equal(before[name], WATCH.began[0][name])] == []
+
+
+@pytest.mark.integration
+def test_what_is_left_to_do_with_a_finished_run_of_stages_is_said(run, place: Path) -> None:
+    own = {"recipe": "hf", "model.path": place / "llama", "resume": run[0].folder}
+    with pytest.raises(UserError, match=r"the last stage's steps=4: .* add a stage to stages"):
+        train(place, "runs", **own, stages=STAGES)
+
+
+def test_a_finished_run_without_stages_goes_on_with_a_second_one(place: Path) -> None:
+    own = {"recipe": "gpt2", "model": "llama", "model.size": "demo", "data.split_context": 64}
+    own |= {"model.vocab_rows": None, "context": 32}
+    first = train(place, "one-stage", **own, **{"trainer.steps": 2})
+    weights = WATCH.ended[0]
+    stages = [{"steps": 2}, {"context": 64, "steps": 1, "rope": "yarn", "rope_factor": 2}]
+    found = train(place, "one-stage", **own, stages=stages, resume=first.folder)
+    assert len(WATCH.began) == 1
+    assert all(torch.equal(weights[name], WATCH.began[0][name]) for name in weights)
+    assert (found.folder, found.summary["steps"], found.summary["stages"]) == (first.folder, 3, 2)
+    assert found.summary["train_loss_first"] == first.summary["train_loss_first"]
+    kept = json.loads((first.folder / "stage-1-context-32" / "summary.json").read_text())
+    assert kept == first.summary
 
 
 @pytest.mark.integration
