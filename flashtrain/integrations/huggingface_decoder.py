@@ -95,6 +95,7 @@ class HuggingFaceDecoder(Trainable):
         self.layers = [Layer(block) for block in self.blocks]
         self.head = head_of(module)
         self.start: dict[str, Tensor] = {}  # weights that adapters get in place of random ones
+        self.seed: int | None = None  # of random weights; None: torch's
         self.mixes = served(type(module))
         if self.mixes:
             serve_mixers(type(module))
@@ -191,7 +192,7 @@ class HuggingFaceDecoder(Trainable):
         # Earlier draws differ with the number of devices; here the weights
         # depend on the seed alone.
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(torch.initial_seed())
+            torch.manual_seed(torch.initial_seed() if self.seed is None else self.seed)
             self._materialise(device)
 
     def _materialise(self, device: torch.device) -> None:

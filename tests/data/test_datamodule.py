@@ -131,7 +131,7 @@ def test_runs_of_several_contexts_can_hold_out_the_same_documents(data):
 
 def test_length_weights_must_leave_a_sample(data):
     found = data(["a" * 9, "b" * 99] * 4, context=32, length_weights=[(50, 0)])
-    with pytest.raises(UserError, match="data.length_weights=.* expected at least 33"):
+    with pytest.raises(UserError, match=r"data.length_weights=.* expected at least 33"):
         found.setup()
     whole = data(["a" * 9, "b" * 99] * 4, validation_fraction=1, length_weights=[(1, 0)])
     whole.setup()  # nothing is trained on

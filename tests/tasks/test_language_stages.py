@@ -124,10 +124,13 @@ class Watch(pl.Callback):
         self.began: list[dict[str, torch.Tensor]] = []
         self.ended: list[dict[str, torch.Tensor]] = []
         self.moments: list[int] = []
+        self.frozen: list[list[torch.Tensor]] = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.began.append({k: v.clone() for k, v in pl_module.state_dict().items()})
         self.moments.append(sum(len(one.state) for one in trainer.optimizers))
+        frozen = [one for one in pl_module.parameters() if not one.requires_grad]
+        self.frozen.append([one.clone() for one in frozen])
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.ended.append({k: v.clone() for k, v in pl_module.state_dict().items()})
@@ -248,13 +251,6 @@ def test_a_finished_run_goes_on_with_a_stage_more(run, place: Path) -> None:
     assert [name for name in before if not torch.equal(before[name], WATCH.began[0][name])] == []
 
 
-@pytest.mark.integration
-def test_what_is_left_to_do_with_a_finished_run_of_stages_is_said(run, place: Path) -> None:
-    own = {"recipe": "hf", "model.path": place / "llama", "resume": run[0].folder}
-    with pytest.raises(UserError, match=r"the last stage's steps=4: .* add a stage to stages"):
-        train(place, "runs", **own, stages=STAGES)
-
-
 def test_a_finished_run_without_stages_goes_on_with_a_second_one(place: Path) -> None:
     own = {"recipe": "gpt2", "model": "llama", "model.size": "demo", "data.split_context": 64}
     own |= {"model.vocab_rows": None, "context": 32}
@@ -268,6 +264,9 @@ def test_a_finished_run_without_stages_goes_on_with_a_second_one(place: Path) ->
     assert found.summary["train_loss_first"] == first.summary["train_loss_first"]
     kept = json.loads((first.folder / "stage-1-context-32" / "summary.json").read_text())
     assert kept == first.summary
+    for given, message in ((stages, "add a stage to stages"), (stages[:1], "is of stage 2")):
+        with pytest.raises(UserError, match=message):  # nothing is left of these
+            train(place, "one-stage", **own, stages=given, resume=first.folder)
 
 
 @pytest.mark.integration
@@ -306,3 +305,15 @@ def test_an_adapter_goes_on_through_the_stages_and_from_the_last_one(place: Path
     assert all(torch.equal(ended[-1][name], WATCH.began[0][name]) for name in began)
     going_on = flashtrain.load(staged.folder, hardware="cpu")
     assert going_on.settings.model.rope_factor == 2
+
+
+def test_the_random_base_of_an_adapter_stays_the_same_in_each_stage_and_use(place: Path) -> None:
+    sizes = {**SIZES, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 264}
+    own = {"recipe": "hf", "model.config": "llama", "model.options": sizes, "seed": 5, **ADAPTER}
+    stages = [{"context": 32, "steps": 1}, {"context": 64, "steps": 1}]
+    found = train(place, "random-base", **own, stages=stages)
+    torch.manual_seed(9)
+    loaded = flashtrain.load(found.folder, hardware="cpu").model
+    bases = [*WATCH.frozen, [one for one in loaded.parameters() if not one.requires_grad]]
+    assert len(bases) == 3
+    assert all(torch.equal(*pair) for one in bases for pair in zip(bases[0], one, strict=True))

@@ -100,8 +100,13 @@ def trainings(
     left, again = stages, None  # the stages to train, and the one that resumes
     if (start := run_folder.last_checkpoint(settings, folder)) is not None:
         saved = read_checkpoint(start, mmap=True)
-        again, step = stages[saved["flashtrain"].get("stage", 0)], check_resumable(saved, start)
-        left = stages[again.number :]
+        number, step = saved["flashtrain"].get("stage", 0), check_resumable(saved, start)
+        if number >= len(stages):
+            raise UserError(
+                f"{start} is of stage {number + 1}, and stages has {len(stages)} entries: expected "
+                "those of its run, and any that follow them."
+            )
+        again, left = stages[number], stages[number:]
         if step >= again.steps and len(left) > 1:
             # Of a run of a single stage the row is the run's; it is read first, since the first
             # rank writes the stage's and then replaces it.
@@ -117,6 +122,7 @@ def trainings(
             own = own.having(weights=str(start))
         prepared = task.prepare(own, hardware)
         module = cast(Any, prepared.task)
+        module.model.seed = settings.seed  # an adapter's random base stays the same
         if start is not None and not ours and stage is not again:
             module.model.fill(weights_in(read_checkpoint(start), start))
         prepared.description["stage"] = module.description["stage"] = stage.number
