@@ -94,7 +94,7 @@ class HuggingFaceDecoder(Trainable):
         self.blocks = decoder_layers(module)
         self.layers = [Layer(block) for block in self.blocks]
         self.head = head_of(module)
-        self.start: dict[str, Tensor] = {}  # weights that adapters get in place of random ones
+        self.start: dict[str, Tensor] = {}  # weights of the adapters or, without, of all
         self.seed: int | None = None  # of random weights; None: torch's
         self.mixes = served(type(module))
         if self.mixes:
@@ -198,6 +198,10 @@ class HuggingFaceDecoder(Trainable):
     def _materialise(self, device: torch.device) -> None:
         # The weights may not fit on the device before they are quantized.
         place = device if self.quantize is None else torch.device("cpu")
+        if self.start and not self.adapters:
+            folders.given_weights(self.module, self.start, place)
+            self.start = {}
+            return
         with self._without_adapters():
             if self.origin is None:
                 folders.random_weights(self.module, self.blocks, place)
@@ -394,6 +398,12 @@ class HuggingFaceDecoder(Trainable):
         """Save the adapters alone, for PeftModel.from_pretrained(model, folder)."""
         self.module._hf_peft_config_loaded = True
         folders.save_folder(self.module, folder, None)
+
+    def start_from(self, weights: Mapping[str, Tensor]) -> None:
+        # Each rank reads its shards of the others, and quantizes them where the first stage does.
+        if self.keeps_part:
+            check_adapter(self, weights, "the checkpoint")
+        self.start = dict(weights)
 
     def fill(self, weights: Mapping[str, Tensor]) -> None:
         """Load a checkpoint's weights (CPU tensors); frozen weights that it lacks

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -214,6 +214,23 @@ def random_weights(model: Any, layers: Iterable[nn.Module], device: torch.device
                     if id(module) not in done:
                         owner[module]._init_weights(module)
                         done.add(id(module))
+
+
+@torch.no_grad()
+def given_weights(model: Any, weights: Mapping[str, Tensor], device: torch.device) -> None:
+    """Give a transformers model that is on the meta device these weights; of sharded parameters
+    this device's shards."""
+    placed: dict[int, nn.Parameter] = {}  # tied ones have several names
+    for name, old in [*model.named_parameters(remove_duplicate=False)]:
+        if id(old) not in placed:
+            value = _part(weights[name].to(device, old.dtype, copy=True), old)
+            placed[id(old)] = nn.Parameter(value, requires_grad=old.requires_grad)
+        module, _, own = name.rpartition(".")
+        model.get_submodule(module)._parameters[own] = placed[id(old)]
+    fill_buffers(model, device)
+    for name, buffer in model.named_buffers():
+        if name in weights:
+            buffer.copy_(weights[name])
 
 
 @contextmanager

@@ -208,6 +208,11 @@ class Trainable(nn.Module):
         where they do not fit."""
         self.load_state_dict(weights)
 
+    def start_from(self, weights: Mapping[str, Tensor]) -> None:
+        """Begin a training with a checkpoint's weights (CPU tensors), at the latest when it
+        materialises."""
+        self.fill(weights)
+
     def save(self, folder: Path) -> str | None:
         """Export the model for other programs; return in words how to load the export
         (None: not supported)."""

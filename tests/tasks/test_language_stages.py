@@ -125,6 +125,11 @@ class Watch(pl.Callback):
         self.ended: list[dict[str, torch.Tensor]] = []
         self.moments: list[int] = []
         self.frozen: list[list[torch.Tensor]] = []
+        self.unread: list[bool] = []
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if stage == "fit":
+            self.unread.append(all(one.is_meta for one in pl_module.parameters()))
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.began.append({k: v.clone() for k, v in pl_module.state_dict().items()})
@@ -189,6 +194,7 @@ def run(place: Path) -> Any:
 @pytest.mark.integration
 def test_a_stage_starts_from_the_weights_of_the_one_before_and_its_optimizer_anew(run) -> None:
     watched = run[2]
+    assert watched["unread"] == [True] * 3  # each rank reads its own shards
     assert watched["moments"] == [0, 0, 0]
     for ended, began in zip(watched["ended"][:-1], watched["began"][1:], strict=True):
         assert [name for name in ended if not torch.equal(ended[name], began[name])] == []
@@ -314,6 +320,7 @@ def test_the_random_base_of_an_adapter_stays_the_same_in_each_stage_and_use(plac
     found = train(place, "random-base", **own, stages=stages)
     torch.manual_seed(9)
     loaded = flashtrain.load(found.folder, hardware="cpu").model
+    assert WATCH.unread == [True, True]
     bases = [*WATCH.frozen, [one for one in loaded.parameters() if not one.requires_grad]]
     assert len(bases) == 3
     assert all(torch.equal(*pair) for one in bases for pair in zip(bases[0], one, strict=True))

@@ -124,7 +124,8 @@ def trainings(
         module = cast(Any, prepared.task)
         module.model.seed = settings.seed  # an adapter's random base stays the same
         if start is not None and not ours and stage is not again:
-            module.model.fill(weights_in(read_checkpoint(start), start))
+            saved = read_checkpoint(start, mmap=not start.is_dir(), checked=True)
+            module.model.start_from(weights_in(saved, start))
         prepared.description["stage"] = module.description["stage"] = stage.number
         anew = "" if start is None or stage is again else ": optimizer and schedule begin anew"
         prepared.lines = [f"{stage.name}{anew}", *prepared.lines]
