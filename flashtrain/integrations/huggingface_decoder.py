@@ -38,7 +38,7 @@ from flashtrain.integrations.huggingface_loss import balance_of, head_of
 from flashtrain.integrations.huggingface_mixers import serve_mixers, served, using
 from flashtrain.integrations.huggingface_specs import HuggingFaceShape, flops_per_token, shape_of
 from flashtrain.models.activation_checkpointing import MemorySavings
-from flashtrain.models.key_value_cache import token_bytes
+from flashtrain.models.key_value_cache import cache_bytes
 from flashtrain.models.mixer import DECAYS
 from flashtrain.models.sharded_sequence import next_positions, sharded_sequence
 from flashtrain.models.trainable import Trainable
@@ -332,7 +332,7 @@ class HuggingFaceDecoder(Trainable):
 
     @property
     def decodes_rows(self) -> bool:  # type: ignore[override]
-        ours = self.config._attn_implementation == NAME and bool(token_bytes(self.shape.layers))
+        ours = self.config._attn_implementation == NAME and bool(cache_bytes(self.shape.layers))
         # Llama 4's scales queries by the cache's length, which is the longest row's.
         by_length = getattr(self.config, "attn_temperature_tuning", False)
         return ours and not by_length and not any(map(scales_with_length, self.module.modules()))
@@ -341,7 +341,7 @@ class HuggingFaceDecoder(Trainable):
         if tokens is not None and self.decodes_rows:
             from flashtrain.integrations.huggingface_cache import HuggingFaceCache
 
-            return HuggingFaceCache(len(self.blocks), tokens)
+            return HuggingFaceCache(self.shape.layers, tokens)
         from transformers import DynamicCache
 
         return DynamicCache(config=self.module.config)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flashtrain.errors import UserError, at_least, between
-from flashtrain.models.key_value_cache import token_bytes
+from flashtrain.models.key_value_cache import cache_bytes
 from flashtrain.models.trainable import Trainable
 from flashtrain_kernels import Mask
 from flashtrain_kernels.environment import autocast_dtype
@@ -89,7 +89,7 @@ def generate(
     given: Any = () if end_of_text is None else end_of_text
     ends = [given] if isinstance(given, int) else [int(one) for one in given]
     together = mask is None and model.decodes_rows
-    each, room = token_bytes(shape.layers, dtype) or 0, _free_bytes(device)
+    room = _free_bytes(device)
     waiting = sorted(range(len(texts)), key=lambda row: len(texts[row]))
     was_training = model.training
     model.eval()
@@ -100,13 +100,14 @@ def generate(
                 needed = len(texts[waiting[-1]]) + max_new_tokens  # of the longest
                 # A context of a million would take tens of GiB for a few words.
                 size = min(context, needed)
-                if together and each * size > room:
+                each = cache_bytes(shape.layers, size, dtype) or 1
+                if together and each > room:
                     raise UserError(
-                        f"a cache of {size:,} tokens takes {each * size:,} bytes ({each:,} a token)"
-                        f": expected at most {room:,.0f}, {SHARE:.0%} of the free memory."
+                        f"a cache of {size:,} tokens takes {each:,} bytes: expected at most "
+                        f"{room:,.0f}, {SHARE:.0%} of the free memory."
                     )
                 most = ROWS if device.type == "cuda" else max(1, CPU_TOKENS // size)
-                fitting = min(most, room // (each * size)) if together and needed <= context else 1
+                fitting = min(most, room // each) if together and needed <= context else 1
                 group, waiting = waiting[-int(fitting) :], waiting[: -int(fitting)]
                 seeds = [torch.Generator(device).manual_seed(_seed(seed, row)) for row in group]
                 draw = partial(_draw, seeds, temperature, top_k)

@@ -13,7 +13,7 @@ from flashtrain.integrations.huggingface_cache import HuggingFaceCache
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.models import generation
 from flashtrain.models.generation import generate
-from flashtrain.models.key_value_cache import token_bytes
+from flashtrain.models.key_value_cache import cache_bytes
 
 # Around the window of 5 tokens that the tiny models have.
 LENGTHS = (9, 1, 13, 2)
@@ -95,4 +95,5 @@ def test_the_cache_has_the_bytes_that_were_planned_and_the_dtype_of_attention() 
         model(torch.tensor([PROMPTS[0]]), cache=cache)
     held = [one for layer in cache.layers for one in (layer.keys, layer.values)]
     assert {one.dtype for one in held} == {torch.bfloat16}
-    assert sum(one.nbytes for one in held) == 3 * 20 * token_bytes(model.shape.layers)
+    assert sum(one.nbytes for one in held) == 3 * cache_bytes(model.shape.layers, 20)
+    assert [one.keys.shape[1] for one in cache.layers] == [5, 20]  # its window is 5 tokens
