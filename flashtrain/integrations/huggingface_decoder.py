@@ -253,12 +253,15 @@ class HuggingFaceDecoder(Trainable):
         arguments: see Decoder.forward."""
         options = {} if positions is None else {"position_ids": self._positions(tokens, positions)}
         rows = self._rows(options.get("position_ids"))
+        keep: Any = int(last_only)
+        if last_only and getattr(self.config, "num_kv_shared_layers", 0):
+            keep = tokens.new_tensor([-1])  # of a number Gemma 4 makes a slice of the masks
         with using(rows), using(getattr(cache, "seen", None), SEEN):
             return self.module(
                 input_ids=tokens,
                 past_key_values=cache,
                 use_cache=cache is not None,
-                logits_to_keep=int(last_only),
+                logits_to_keep=keep,
                 **options,
             ).logits
 

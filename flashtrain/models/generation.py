@@ -27,7 +27,8 @@ MAX_TEMPERATURE = 1e6  # all tokens are equally likely at much lower ones
 MIN_TEMPERATURE = 1e-30
 PIECE = 8192  # tokens of a prompt that are read at a time; it bounds the memory of activations
 ROWS = 64  # the largest number of rows that decode together
-CPU_TOKENS = 65_536  # of all rows that decode together on a CPU, where no free memory is known
+# Of all rows, on a CPU, where no free memory is known, and of rows that are read at once.
+TOKENS = 65_536
 SHARE = 0.8  # of a GPU's free memory, that caches may take; the rest is for activations
 
 
@@ -45,9 +46,10 @@ def generate(
     """Generate up to max_new_tokens tokens after each prompt.
 
     Each prompt is read by itself, PIECE tokens at a time; then up to ROWS of them decode together
-    by flash_attn_with_kvcache, as many as a GPU's memory holds. Rows are generated one by one with
-    a `mask`, or if the model has states, chunked attention, heads too wide for our kernels, other
-    attention than ours, or rotary frequencies that depend on the length.
+    by flash_attn_with_kvcache, as many as a GPU's memory holds. Only rows of equal length are read
+    and decoded together with a `mask`, or if the model has states, chunked attention, heads too
+    wide for our kernels, other attention than ours, or rotary frequencies that depend on the
+    length.
 
     A model sees at most its context. Of a longer prompt it reads the last `context` tokens. When
     the context is full, generation goes on with the last context // 2 tokens alone, which are read
@@ -106,9 +108,14 @@ def generate(
                         f"a cache of {size:,} tokens takes {each:,} bytes: expected at most "
                         f"{room:,.0f}, {SHARE:.0%} of the free memory."
                     )
-                most = ROWS if device.type == "cuda" else max(1, CPU_TOKENS // size)
-                fitting = min(most, room // each) if together and needed <= context else 1
-                group, waiting = waiting[-int(fitting) :], waiting[: -int(fitting)]
+                most = ROWS if device.type == "cuda" and together else max(1, TOKENS // size)
+                fitting = max(1, int(min(most, room // each)))
+                if not together:
+                    lengths = [len(texts[row]) for row in waiting]
+                    fitting = min(fitting, lengths.count(lengths[-1]))
+                elif needed > context:
+                    fitting = 1
+                group, waiting = waiting[-fitting:], waiting[:-fitting]
                 seeds = [torch.Generator(device).manual_seed(_seed(seed, row)) for row in group]
                 draw = partial(_draw, seeds, temperature, top_k)
                 options = size, max_new_tokens, ends, mask, together, draw
@@ -174,7 +181,9 @@ def _write(
     together: bool,
     draw: Callable[[Tensor], list[int]],
 ) -> None:
-    """Append up to `new` tokens to each text; several texts fit into caches of `size` tokens."""
+    """Append up to `new` tokens to each text; several texts fit into caches of `size` tokens and,
+    unless they decode together, are equally long."""
+    alike = [] if together else [list(text) for text in texts]  # they go on after their ends
     device, ended = next(model.parameters()).device, [False] * len(texts)
     cache: Any = None
     read, skipped = 0, 0  # tokens of the longest text: in the cache, and before those
@@ -191,14 +200,17 @@ def _write(
             at = [0 if ended[row] else len(text) - 1 - skipped for row, text in enumerate(texts)]
             last = torch.tensor([text[-1:] for text in texts], device=device)
             parts = [model(last, positions=cache.decode(at, device), **options)]
-        for row, text in enumerate(() if parts else texts):
-            if together:
-                cache.start_row(row, len(texts))
-            unread = torch.tensor([text[skipped + read :]], device=device)
-            pieces = unread.split(PIECE if together else unread.shape[1], dim=1)
+        for row, text in enumerate(() if parts or alike else texts):
+            cache.start_row(row, len(texts))
+            pieces = torch.tensor([text[skipped + read :]], device=device).split(PIECE, dim=1)
             parts.append([model(piece, **options) for piece in pieces][-1])
+        if alike:
+            unread = torch.tensor([text[skipped + read :] for text in alike], device=device)
+            parts.append(model(unread, **options))
         read = longest - skipped
         for row, token in enumerate(draw(torch.cat(parts)[:, 0])):
+            if alike:
+                alike[row].append(token)
             if not ended[row]:
                 texts[row].append(token)
                 ended[row] = token in ends

@@ -19,6 +19,7 @@ from flashtrain.models.key_value_cache import cache_bytes
 LENGTHS = (9, 1, 13, 2)
 PROMPTS = [tiny.tokens(1, length, seed=length)[0].tolist() for length in LENGTHS]
 TOGETHER = ["gpt2", "llama", "qwen2", "qwen3", "gemma2", "gemma3", "gpt_oss", "mistral"]
+TOGETHER += tiny.OTHER_LAYERS
 DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}}
 
 
@@ -66,6 +67,36 @@ def test_a_model_without_our_attention_is_generated_one_by_one() -> None:
     eager = tiny.build("qwen2", "eager")
     wanted = [by_transformers(eager, prompt) for prompt in PROMPTS]
     assert generate(HuggingFaceDecoder(eager), PROMPTS, 12, temperature=0) == wanted
+
+
+@pytest.mark.parametrize("kind", ["eager", "states", "chunks"])
+def test_rows_of_equal_length_are_read_at_once_where_others_are_not(kind: str, monkeypatch) -> None:
+    if kind == "states":
+        model, eager = decoder("lfm2", torch.float32), hybrid("lfm2", torch.float32, "eager").eval()
+    else:
+        ours, eager = tiny.pair("qwen2" if kind == "eager" else "llama4_text")
+        model = HuggingFaceDecoder(eager if kind == "eager" else ours)
+    prompts = [*tiny.tokens(3, 7).tolist(), *tiny.tokens(2, 9).tolist()]
+    wanted, rows = [by_transformers(eager, prompt) for prompt in prompts], []
+    forward = model.forward
+    monkeypatch.setattr(
+        model, "forward", lambda ids, **more: rows.append(len(ids)) or forward(ids, **more)
+    )
+    assert generate(model, prompts, 12, temperature=0) == wanted
+    assert rows == [2] * 12 + [3] * 12
+    # Each ends by itself, and the others go on.
+    ends = [wanted[0][7 + 3], wanted[1][7 + 1]]
+    found = generate(model, prompts[:3], 12, temperature=0, end_of_text=ends)
+    for text, whole in zip(found, wanted[:3], strict=True):
+        counts = [place + 1 for place, token in enumerate(whole[7:]) if token in ends]
+        assert text == whole[: 7 + min(counts, default=12)]
+
+
+def test_the_cache_has_as_many_heads_as_the_layers_that_write_to_it() -> None:
+    model = HuggingFaceDecoder(tiny.pair("mimo")[0])
+    written = [one.self_attn.k_proj.out_features // 8 for one in model.module.model.layers]
+    assert written == [2, 1]  # its windowed layers have twice as many
+    assert [one.mixer.kv_heads for one in model.shape.layers] == written
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "qwen2", "gemma3", "gpt_oss"])

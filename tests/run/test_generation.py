@@ -245,3 +245,18 @@ def test_several_prompts_under_a_mask_get_what_each_gets_alone(longer):
             seen = masks.sliding_window(one.shape[1], (6, 0))
             one = torch.cat((one, longer(one, mask=seen)[:, -1:].argmax(-1)), 1)
         assert text == one[0].tolist()
+
+
+def test_rows_of_equal_length_are_read_at_once_under_a_mask(longer, monkeypatch):
+    def window(seqlen, device, **_):
+        return masks.sliding_window(seqlen, (6, 0), device=device)
+
+    prompts = torch.randint(0, 50, (3, 7), generator=torch.Generator().manual_seed(4))
+    alone = [generate(longer, one[None], 40, temperature=0, mask=window) for one in prompts]
+    calls, hidden = [], longer.hidden
+    monkeypatch.setattr(
+        longer, "hidden", lambda ids, **more: calls.append(len(ids)) or hidden(ids, **more)
+    )
+    together = generate(longer, prompts, 40, temperature=0, mask=window)
+    assert torch.equal(together, torch.cat(alone))  # past the context too
+    assert calls == [3] * 40
