@@ -79,9 +79,7 @@ class Spans(NamedTuple):
         order = np.concatenate([np.arange(0), *rounds])
         made = Spans(self.begins[order], self.ends[order])
         if made.tokens <= context < self.tokens:
-            given = ", ".join(
-                f"{{at_least:{at_least},weight:{own:g}}}" for at_least, own in weights
-            )
+            given = ", ".join("{{at_least:{},weight:{:g}}}".format(*one) for one in weights)
             raise UserError(
                 f"data.length_weights=[{given}] leave {made.tokens:,} of {self.tokens:,} tokens to "
                 f"train on: expected at least {context + 1:,}. Documents have "

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 from flashtrain.models.key_value_cache import KeyValueCache, LayerCache
-from flashtrain.models.layer_spec import LayerSpec
 from flashtrain_kernels.arguments import autocasted
 
 
@@ -33,13 +32,13 @@ class _Layer(LayerCache, DynamicLayer):
         return self.length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        before = min(self.length, self.room - 1) if self.is_sliding else self.length
+        before = min(self.length, self.room - 1)
         return before + query_length, self.length - before
 
 
 class HuggingFaceCache(KeyValueCache, Cache):
     """A KeyValueCache that a transformers model takes as past_key_values."""
 
-    def __init__(self, layers: Sequence[LayerSpec], tokens: int) -> None:
-        made = [_Layer(tokens, getattr(one.mixer, "window", None)) for one in layers]
-        Cache.__init__(self, layers=made)
+    def __init__(self, layers: Iterable[Any], tokens: int) -> None:
+        windows = [getattr(one.mixer, "window", None) for one in layers]
+        Cache.__init__(self, layers=[_Layer(tokens, window) for window in windows])

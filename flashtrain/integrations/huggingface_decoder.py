@@ -95,7 +95,6 @@ class HuggingFaceDecoder(Trainable):
         self.layers = [Layer(block) for block in self.blocks]
         self.head = head_of(module)
         self.start: dict[str, Tensor] = {}  # weights of the adapters or, without, of all
-        self.seed: int | None = None  # of random weights; None: torch's
         self.mixes = served(type(module))
         if self.mixes:
             serve_mixers(type(module))
@@ -199,7 +198,7 @@ class HuggingFaceDecoder(Trainable):
         # The weights may not fit on the device before they are quantized.
         place = device if self.quantize is None else torch.device("cpu")
         if self.start and not self.adapters:
-            folders.given_weights(self.module, self.start, place)
+            self._assign(self.start, device)
             self.start = {}
             return
         with self._without_adapters():
@@ -253,15 +252,14 @@ class HuggingFaceDecoder(Trainable):
         arguments: see Decoder.forward."""
         options = {} if positions is None else {"position_ids": self._positions(tokens, positions)}
         rows = self._rows(options.get("position_ids"))
-        keep: Any = int(last_only)
-        if last_only and getattr(self.config, "num_kv_shared_layers", 0):
-            keep = tokens.new_tensor([-1])  # of a number Gemma 4 makes a slice of the masks
+        # Of a number Gemma 4 makes a slice of the masks.
+        sliced = last_only and getattr(self.config, "num_kv_shared_layers", False)
         with using(rows), using(getattr(cache, "seen", None), SEEN):
             return self.module(
                 input_ids=tokens,
                 past_key_values=cache,
                 use_cache=cache is not None,
-                logits_to_keep=keep,
+                logits_to_keep=tokens.new_tensor([-1]) if sliced else int(last_only),
                 **options,
             ).logits
 
@@ -417,10 +415,13 @@ class HuggingFaceDecoder(Trainable):
             self.materialise(cpu)
             self.load_state_dict(weights, strict=False)
             return
-        self.load_state_dict(weights, assign=True)
+        self._assign(weights, cpu)
+
+    def _assign(self, weights: Mapping[str, Tensor], device: torch.device) -> None:
+        self.load_state_dict(folders.shards_of(self.module, weights, device), assign=True)
         # But for two that differ, of older runs.
         self.module.tie_weights(missing_keys=set(), recompute_mapping=False)
-        folders.fill_buffers(self.module, cpu)
+        folders.fill_buffers(self.module, device)
 
 
 def _size_in_4_bits(adapted: tuple[str, Any]) -> int:

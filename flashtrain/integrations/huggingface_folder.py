@@ -216,21 +216,10 @@ def random_weights(model: Any, layers: Iterable[nn.Module], device: torch.device
                         done.add(id(module))
 
 
-@torch.no_grad()
-def given_weights(model: Any, weights: Mapping[str, Tensor], device: torch.device) -> None:
-    """Give a transformers model that is on the meta device these weights; of sharded parameters
-    this device's shards."""
-    placed: dict[int, nn.Parameter] = {}  # tied ones have several names
-    for name, old in [*model.named_parameters(remove_duplicate=False)]:
-        if id(old) not in placed:
-            value = _part(weights[name].to(device, old.dtype, copy=True), old)
-            placed[id(old)] = nn.Parameter(value, requires_grad=old.requires_grad)
-        module, _, own = name.rpartition(".")
-        model.get_submodule(module)._parameters[own] = placed[id(old)]
-    fill_buffers(model, device)
-    for name, buffer in model.named_buffers():
-        if name in weights:
-            buffer.copy_(weights[name])
+def shards_of(model: Any, weights: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Return these weights on `device`; of the model's sharded parameters this device's shards."""
+    own = dict(model.named_parameters(remove_duplicate=False))
+    return {name: _part(one.to(device), own.get(name, one)) for name, one in weights.items()}
 
 
 @contextmanager

@@ -46,10 +46,9 @@ def generate(
     """Generate up to max_new_tokens tokens after each prompt.
 
     Each prompt is read by itself, PIECE tokens at a time; then up to ROWS of them decode together
-    by flash_attn_with_kvcache, as many as a GPU's memory holds. Only rows of equal length are read
-    and decoded together with a `mask`, or if the model has states, chunked attention, heads too
-    wide for our kernels, other attention than ours, or rotary frequencies that depend on the
-    length.
+    by flash_attn_with_kvcache, as many as a GPU's memory holds. Only prompts of equal length are
+    read and decode together under a `mask`, or if the model has states, chunked attention, too wide
+    heads, other attention than ours, or rotary frequencies that depend on the length.
 
     A model sees at most its context. Of a longer prompt it reads the last `context` tokens. When
     the context is full, generation goes on with the last context // 2 tokens alone, which are read
@@ -99,7 +98,8 @@ def generate(
         # Compiled code would not see how long each row is.
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             while waiting:
-                needed = len(texts[waiting[-1]]) + max_new_tokens  # of the longest
+                lengths = [len(texts[row]) for row in waiting]
+                needed = lengths[-1] + max_new_tokens  # of the longest
                 # A context of a million would take tens of GiB for a few words.
                 size = min(context, needed)
                 each = cache_bytes(shape.layers, size, dtype) or 1
@@ -109,12 +109,9 @@ def generate(
                         f"{room:,.0f}, {SHARE:.0%} of the free memory."
                     )
                 most = ROWS if device.type == "cuda" and together else max(1, TOKENS // size)
+                if not together or needed > context:
+                    most = 1 if together else min(most, lengths.count(lengths[-1]))
                 fitting = max(1, int(min(most, room // each)))
-                if not together:
-                    lengths = [len(texts[row]) for row in waiting]
-                    fitting = min(fitting, lengths.count(lengths[-1]))
-                elif needed > context:
-                    fitting = 1
                 group, waiting = waiting[-fitting:], waiting[:-fitting]
                 seeds = [torch.Generator(device).manual_seed(_seed(seed, row)) for row in group]
                 draw = partial(_draw, seeds, temperature, top_k)
@@ -181,9 +178,7 @@ def _write(
     together: bool,
     draw: Callable[[Tensor], list[int]],
 ) -> None:
-    """Append up to `new` tokens to each text; several texts fit into caches of `size` tokens and,
-    unless they decode together, are equally long."""
-    alike = [] if together else [list(text) for text in texts]  # they go on after their ends
+    """Append up to `new` tokens to each text; several fit into caches of `size` tokens."""
     device, ended = next(model.parameters()).device, [False] * len(texts)
     cache: Any = None
     read, skipped = 0, 0  # tokens of the longest text: in the cache, and before those
@@ -200,17 +195,16 @@ def _write(
             at = [0 if ended[row] else len(text) - 1 - skipped for row, text in enumerate(texts)]
             last = torch.tensor([text[-1:] for text in texts], device=device)
             parts = [model(last, positions=cache.decode(at, device), **options)]
-        for row, text in enumerate(() if parts or alike else texts):
+        if not together:  # rows that ended go on, so that all stay equally long
+            rows = [text + text[-1:] * (longest - len(text)) for text in texts]
+            unread = torch.tensor([row[skipped + read :] for row in rows], device=device)
+            parts = [model(unread, **options)]
+        for row, text in enumerate(() if parts else texts):
             cache.start_row(row, len(texts))
             pieces = torch.tensor([text[skipped + read :]], device=device).split(PIECE, dim=1)
             parts.append([model(piece, **options) for piece in pieces][-1])
-        if alike:
-            unread = torch.tensor([text[skipped + read :] for text in alike], device=device)
-            parts.append(model(unread, **options))
         read = longest - skipped
         for row, token in enumerate(draw(torch.cat(parts)[:, 0])):
-            if alike:
-                alike[row].append(token)
             if not ended[row]:
                 texts[row].append(token)
                 ended[row] = token in ends

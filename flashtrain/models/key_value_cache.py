@@ -5,7 +5,6 @@ Shapes: B batch, S new tokens, K key/value heads, D head dimension.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -37,8 +36,7 @@ class LayerCache:
     @property
     def room(self) -> int:
         """The tokens of a row that there is memory for."""
-        whole = self.rows is None or self.window is None
-        return self.context if whole else min(self.window, self.context)
+        return min(self.context, self.window or self.context) if self.rows else self.context
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append the keys and values of new tokens; use it under torch.no_grad(), since it
@@ -68,8 +66,8 @@ class LayerCache:
         room = self.room
         if self.seen is not None:
             row, position = self.places
-            places = row, position if room == self.context else position % room
-            self.keys[places], self.values[places] = k[:, 0], v[:, 0]
+            at = row, position if room == self.context else position % room
+            self.keys[at], self.values[at] = k[:, 0], v[:, 0]
             return self.keys[:, :end], self.values[:, :end]
         own = slice(None) if self.row is None else slice(self.row, self.row + 1)
         self.length = end
@@ -77,12 +75,11 @@ class LayerCache:
             self.keys[own, start:end], self.values[own, start:end] = k, v
             return self.keys[own, :end], self.values[own, :end]
         places = torch.arange(max(0, start - room + 1), end, device=k.device) % room
-        earlier = places[: len(places) - k.shape[1]]
-        found = [torch.cat([self.keys[own, earlier], k], 1)]
-        found.append(torch.cat([self.values[own, earlier], v], 1))
-        last = places[-room:]
-        self.keys[own, last], self.values[own, last] = (one[:, -len(last) :] for one in found)
-        return found[0], found[1]
+        earlier, last = places[: -k.shape[1]], places[-room:]
+        k = torch.cat([self.keys[own, earlier], k], 1)
+        v = torch.cat([self.values[own, earlier], v], 1)
+        self.keys[own, last], self.values[own, last] = k[:, -len(last) :], v[:, -len(last) :]
+        return k, v
 
 
 class KeyValueCache:
@@ -129,9 +126,9 @@ def cache_bytes(
     """Return the bytes of the keys and values of a row of `tokens` tokens in the caches of all
     layers (LayerSpecs), of whose windows only the last tokens are kept; None where rows of unequal
     lengths cannot decode together, so that the caches are others."""
-    mixers = [layer.mixer for layer in layers]
-    widths: list[Any] = [getattr(one, "cache_width", None) for one in mixers]
-    if None in widths:
-        return None
-    kept = (min(tokens, getattr(one, "window", None) or tokens) for one in mixers)
-    return dtype.itemsize * sum(map(operator.mul, widths, kept))
+    total = 0
+    for mixer in (layer.mixer for layer in layers):
+        if (width := getattr(mixer, "cache_width", None)) is None:
+            return None
+        total += width * min(tokens, mixer.window or tokens)
+    return dtype.itemsize * total

@@ -209,8 +209,7 @@ class ShardWriter:
         from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 
         self.finish()
-        # torch 2.13 stages a DTensor whose part begins inside a storage, as those that transformers
-        # reads on a CPU, as if it had a storage itself.
+        # torch 2.13 cannot stage a part that begins inside a storage, as of a file on a CPU.
         tensors = {
             name: one.clone() if hasattr(one, "_local_tensor") and one.storage_offset() else one
             for name, one in tensors.items()

@@ -270,7 +270,7 @@ def test_a_finished_run_without_stages_goes_on_with_a_second_one(place: Path) ->
     assert found.summary["train_loss_first"] == first.summary["train_loss_first"]
     kept = json.loads((first.folder / "stage-1-context-32" / "summary.json").read_text())
     assert kept == first.summary
-    for given, message in ((stages, "add a stage to stages"), (stages[:1], "is of stage 2")):
+    for given, message in ((stages, "the last stage's steps=1"), (stages[:1], "is of stage 2")):
         with pytest.raises(UserError, match=message):  # nothing is left of these
             train(place, "one-stage", **own, stages=given, resume=first.folder)
 

@@ -62,9 +62,9 @@ def check_stages(settings: Settings, given: Collection[str]) -> None:
         try:
             task_of(own).check_step(own, ())
             shape = None if own.weights else check_layers(own.model, own.mask, own.context)
-            if shape is not None or own.weights is not None:
-                config = shape or starting_weights(str(own.weights), own.model)[0]
-                rope = rope or config.rope
+            if rope is None and (shape is not None or own.weights is not None):
+                rope = (shape or starting_weights(str(own.weights), own.model)[0]).rope
+            if rope is not None:
                 rope = rope.scaled(own.model.rope, own.model.rope_factor, own.context)
             learned = shape is not None and shape.positions == "learned"
             if learned and own.context > reach > 0 and not own.model.interpolate_positions:
@@ -102,14 +102,10 @@ def trainings(
         saved = read_checkpoint(start, mmap=True)
         number, step = saved["flashtrain"].get("stage", 0), check_resumable(saved, start)
         if number >= len(stages):
-            raise UserError(
-                f"{start} is of stage {number + 1}, and stages has {len(stages)} entries: expected "
-                "those of its run, and any that follow them."
-            )
+            raise UserError(f"{start} is of stage {number + 1}: stages has {len(stages)} entries.")
         again, left = stages[number], stages[number:]
         if step >= again.steps and len(left) > 1:
-            # Of a run of a single stage the row is the run's; it is read first, since the first
-            # rank writes the stage's and then replaces it.
+            # Of a single stage it is the run's, which the first rank replaces afterwards.
             row, place = read_summary(start.parent.parent), folder / again.folder
             if row.get("status") == FINISHED and not read_summary(place):
                 run_folder.write_summary(place, row)
@@ -122,7 +118,7 @@ def trainings(
             own = own.having(weights=str(start))
         prepared = task.prepare(own, hardware)
         module = cast(Any, prepared.task)
-        module.model.seed = settings.seed  # an adapter's random base stays the same
+        module.model.seed = settings.seed  # the base of adapters stays the same
         if start is not None and not ours and stage is not again:
             saved = read_checkpoint(start, mmap=not start.is_dir(), checked=True)
             module.model.start_from(weights_in(saved, start))

@@ -100,10 +100,9 @@ def _answers(
 
 
 def _identity(trained: TrainedModel) -> str:
-    """A hash of the weights that are trained and of all settings that decide what they compute, as
-    they are in the checkpoint's stage: two checkpoints of one place and step may differ."""
-    used = Ruler().uses(trained.settings)
-    found = [reduce(getattr, name.split("."), trained.settings) for name in used]
+    """A hash of the trained weights, and of the settings in the checkpoint's stage."""
+    of_stage, used = trained.settings, Ruler().uses(trained.settings)
+    found = [reduce(getattr, name.split("."), of_stage) for name in used]
     digest = hashlib.sha256(repr(found).encode())
     for name, one in trained.model.state_dict().items():
         digest.update(name.encode())
@@ -112,8 +111,7 @@ def _identity(trained: TrainedModel) -> str:
 
 
 def _unfinished(parent: Path, command: str, what: Row, places: int) -> tuple[Path, list[Row]]:
-    """The folder and rows that this command has not finished on the same model (`what`); a new
-    folder, if there are none."""
+    """The folder and rows that this command has begun with the same model; else a new folder."""
     for path in parent.glob(f"ruler*/{RESULT}"):
         found = read_result(path)
         same = found.command == command and all(what.items() <= row.items() for row in found.rows)
