@@ -245,7 +245,7 @@ class TextDataModule(ResumableDataModule):
         if wanted not in self._splits:  # only once: splitting may log a line
             split = self.cache.split(fraction=self.validation_fraction, context=context)
             if self.length_weights:
-                training = split.training.repeated(self.length_weights, self.seed)
+                training = split.training.repeated(self.length_weights, self.seed, self.context)
                 split = split._replace(training=training)
             self._splits[wanted] = split
         return self._splits[wanted]

@@ -101,9 +101,9 @@ class MixedSpans(NamedTuple):
         """The number of tokens of all parts."""
         return sum(spans.tokens for spans in self.parts if spans is not None)
 
-    def repeated(self, weights: LengthWeights, seed: int) -> MixedSpans:
+    def repeated(self, weights: LengthWeights, seed: int, context: int = 0) -> MixedSpans:
         """Return the documents of each part as often as Spans.repeated does."""
-        return MixedSpans(tuple(own and own.repeated(weights, seed) for own in self.parts))
+        return MixedSpans(tuple(own and own.repeated(weights, seed, context) for own in self.parts))
 
 
 @dataclass(frozen=True)

@@ -62,13 +62,14 @@ class Spans(NamedTuple):
         """The number of tokens of all documents."""
         return int(self.lengths.sum())
 
-    def repeated(self, weights: LengthWeights, seed: int) -> Spans:
+    def repeated(self, weights: LengthWeights, seed: int, context: int = 0) -> Spans:
         """Return the documents as often as an epoch reads them, by their lengths (Fu et al. 2024,
         "Data Engineering for Scaling Language Models to 128K Context").
 
         A document has the weight of the longest limit that it reaches, else 1. With 2.5 it is read
         twice or three times, drawn by the seed and its place in the file alone; with 0 never. All
-        come once, then those that are read again: the copies of a document are far apart.
+        come once, then those that are read again: the copies of a document are far apart. Raises
+        UserError if the weights leave fewer than a sample's `context` + 1 tokens.
         """
         weight = np.ones(len(self.begins))
         for at_least, own in sorted(weights):
@@ -76,7 +77,15 @@ class Spans(NamedTuple):
         counts = np.floor(weight).astype(np.int64) + (uniform(seed, self.begins) < weight % 1)
         rounds = [np.flatnonzero(counts > done) for done in range(counts.max(initial=0))]
         order = np.concatenate([np.arange(0), *rounds])
-        return Spans(self.begins[order], self.ends[order])
+        made = Spans(self.begins[order], self.ends[order])
+        if made.tokens <= context < self.tokens:
+            given = ", ".join("{{at_least:{},weight:{:g}}}".format(*one) for one in weights)
+            raise UserError(
+                f"data.length_weights=[{given}] leave {made.tokens:,} of {self.tokens:,} tokens to "
+                f"train on: expected at least {context + 1:,}. Documents have "
+                f"{self.lengths.min():,} to {self.lengths.max():,} tokens."
+            )
+        return made
 
 
 class Split(NamedTuple):
@@ -194,6 +203,12 @@ class PackedSamples(Dataset[Batch]):
     whole: bool = False
 
     def __post_init__(self, spans: Spans) -> None:
+        self.tokens = spans.tokens
+        if self.tokens < (2 if self.whole else self.context + 1):
+            raise UserError(
+                f"{self.tokens:,} tokens are fewer than the {self.context + 1:,} of one sample "
+                f"with context={self.context}. Use a shorter context, or more text."
+            )
         # Where each document ends in the stream.
         self._ends = spans.lengths.cumsum()
         # Documents that are neighbors in the file form a run, which is read at
@@ -203,12 +218,6 @@ class PackedSamples(Dataset[Batch]):
         self._run_begins = spans.begins[first]
         self._run_stream_ends = self._ends[last]
         self._run_stream_begins = np.concatenate([[0], self._run_stream_ends[:-1]])
-        self.tokens = int(self._ends[-1]) if len(self._ends) else 0
-        if self.tokens < (2 if self.whole else self.context + 1):
-            raise UserError(
-                f"{self.tokens:,} tokens are fewer than the {self.context + 1:,} of one sample "
-                f"with context={self.context}. Use a shorter context, or more text."
-            )
 
     def __len__(self) -> int:
         """The number of samples in an epoch."""

@@ -146,7 +146,8 @@ def attention(
     # One row sees all keys, for which a CPU has something faster.
     if seen is not None and plain and (batch > 1 or query.is_cuda):
         q, k, v = (one.transpose(1, 2) for one in (query, key, value))
-        found = flash_attn_with_kvcache(q, k, v, cache_seqlens=seen, softcap=softcap or 0.0, **how)
+        how["cache_seqlens"] = seen.clamp(max=k.shape[1])
+        found = flash_attn_with_kvcache(q, k, v, softcap=softcap or 0.0, **how)
         return _narrow(cast(Tensor, found), width), None
     if seen is not None and batch > 1:
         raise UserError(f"{type(module).__name__} makes its own mask: generate after one prompt.")

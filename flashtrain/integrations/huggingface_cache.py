@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -23,12 +24,21 @@ class _Layer(LayerCache, DynamicLayer):
         found = self.append(k.transpose(1, 2), v.transpose(1, 2))
         return tuple(one.transpose(1, 2) for one in found)
 
+    @property
+    def is_sliding(self) -> bool:  # type: ignore[override]
+        return self.room < self.context
+
     def get_seq_length(self) -> int:
         return self.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        before = min(self.length, self.room - 1)
+        return before + query_length, self.length - before
 
 
 class HuggingFaceCache(KeyValueCache, Cache):
     """A KeyValueCache that a transformers model takes as past_key_values."""
 
-    def __init__(self, layers: int, tokens: int) -> None:
-        Cache.__init__(self, layers=[_Layer(tokens) for _ in range(layers)])
+    def __init__(self, layers: Iterable[Any], tokens: int) -> None:
+        windows = [getattr(one.mixer, "window", None) for one in layers]
+        Cache.__init__(self, layers=[_Layer(tokens, window) for window in windows])

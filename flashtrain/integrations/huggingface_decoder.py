@@ -38,7 +38,7 @@ from flashtrain.integrations.huggingface_loss import balance_of, head_of
 from flashtrain.integrations.huggingface_mixers import serve_mixers, served, using
 from flashtrain.integrations.huggingface_specs import HuggingFaceShape, flops_per_token, shape_of
 from flashtrain.models.activation_checkpointing import MemorySavings
-from flashtrain.models.key_value_cache import token_bytes
+from flashtrain.models.key_value_cache import cache_bytes
 from flashtrain.models.mixer import DECAYS
 from flashtrain.models.sharded_sequence import next_positions, sharded_sequence
 from flashtrain.models.trainable import Trainable
@@ -94,7 +94,7 @@ class HuggingFaceDecoder(Trainable):
         self.blocks = decoder_layers(module)
         self.layers = [Layer(block) for block in self.blocks]
         self.head = head_of(module)
-        self.start: dict[str, Tensor] = {}  # weights that adapters get in place of random ones
+        self.start: dict[str, Tensor] = {}  # weights of the adapters or, without, of all
         self.mixes = served(type(module))
         if self.mixes:
             serve_mixers(type(module))
@@ -191,12 +191,16 @@ class HuggingFaceDecoder(Trainable):
         # Earlier draws differ with the number of devices; here the weights
         # depend on the seed alone.
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(torch.initial_seed())
+            torch.manual_seed(torch.initial_seed() if self.seed is None else self.seed)
             self._materialise(device)
 
     def _materialise(self, device: torch.device) -> None:
         # The weights may not fit on the device before they are quantized.
         place = device if self.quantize is None else torch.device("cpu")
+        if self.start and not self.adapters:
+            self._assign(self.start, device)
+            self.start = {}
+            return
         with self._without_adapters():
             if self.origin is None:
                 folders.random_weights(self.module, self.blocks, place)
@@ -248,12 +252,14 @@ class HuggingFaceDecoder(Trainable):
         arguments: see Decoder.forward."""
         options = {} if positions is None else {"position_ids": self._positions(tokens, positions)}
         rows = self._rows(options.get("position_ids"))
+        # Of a number Gemma 4 makes a slice of the masks.
+        sliced = last_only and getattr(self.config, "num_kv_shared_layers", False)
         with using(rows), using(getattr(cache, "seen", None), SEEN):
             return self.module(
                 input_ids=tokens,
                 past_key_values=cache,
                 use_cache=cache is not None,
-                logits_to_keep=int(last_only),
+                logits_to_keep=tokens.new_tensor([-1]) if sliced else int(last_only),
                 **options,
             ).logits
 
@@ -327,7 +333,7 @@ class HuggingFaceDecoder(Trainable):
 
     @property
     def decodes_rows(self) -> bool:  # type: ignore[override]
-        ours = self.config._attn_implementation == NAME and bool(token_bytes(self.shape.layers))
+        ours = self.config._attn_implementation == NAME and bool(cache_bytes(self.shape.layers))
         # Llama 4's scales queries by the cache's length, which is the longest row's.
         by_length = getattr(self.config, "attn_temperature_tuning", False)
         return ours and not by_length and not any(map(scales_with_length, self.module.modules()))
@@ -336,7 +342,7 @@ class HuggingFaceDecoder(Trainable):
         if tokens is not None and self.decodes_rows:
             from flashtrain.integrations.huggingface_cache import HuggingFaceCache
 
-            return HuggingFaceCache(len(self.blocks), tokens)
+            return HuggingFaceCache(self.shape.layers, tokens)
         from transformers import DynamicCache
 
         return DynamicCache(config=self.module.config)
@@ -394,6 +400,12 @@ class HuggingFaceDecoder(Trainable):
         self.module._hf_peft_config_loaded = True
         folders.save_folder(self.module, folder, None)
 
+    def start_from(self, weights: Mapping[str, Tensor]) -> None:
+        # Each rank reads its shards of the others, and quantizes them where the first stage does.
+        if self.keeps_part:
+            check_adapter(self, weights, "the checkpoint")
+        self.start = dict(weights)
+
     def fill(self, weights: Mapping[str, Tensor]) -> None:
         """Load a checkpoint's weights (CPU tensors); frozen weights that it lacks
         are read from `origin`."""
@@ -403,10 +415,13 @@ class HuggingFaceDecoder(Trainable):
             self.materialise(cpu)
             self.load_state_dict(weights, strict=False)
             return
-        self.load_state_dict(weights, assign=True)
+        self._assign(weights, cpu)
+
+    def _assign(self, weights: Mapping[str, Tensor], device: torch.device) -> None:
+        self.load_state_dict(folders.shards_of(self.module, weights, device), assign=True)
         # But for two that differ, of older runs.
         self.module.tie_weights(missing_keys=set(), recompute_mapping=False)
-        folders.fill_buffers(self.module, cpu)
+        folders.fill_buffers(self.module, device)
 
 
 def _size_in_4_bits(adapted: tuple[str, Any]) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -214,6 +214,12 @@ def random_weights(model: Any, layers: Iterable[nn.Module], device: torch.device
                     if id(module) not in done:
                         owner[module]._init_weights(module)
                         done.add(id(module))
+
+
+def shards_of(model: Any, weights: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Return these weights on `device`; of the model's sharded parameters this device's shards."""
+    own = dict(model.named_parameters(remove_duplicate=False))
+    return {name: _part(one.to(device), own.get(name, one)) for name, one in weights.items()}
 
 
 @contextmanager

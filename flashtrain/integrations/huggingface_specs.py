@@ -229,10 +229,14 @@ def mixer_of(config: Any, kind: str, layer: nn.Module, *, rotary: bool) -> Mixer
     normed = any("norm" in name and name.startswith(("q", "k")) for name in named)
     # Of multi-head latent attention (DeepSeek), with values of another.
     latent = getattr(config, "qk_head_dim", None)
+    head_dim = latent or getattr(config, "head_dim", None) or config.hidden_size // heads
+    # MiMo-V2's windowed layers have twice as many as its configuration says.
+    keys = [one for name, one in layer.named_modules() if name.endswith("attn.k_proj")]
+    made = 0 if latent else getattr(keys[0], "out_features", 0) // head_dim if keys else 0
     attention = AttentionSpec(
         heads,
-        getattr(config, "num_key_value_heads", None) or heads,
-        latent or getattr(config, "head_dim", None) or config.hidden_size // heads,
+        made or getattr(config, "num_key_value_heads", None) or heads,
+        head_dim,
         value_dim=config.v_head_dim if latent else None,
         rotary=rotary,
         rotated_alone={"q_proj", "k_proj"} <= named and not normed,

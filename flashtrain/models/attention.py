@@ -143,8 +143,9 @@ class Attention(nn.Module):
             out = sequence.attention(q, k, v, **options._asdict())
         # One row sees all keys, for which a CPU has something faster.
         elif cache is not None and cache.seen is not None and (x.shape[0] > 1 or x.is_cuda):
+            seen = cache.seen.clamp(max=k.shape[1])
             found = flash_attn_with_kvcache(
-                q, k, v, cache_seqlens=cache.seen, softmax_scale=self.scale, window_size=window
+                q, k, v, cache_seqlens=seen, softmax_scale=self.scale, window_size=window
             )
             out = cast(Tensor, found)
         elif lengths is not None:

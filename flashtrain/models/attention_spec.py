@@ -65,7 +65,7 @@ class AttentionSpec:
         )
 
     def new_cache(self, tokens: int) -> LayerCache:
-        return LayerCache(tokens)
+        return LayerCache(tokens, self.window)
 
     @property
     def cache_width(self) -> int | None:

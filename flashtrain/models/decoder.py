@@ -22,7 +22,7 @@ from flashtrain.errors import one_of
 from flashtrain.models.attention_functions import AnyMask
 from flashtrain.models.block import INITIAL_STD, Block, make_blocks, norm_of, start_normal
 from flashtrain.models.decoder_config import DecoderConfig
-from flashtrain.models.key_value_cache import KeyValueCache, token_bytes
+from flashtrain.models.key_value_cache import KeyValueCache, cache_bytes
 from flashtrain.models.layer_masks import layer_masks
 from flashtrain.models.positions import LearnedPositions, RotaryPositions, check_learned
 from flashtrain.models.sharded_sequence import next_positions
@@ -58,7 +58,7 @@ class Decoder(Trainable):
         self.residual = residual
         self.config = config
         self.attention = attention
-        self.decodes_rows = attention == "flash" and bool(token_bytes(config.layers))
+        self.decodes_rows = attention == "flash" and bool(cache_bytes(config.layers))
         self.token_embedding = nn.Embedding(config.vocab_rows, config.embed)
         learned = config.positions == "learned"
         self.position_embedding = (

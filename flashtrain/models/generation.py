@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flashtrain.errors import UserError, at_least, between
-from flashtrain.models.key_value_cache import token_bytes
+from flashtrain.models.key_value_cache import cache_bytes
 from flashtrain.models.trainable import Trainable
 from flashtrain_kernels import Mask
 from flashtrain_kernels.environment import autocast_dtype
@@ -27,7 +27,8 @@ MAX_TEMPERATURE = 1e6  # all tokens are equally likely at much lower ones
 MIN_TEMPERATURE = 1e-30
 PIECE = 8192  # tokens of a prompt that are read at a time; it bounds the memory of activations
 ROWS = 64  # the largest number of rows that decode together
-CPU_TOKENS = 65_536  # of all rows that decode together on a CPU, where no free memory is known
+# Of all rows, on a CPU, where no free memory is known, and of rows that are read at once.
+TOKENS = 65_536
 SHARE = 0.8  # of a GPU's free memory, that caches may take; the rest is for activations
 
 
@@ -45,9 +46,9 @@ def generate(
     """Generate up to max_new_tokens tokens after each prompt.
 
     Each prompt is read by itself, PIECE tokens at a time; then up to ROWS of them decode together
-    by flash_attn_with_kvcache, as many as a GPU's memory holds. Rows are generated one by one with
-    a `mask`, or if the model has states, chunked attention, heads too wide for our kernels, other
-    attention than ours, or rotary frequencies that depend on the length.
+    by flash_attn_with_kvcache, as many as a GPU's memory holds. Only prompts of equal length are
+    read and decode together under a `mask`, or if the model has states, chunked attention, too wide
+    heads, other attention than ours, or rotary frequencies that depend on the length.
 
     A model sees at most its context. Of a longer prompt it reads the last `context` tokens. When
     the context is full, generation goes on with the last context // 2 tokens alone, which are read
@@ -89,7 +90,7 @@ def generate(
     given: Any = () if end_of_text is None else end_of_text
     ends = [given] if isinstance(given, int) else [int(one) for one in given]
     together = mask is None and model.decodes_rows
-    each, room = token_bytes(shape.layers, dtype) or 0, _free_bytes(device)
+    room = _free_bytes(device)
     waiting = sorted(range(len(texts)), key=lambda row: len(texts[row]))
     was_training = model.training
     model.eval()
@@ -97,17 +98,21 @@ def generate(
         # Compiled code would not see how long each row is.
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             while waiting:
-                needed = len(texts[waiting[-1]]) + max_new_tokens  # of the longest
+                lengths = [len(texts[row]) for row in waiting]
+                needed = lengths[-1] + max_new_tokens  # of the longest
                 # A context of a million would take tens of GiB for a few words.
                 size = min(context, needed)
-                if together and each * size > room:
+                each = cache_bytes(shape.layers, size, dtype) or 1
+                if together and each > room:
                     raise UserError(
-                        f"a cache of {size:,} tokens takes {each * size:,} bytes ({each:,} a token)"
-                        f": expected at most {room:,.0f}, {SHARE:.0%} of the free memory."
+                        f"a cache of {size:,} tokens takes {each:,} bytes: expected at most "
+                        f"{room:,.0f}, {SHARE:.0%} of the free memory."
                     )
-                most = ROWS if device.type == "cuda" else max(1, CPU_TOKENS // size)
-                fitting = min(most, room // (each * size)) if together and needed <= context else 1
-                group, waiting = waiting[-int(fitting) :], waiting[: -int(fitting)]
+                most = ROWS if device.type == "cuda" and together else max(1, TOKENS // size)
+                if not together or needed > context:
+                    most = 1 if together else min(most, lengths.count(lengths[-1]))
+                fitting = max(1, int(min(most, room // each)))
+                group, waiting = waiting[-fitting:], waiting[:-fitting]
                 seeds = [torch.Generator(device).manual_seed(_seed(seed, row)) for row in group]
                 draw = partial(_draw, seeds, temperature, top_k)
                 options = size, max_new_tokens, ends, mask, together, draw
@@ -173,7 +178,7 @@ def _write(
     together: bool,
     draw: Callable[[Tensor], list[int]],
 ) -> None:
-    """Append up to `new` tokens to each text; several texts fit into caches of `size` tokens."""
+    """Append up to `new` tokens to each text; several fit into caches of `size` tokens."""
     device, ended = next(model.parameters()).device, [False] * len(texts)
     cache: Any = None
     read, skipped = 0, 0  # tokens of the longest text: in the cache, and before those
@@ -190,11 +195,13 @@ def _write(
             at = [0 if ended[row] else len(text) - 1 - skipped for row, text in enumerate(texts)]
             last = torch.tensor([text[-1:] for text in texts], device=device)
             parts = [model(last, positions=cache.decode(at, device), **options)]
+        if not together:  # rows that ended go on, so that all stay equally long
+            rows = [text + text[-1:] * (longest - len(text)) for text in texts]
+            unread = torch.tensor([row[skipped + read :] for row in rows], device=device)
+            parts = [model(unread, **options)]
         for row, text in enumerate(() if parts else texts):
-            if together:
-                cache.start_row(row, len(texts))
-            unread = torch.tensor([text[skipped + read :]], device=device)
-            pieces = unread.split(PIECE if together else unread.shape[1], dim=1)
+            cache.start_row(row, len(texts))
+            pieces = torch.tensor([text[skipped + read :]], device=device).split(PIECE, dim=1)
             parts.append([model(piece, **options) for piece in pieces][-1])
         read = longest - skipped
         for row, token in enumerate(draw(torch.cat(parts)[:, 0])):

@@ -15,10 +15,15 @@ from flashtrain.errors import UserError
 
 
 class LayerCache:
-    """The keys and values of one layer; the first append allocates memory for `context` tokens."""
+    """The keys and values of one layer; the first append allocates memory for `context` tokens.
 
-    def __init__(self, context: int) -> None:
+    With a window, rows that are read one by one (KeyValueCache.start_row) have memory for its
+    tokens alone: token n is in place n % window.
+    """
+
+    def __init__(self, context: int, window: int | None = None) -> None:
         self.context = context
+        self.window = window  # the tokens that a token sees, itself included; None: all
         self.length = 0  # tokens that were read; of rows that are decoded together, the longest's
         self.rows: int | None = None  # that memory is allocated for; None: those of the first call
         self.row: int | None = None  # the only one that is read; None: all, which are equally long
@@ -27,6 +32,11 @@ class LayerCache:
         self.places: Any = None  # with `seen`: (rows, positions) of the new tokens
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
+
+    @property
+    def room(self) -> int:
+        """The tokens of a row that there is memory for."""
+        return min(self.context, self.window or self.context) if self.rows else self.context
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append the keys and values of new tokens; use it under torch.no_grad(), since it
@@ -37,7 +47,8 @@ class LayerCache:
             v: Values of the new tokens, (B, S, K, D).
 
         Returns:
-            The keys and the values so far, (B, length, K, D), views into the cache.
+            The keys and the values so far, (B, length, K, D), views into the cache. With a window
+            those that the new tokens see, the new ones last; while rows are decoded in any order.
 
         Raises:
             UserError: There are more tokens than the cache has room for.
@@ -50,15 +61,25 @@ class LayerCache:
             )
         if self.keys is None or self.values is None:
             rows = k.shape[0] if self.rows is None else self.rows
-            self.keys = k.new_empty(rows, self.context, *k.shape[2:])
-            self.values = v.new_empty(rows, self.context, *v.shape[2:])
+            self.keys = k.new_empty(rows, self.room, *k.shape[2:])
+            self.values = v.new_empty(rows, self.room, *v.shape[2:])
+        room = self.room
         if self.seen is not None:
-            self.keys[self.places], self.values[self.places] = k[:, 0], v[:, 0]
+            row, position = self.places
+            at = row, position if room == self.context else position % room
+            self.keys[at], self.values[at] = k[:, 0], v[:, 0]
             return self.keys[:, :end], self.values[:, :end]
         own = slice(None) if self.row is None else slice(self.row, self.row + 1)
-        self.keys[own, start:end], self.values[own, start:end] = k, v
         self.length = end
-        return self.keys[own, :end], self.values[own, :end]
+        if room == self.context:
+            self.keys[own, start:end], self.values[own, start:end] = k, v
+            return self.keys[own, :end], self.values[own, :end]
+        places = torch.arange(max(0, start - room + 1), end, device=k.device) % room
+        earlier, last = places[: -k.shape[1]], places[-room:]
+        k = torch.cat([self.keys[own, earlier], k], 1)
+        v = torch.cat([self.values[own, earlier], v], 1)
+        self.keys[own, last], self.values[own, last] = k[:, -len(last) :], v[:, -len(last) :]
+        return k, v
 
 
 class KeyValueCache:
@@ -99,8 +120,15 @@ class KeyValueCache:
         return positions[:, None]
 
 
-def token_bytes(layers: Iterable[Any], dtype: torch.dtype = torch.bfloat16) -> int | None:
-    """Return the bytes of one token's keys and values in the caches of all layers (LayerSpecs);
-    None where rows of unequal lengths cannot decode together, so that the caches are others."""
-    widths: list[Any] = [getattr(layer.mixer, "cache_width", None) for layer in layers]
-    return None if None in widths else dtype.itemsize * sum(widths)
+def cache_bytes(
+    layers: Iterable[Any], tokens: int = 1, dtype: torch.dtype = torch.bfloat16
+) -> int | None:
+    """Return the bytes of the keys and values of a row of `tokens` tokens in the caches of all
+    layers (LayerSpecs), of whose windows only the last tokens are kept; None where rows of unequal
+    lengths cannot decode together, so that the caches are others."""
+    total = 0
+    for mixer in (layer.mixer for layer in layers):
+        if (width := getattr(mixer, "cache_width", None)) is None:
+            return None
+        total += width * min(tokens, mixer.window or tokens)
+    return dtype.itemsize * total

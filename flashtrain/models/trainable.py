@@ -76,6 +76,7 @@ class Trainable(nn.Module):
     generates: bool = False
     # Whether rows of unequal lengths decode together, in a KeyValueCache of LayerCaches.
     decodes_rows: bool = False
+    seed: int | None = None  # of random weights; None: torch's
     residual: str = "weights"  # dtype of the residual stream under autocast: see Decoder
     savings = MemorySavings()  # of the latest save_memory
 
@@ -207,6 +208,10 @@ class Trainable(nn.Module):
         """Load a checkpoint's weights (CPU tensors); RuntimeError or UserError
         where they do not fit."""
         self.load_state_dict(weights)
+
+    def start_from(self, weights: Mapping[str, Tensor]) -> None:
+        """Have these weights (CPU tensors) once it has materialised."""
+        self.fill(weights)
 
     def save(self, folder: Path) -> str | None:
         """Export the model for other programs; return in words how to load the export

@@ -89,9 +89,10 @@ def checkpoint_to_resume(
     # its summary is not FINISHED: it resumes, and makes its summary.
     finished = read_summary(checkpoint.parent.parent).get("status") == FINISHED
     if made > steps or (made == steps and finished):
+        name = "the last stage's steps" if "stage" in description else "trainer.steps"
         raise UserError(
-            f"{checkpoint} is of step {made:,}, and trainer.steps={steps}: nothing is left to "
-            f"train. Set trainer.steps= above {made}, or start a new run without resume=."
+            f"{checkpoint} is of step {made:,}, and {name}={steps}: nothing is left to train. "
+            f"Set {name} above {made}, or start a new run without resume=."
         )
     longer = ", which had finished" if finished else ""
     say(f"resuming from {checkpoint}{longer}, at step {made:,} of {steps:,}")

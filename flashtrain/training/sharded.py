@@ -209,6 +209,11 @@ class ShardWriter:
         from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 
         self.finish()
+        # torch 2.13 cannot stage a part that begins inside a storage, as of a file on a CPU.
+        tensors = {
+            name: one.clone() if hasattr(one, "_local_tensor") and one.storage_offset() else one
+            for name, one in tensors.items()
+        }
         on_gpu = any(tensor.is_cuda for tensor in tensors.values())
         if self._stager is None:
             # Used by the public DefaultStager, which torch 2.11 closes too early: its second

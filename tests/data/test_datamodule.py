@@ -129,6 +129,14 @@ def test_runs_of_several_contexts_can_hold_out_the_same_documents(data):
     assert held_out(200, 16) == held_out(200)  # its own samples must fit all the same
 
 
+def test_length_weights_must_leave_a_sample(data):
+    found = data(["a" * 9, "b" * 99] * 4, context=32, length_weights=[(50, 0)])
+    with pytest.raises(UserError, match=r"data.length_weights=.* expected at least 33"):
+        found.setup()
+    whole = data(["a" * 9, "b" * 99] * 4, validation_fraction=1, length_weights=[(1, 0)])
+    whole.setup()  # nothing is trained on
+
+
 def test_long_documents_are_read_more_often_in_training_alone(data):
     texts = [letter * length for letter, length in zip("abcdefgh", [9, 99] * 4, strict=True)]
     plain, upsampled = (

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flashtrain.data.packing import PackedSamples, Spans
 from flashtrain.data.token_cache import MappedTokens, TokenFile
+from flashtrain.errors import UserError
 
 
 def packed(lengths, context, document_mask=False, kept=None):
@@ -92,6 +94,20 @@ def test_documents_are_repeated_by_their_lengths_and_the_copies_are_far_apart():
     assert tokens[:130] == [*range(90), *range(5, 25), *range(30, 50)]
     kept = spans.repeated([(1, 0), (20, 1)], seed=0)
     assert kept.lengths.tolist() == [20, 40, 20]
+
+
+@pytest.mark.parametrize(("context", "left"), [(0, 0), (10, 10)])
+def test_weights_that_leave_too_little_text_are_named_with_the_lengths_that_exist(context, left):
+    spans = Spans(np.array([0, 5]), np.array([5, 45]))
+    weights = [(1, left / 5), (20, 0)]
+    given = rf"\[{{at_least:1,weight:{left // 5}}}, {{at_least:20,weight:0}}\]"
+    with pytest.raises(UserError, match=f"{given} leave {left} of 45 .* 5 to 40 tokens"):
+        spans.repeated(weights, seed=0, context=context)
+
+
+def test_no_documents_are_no_samples():
+    with pytest.raises(UserError, match="0 tokens are fewer than the 6 of one sample"):
+        PackedSamples(np.arange(9), Spans(np.arange(0), np.arange(0)), 5)
 
 
 def test_a_fraction_is_drawn_by_the_seed_and_the_documents_place_alone():

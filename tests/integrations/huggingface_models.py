@@ -82,12 +82,25 @@ LATER = {
     )
     if model._supports_attention_backend
 }
+# Layers with heads of their own kind, and layers that read the keys of others.
+OTHER_LAYERS = {
+    "mimo": _like_llama(
+        "mimo_v2_flash", **_ALTERNATING, num_key_value_heads=1, head_dim=8, v_head_dim=4,
+        moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2,
+    ),
+    "gemma4": _like_llama(
+        "gemma4_text", num_hidden_layers=4, num_kv_shared_layers=2, sliding_window=5,
+        layer_types=["sliding_attention", "full_attention"] * 2, head_dim=8, global_head_dim=16,
+        hidden_size_per_layer_input=8, vocab_size_per_layer_input=VOCABULARY,
+    ),
+}  # fmt: skip
 _ENDS = dict.fromkeys(("eos_token_id", "cls_token_id", "sep_token_id"), 1)
 BIDIRECTIONAL = {
     "bert": _of_two_heads("bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
     "modernbert": _of_two_heads("modernbert", **{**_LOCAL, **_ENDS}),
 }
 KINDS = {**DECODERS, **LATER, **BIDIRECTIONAL}
+ALL = {**KINDS, **OTHER_LAYERS}
 
 
 def build(
@@ -101,7 +114,7 @@ def build(
         if kind in BIDIRECTIONAL
         else transformers.AutoModelForCausalLM
     )
-    model = auto.from_config(KINDS[kind](**changes), attn_implementation=implementation).to(
+    model = auto.from_config(ALL[kind](**changes), attn_implementation=implementation).to(
         torch.float64
     )
     for parameter in model.parameters():

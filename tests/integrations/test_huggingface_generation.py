@@ -13,12 +13,13 @@ from flashtrain.integrations.huggingface_cache import HuggingFaceCache
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.models import generation
 from flashtrain.models.generation import generate
-from flashtrain.models.key_value_cache import token_bytes
+from flashtrain.models.key_value_cache import cache_bytes
 
 # Around the window of 5 tokens that the tiny models have.
 LENGTHS = (9, 1, 13, 2)
 PROMPTS = [tiny.tokens(1, length, seed=length)[0].tolist() for length in LENGTHS]
 TOGETHER = ["gpt2", "llama", "qwen2", "qwen3", "gemma2", "gemma3", "gpt_oss", "mistral"]
+TOGETHER += tiny.OTHER_LAYERS
 DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}}
 
 
@@ -68,6 +69,36 @@ def test_a_model_without_our_attention_is_generated_one_by_one() -> None:
     assert generate(HuggingFaceDecoder(eager), PROMPTS, 12, temperature=0) == wanted
 
 
+@pytest.mark.parametrize("kind", ["eager", "states", "chunks"])
+def test_rows_of_equal_length_are_read_at_once_where_others_are_not(kind: str, monkeypatch) -> None:
+    if kind == "states":
+        model, eager = decoder("lfm2", torch.float32), hybrid("lfm2", torch.float32, "eager").eval()
+    else:
+        ours, eager = tiny.pair("qwen2" if kind == "eager" else "llama4_text")
+        model = HuggingFaceDecoder(eager if kind == "eager" else ours)
+    prompts = [*tiny.tokens(3, 7).tolist(), *tiny.tokens(2, 9).tolist()]
+    wanted, rows = [by_transformers(eager, prompt) for prompt in prompts], []
+    forward = model.forward
+    monkeypatch.setattr(
+        model, "forward", lambda ids, **more: rows.append(len(ids)) or forward(ids, **more)
+    )
+    assert generate(model, prompts, 12, temperature=0) == wanted
+    assert rows == [2] * 12 + [3] * 12
+    # Each ends by itself, and the others go on.
+    ends = [wanted[0][7 + 3], wanted[1][7 + 1]]
+    found = generate(model, prompts[:3], 12, temperature=0, end_of_text=ends)
+    for text, whole in zip(found, wanted[:3], strict=True):
+        counts = [place + 1 for place, token in enumerate(whole[7:]) if token in ends]
+        assert text == whole[: 7 + min(counts, default=12)]
+
+
+def test_the_cache_has_as_many_heads_as_the_layers_that_write_to_it() -> None:
+    model = HuggingFaceDecoder(tiny.pair("mimo")[0])
+    written = [one.self_attn.k_proj.out_features // 8 for one in model.module.model.layers]
+    assert written == [2, 1]  # its windowed layers have twice as many
+    assert [one.mixer.kv_heads for one in model.shape.layers] == written
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "qwen2", "gemma3", "gpt_oss"])
 def test_logits_of_rows_that_decode_together_are_those_of_the_rows_read_whole(kind: str) -> None:
     ours, eager = tiny.pair(kind)
@@ -95,4 +126,5 @@ def test_the_cache_has_the_bytes_that_were_planned_and_the_dtype_of_attention() 
         model(torch.tensor([PROMPTS[0]]), cache=cache)
     held = [one for layer in cache.layers for one in (layer.keys, layer.values)]
     assert {one.dtype for one in held} == {torch.bfloat16}
-    assert sum(one.nbytes for one in held) == 3 * 20 * token_bytes(model.shape.layers)
+    assert sum(one.nbytes for one in held) == 3 * cache_bytes(model.shape.layers, 20)
+    assert [one.keys.shape[1] for one in cache.layers] == [5, 20]  # its window is 5 tokens

@@ -6,7 +6,7 @@ import torch
 from flashtrain.errors import UserError
 from flashtrain.models import Decoder, DecoderConfig, generation
 from flashtrain.models.generation import _seed, generate
-from flashtrain.models.key_value_cache import token_bytes
+from flashtrain.models.key_value_cache import cache_bytes
 from flashtrain_kernels import masks
 
 CONTEXT = 12
@@ -206,9 +206,12 @@ def test_a_text_that_passes_the_context_leaves_the_others_as_they_are(longer):
 
 @pytest.mark.parametrize(("tokens", "groups"), [(70, [2, 2, 1]), (35, [1] * 5), (1000, [5])])
 def test_as_many_rows_decode_together_as_their_caches_fit(longer, monkeypatch, tokens, groups):
-    each, started = token_bytes(longer.config.layers, torch.float64), []
+    def planned(tokens: int) -> int:
+        return cache_bytes(longer.config.layers, tokens, torch.float64)
+
+    free, started = tokens / 35 * planned(35), []  # the longest text has 35 in the end
     wanted = generate(longer, UNEQUAL, 15, temperature=0)
-    monkeypatch.setattr(generation, "_free_bytes", lambda device: tokens * each)
+    monkeypatch.setattr(generation, "_free_bytes", lambda device: free)
     make = longer.new_cache
     monkeypatch.setattr(
         longer, "new_cache", lambda size: started.append(cache := make(size)) or cache
@@ -217,13 +220,16 @@ def test_as_many_rows_decode_together_as_their_caches_fit(longer, monkeypatch, t
     assert [cache.layers[0].keys.shape[0] for cache in started] == groups
     for cache, rows in zip(started, groups, strict=True):
         held = sum(one.keys.nbytes + one.values.nbytes for one in cache.layers)
-        assert held == rows * cache.layers[0].context * each <= tokens * each
+        assert held == rows * planned(cache.layers[0].context) <= free
+        for layer, spec in zip(cache.layers, longer.config.layers, strict=True):
+            window = spec.mixer.window or layer.context
+            assert layer.keys.shape[1] == min(window, layer.context)
 
 
 def test_a_cache_that_does_not_fit_is_refused_with_its_bytes(longer, monkeypatch):
-    each = token_bytes(longer.config.layers, torch.float64)
-    monkeypatch.setattr(generation, "_free_bytes", lambda device: 34 * each)
-    message = rf"35 tokens takes {35 * each:,} bytes \({each:,} a token\).*at most {34 * each:,}"
+    needed = cache_bytes(longer.config.layers, 35, torch.float64)
+    monkeypatch.setattr(generation, "_free_bytes", lambda device: needed - 1)
+    message = f"35 tokens takes {needed:,} bytes: expected at most {needed - 1:,}"
     with pytest.raises(UserError, match=message):
         generate(longer, UNEQUAL, 15)
 
@@ -239,3 +245,18 @@ def test_several_prompts_under_a_mask_get_what_each_gets_alone(longer):
             seen = masks.sliding_window(one.shape[1], (6, 0))
             one = torch.cat((one, longer(one, mask=seen)[:, -1:].argmax(-1)), 1)
         assert text == one[0].tolist()
+
+
+def test_rows_of_equal_length_are_read_at_once_under_a_mask(longer, monkeypatch):
+    def window(seqlen, device, **_):
+        return masks.sliding_window(seqlen, (6, 0), device=device)
+
+    prompts = torch.randint(0, 50, (3, 7), generator=torch.Generator().manual_seed(4))
+    alone = [generate(longer, one[None], 40, temperature=0, mask=window) for one in prompts]
+    calls, hidden = [], longer.hidden
+    monkeypatch.setattr(
+        longer, "hidden", lambda ids, **more: calls.append(len(ids)) or hidden(ids, **more)
+    )
+    together = generate(longer, prompts, 40, temperature=0, mask=window)
+    assert torch.equal(together, torch.cat(alone))  # past the context too
+    assert calls == [3] * 40

@@ -71,6 +71,10 @@ def test_stages_read_their_samples_in_different_orders(tmp_path: Path) -> None:
         (["stages=[{context:32},{context:48}]"], r"stages\[1\]: trainer.tokens_per_step=256"),
         (["stages=[{context:32},{context:64}]"], r"stages\[1\]: context=64 .* 32 learned"),
         (["model=llama", "stages=[{rope:spiral,rope_factor:2}]"], r"stages\[0\]: .*model.rope"),
+        (
+            ["model=llama", "stages=[{rope:linear,rope_factor:2},{rope:yarn,rope_factor:4}]"],
+            r"stages\[1\]: model.rope=yarn would scale positions twice: .* linear",
+        ),
         (["stages=[{schedule:sine}]"], r"stages\[0\]: .*sine"),
         (["stages=[{steps:2}]", "trainer.epochs=3"], "trainer.epochs=3"),
         (
@@ -97,6 +101,8 @@ def test_the_plan_has_memory_and_time_of_each_stage() -> None:
     for number, context in enumerate((32, 64, 128), 1):
         assert f"stage {number} of 3, context {context}:\nllama-demo: " in text
     assert text.count("\nmemory: ") == text.count("\ntime: ") == 3
+    assert text.count("nothing was started") == 1
+    assert text.endswith("nothing was started; leave out mode=plan to train.")
 
 
 def test_a_checkpoint_is_used_with_the_settings_of_its_own_stage(tmp_path: Path) -> None:
@@ -118,10 +124,18 @@ class Watch(pl.Callback):
         self.began: list[dict[str, torch.Tensor]] = []
         self.ended: list[dict[str, torch.Tensor]] = []
         self.moments: list[int] = []
+        self.frozen: list[list[torch.Tensor]] = []
+        self.unread: list[bool] = []
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if stage == "fit":
+            self.unread.append(all(one.is_meta for one in pl_module.parameters()))
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.began.append({k: v.clone() for k, v in pl_module.state_dict().items()})
         self.moments.append(sum(len(one.state) for one in trainer.optimizers))
+        frozen = [one for one in pl_module.parameters() if not one.requires_grad]
+        self.frozen.append([one.clone() for one in frozen])
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.ended.append({k: v.clone() for k, v in pl_module.state_dict().items()})
@@ -180,6 +194,7 @@ def run(place: Path) -> Any:
 @pytest.mark.integration
 def test_a_stage_starts_from_the_weights_of_the_one_before_and_its_optimizer_anew(run) -> None:
     watched = run[2]
+    assert watched["unread"] == [True] * 3  # each rank reads its own shards
     assert watched["moments"] == [0, 0, 0]
     for ended, began in zip(watched["ended"][:-1], watched["began"][1:], strict=True):
         assert [name for name in ended if not torch.equal(ended[name], began[name])] == []
@@ -242,6 +257,24 @@ def test_a_finished_run_goes_on_with_a_stage_more(run, place: Path) -> None:
     assert [name for name in before if not torch.equal(before[name], WATCH.began[0][name])] == []
 
 
+def test_a_finished_run_without_stages_goes_on_with_a_second_one(place: Path) -> None:
+    own = {"recipe": "gpt2", "model": "llama", "model.size": "demo", "data.split_context": 64}
+    own |= {"model.vocab_rows": None, "context": 32}
+    first = train(place, "one-stage", **own, **{"trainer.steps": 2})
+    weights = WATCH.ended[0]
+    stages = [{"steps": 2}, {"context": 64, "steps": 1, "rope": "yarn", "rope_factor": 2}]
+    found = train(place, "one-stage", **own, stages=stages, resume=first.folder)
+    assert len(WATCH.began) == 1
+    assert all(torch.equal(weights[name], WATCH.began[0][name]) for name in weights)
+    assert (found.folder, found.summary["steps"], found.summary["stages"]) == (first.folder, 3, 2)
+    assert found.summary["train_loss_first"] == first.summary["train_loss_first"]
+    kept = json.loads((first.folder / "stage-1-context-32" / "summary.json").read_text())
+    assert kept == first.summary
+    for given, message in ((stages, "the last stage's steps=1"), (stages[:1], "is of stage 2")):
+        with pytest.raises(UserError, match=message):  # nothing is left of these
+            train(place, "one-stage", **own, stages=given, resume=first.folder)
+
+
 @pytest.mark.integration
 def test_learned_positions_are_stretched_and_another_run_starts_from_the_last_stage(place) -> None:
     stages = [
@@ -278,3 +311,16 @@ def test_an_adapter_goes_on_through_the_stages_and_from_the_last_one(place: Path
     assert all(torch.equal(ended[-1][name], WATCH.began[0][name]) for name in began)
     going_on = flashtrain.load(staged.folder, hardware="cpu")
     assert going_on.settings.model.rope_factor == 2
+
+
+def test_the_random_base_of_an_adapter_stays_the_same_in_each_stage_and_use(place: Path) -> None:
+    sizes = {**SIZES, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 264}
+    own = {"recipe": "hf", "model.config": "llama", "model.options": sizes, "seed": 5, **ADAPTER}
+    stages = [{"context": 32, "steps": 1}, {"context": 64, "steps": 1}]
+    found = train(place, "random-base", **own, stages=stages)
+    torch.manual_seed(9)
+    loaded = flashtrain.load(found.folder, hardware="cpu").model
+    assert WATCH.unread == [True, True]
+    bases = [*WATCH.frozen, [one for one in loaded.parameters() if not one.requires_grad]]
+    assert len(bases) == 3
+    assert all(torch.equal(*pair) for one in bases for pair in zip(bases[0], one, strict=True))

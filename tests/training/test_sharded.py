@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from flashtrain.errors import UserError
 from flashtrain.training import sharded
@@ -73,6 +76,21 @@ def test_what_was_written_is_read_back(last) -> None:
     assert optimizer["param_groups"] == [{"lr": 0.5, "betas": (0.9, 0.95), "params": [0, 1]}]
     assert torch.equal(optimizer["state"][0]["exp_avg"], torch.full((3, 4), -7.0))
     assert AtomicCheckpointIO().load_checkpoint(last)["global_step"] == 7
+
+
+def test_a_part_that_begins_inside_a_storage_is_written_as_any_other(tmp_path) -> None:
+    # As transformers reads the second rank's shard of a file on a CPU.
+    whole = torch.arange(24.0).view(6, 4)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        saved = {"state_dict": {"weight": DTensor.from_local(whole[3:], mesh, [Shard(0)])}}
+        writer = sharded.ShardWriter()
+        writer.start(*sharded.split(saved), tmp_path / "last.ckpt", "1-0")
+        writer.finish()
+    finally:
+        dist.destroy_process_group()
+    assert torch.equal(read_checkpoint(tmp_path / "last.ckpt")["state_dict"]["weight"], whole[3:])
 
 
 def test_without_the_optimizers_their_shapes_are_known(last) -> None:

@@ -17,7 +17,7 @@ from flashtrain.tasks.attention_masks import attended_context
 from flashtrain.tasks.batching import Batching, fit_memory, memory_words
 from flashtrain.tasks.context_run import context_columns, plan_lines
 from flashtrain.tasks.decoders import make_model
-from flashtrain.tasks.plan_text import fit_lines, memory_plan, plan_text
+from flashtrain.tasks.plan_text import fit_lines, last_lines, memory_plan, plan_text
 from flashtrain.tasks.text_data import make_source, vocabulary_of
 from flashtrain.training.hardware import Hardware
 
@@ -31,7 +31,8 @@ def plan_language(settings: Settings, hardware: Hardware) -> str:
         from flashtrain.tasks.language.stages import stages_of
 
         texts = [(one.name, plan_language(one.settings, hardware)) for one in stages_of(settings)]
-        return "\n".join(f"{name}:\n{text}" for name, text in texts)
+        end = "\n".join(last_lines(settings, hardware))
+        return "".join(f"{name}:\n{text.removesuffix(end)}" for name, text in texts) + end
     vocab_size = vocabulary_of(settings.data)
     build_model: Callable[..., Trainable] = partial(
         make_model, settings.model, vocab_size=vocab_size, context=settings.context

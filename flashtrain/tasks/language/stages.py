@@ -27,6 +27,7 @@ from flashtrain.settings.settings import Settings
 from flashtrain.spec import StageContext, TrainingSetup, measured_words, task_of
 from flashtrain.tasks.decoders import check_layers
 from flashtrain.tasks.language.exports import take_export
+from flashtrain.tasks.language.starting_weights import starting_weights
 from flashtrain.tasks.stages import TrainingStage, changed_by, check_used_by_stages
 from flashtrain.training.checkpoints import LAST, check_resumable, read_checkpoint, weights_in
 from flashtrain.training.hardware import Hardware
@@ -55,12 +56,16 @@ def check_stages(settings: Settings, given: Collection[str]) -> None:
     check_used_by_stages("stages", settings.stages, given)
     if settings.trainer.epochs is not None:
         raise UserError(f"trainer.epochs={settings.trainer.epochs:g} with stages: set their steps.")
-    reach = 0  # learned positions that the stage before has
+    reach, rope = 0, None  # learned positions and rotary scaling that the stage before has
     for stage in stages_of(settings):
         own = stage.settings
         try:
             task_of(own).check_step(own, ())
             shape = None if own.weights else check_layers(own.model, own.mask, own.context)
+            if rope is None and (shape is not None or own.weights is not None):
+                rope = (shape or starting_weights(str(own.weights), own.model)[0]).rope
+            if rope is not None:
+                rope = rope.scaled(own.model.rope, own.model.rope_factor, own.context)
             learned = shape is not None and shape.positions == "learned"
             if learned and own.context > reach > 0 and not own.model.interpolate_positions:
                 raise UserError(
@@ -95,20 +100,28 @@ def trainings(
     left, again = stages, None  # the stages to train, and the one that resumes
     if (start := run_folder.last_checkpoint(settings, folder)) is not None:
         saved = read_checkpoint(start, mmap=True)
-        again, step = stages[saved["flashtrain"].get("stage", 0)], check_resumable(saved, start)
-        left = stages[again.number :]
-        # A stage that was ended in its last validation goes on there.
-        ended = read_summary(folder / again.folder).get("status") == FINISHED
-        if ended and step >= again.steps and len(left) > 1:
-            left, again = left[1:], None
+        number, step = saved["flashtrain"].get("stage", 0), check_resumable(saved, start)
+        if number >= len(stages):
+            raise UserError(f"{start} is of stage {number + 1}: stages has {len(stages)} entries.")
+        again, left = stages[number], stages[number:]
+        if step >= again.steps and len(left) > 1:
+            # Of a single stage it is the run's, which the first rank replaces afterwards.
+            row, place = read_summary(start.parent.parent), folder / again.folder
+            if row.get("status") == FINISHED and not read_summary(place):
+                run_folder.write_summary(place, row)
+            # A stage that was ended in its last validation goes on there.
+            if read_summary(place).get("status") == FINISHED:
+                left, again = left[1:], None
     for stage in left:
         own, ours = stage.begin(folder), stage.settings.model.name in FAMILIES
         if ours and start is not None:
             own = own.having(weights=str(start))
         prepared = task.prepare(own, hardware)
         module = cast(Any, prepared.task)
+        module.model.seed = settings.seed  # the base of adapters stays the same
         if start is not None and not ours and stage is not again:
-            module.model.fill(weights_in(read_checkpoint(start), start))
+            saved = read_checkpoint(start, mmap=not start.is_dir(), checked=True)
+            module.model.start_from(weights_in(saved, start))
         prepared.description["stage"] = module.description["stage"] = stage.number
         anew = "" if start is None or stage is again else ": optimizer and schedule begin anew"
         prepared.lines = [f"{stage.name}{anew}", *prepared.lines]

@@ -53,6 +53,7 @@ def load_trained(given: str, *, attention: str, settings: Settings | None = None
         vocab_size = tokenizer.vocab_size if sized else description["vocab_size"]
         of_run = replace(own.model, adapter_path=None)  # the checkpoint has the adapter
         model = make_model(of_run, vocab_size=vocab_size, context=own.context, attention=attention)
+        model.seed = own.seed  # an adapter's random base is in no checkpoint
     model.fill(state)
     if not requested.data.begin_of_text:
         tokenizer = without_begin(tokenizer)

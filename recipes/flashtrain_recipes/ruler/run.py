@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from flashtrain_recipes.ruler.figures import ruler_figure
 from flashtrain_recipes.ruler.haystack import read_haystack
 from flashtrain_recipes.ruler.prompts import encoder, make_prompt
 from flashtrain_recipes.ruler.scores import mean_rows, scored
+from flashtrain_recipes.ruler.spec import Ruler
 from flashtrain_recipes.ruler.tasks import TASKS, score
 from flashtrain_recipes.scored_command import scored_command
 
@@ -53,7 +54,8 @@ def evaluate_ruler(settings: Settings, hardware: Hardware) -> list[Row]:
     places = [(length, task) for length in lengths for task in tasks]
     own = settings.checkpoint is not None
     parent = trained.folder if own else Path(settings.output) / trained.folder.name
-    folder, rows = _unfinished(parent, command, trained.step, len(places))
+    what = {"step": trained.step, "identity": _identity(trained)}
+    folder, rows = _unfinished(parent, command, what, len(places))
     for length, task in places[len(rows) :]:
         began = time.monotonic()
         samples = options.samples if length <= 32_768 else options.samples_beyond_32k
@@ -61,7 +63,7 @@ def evaluate_ruler(settings: Settings, hardware: Hardware) -> list[Row]:
         made = [make(task, length=length, drawn=one) for one in drawn]
         prompts = [tokens for tokens, _ in made]
         answers = _answers(trained, hardware, prompts, TASKS[task][1], chat=chat)
-        row: Row = {"model": settings.named(settings.model.label), "step": trained.step}
+        row: Row = {"model": settings.named(settings.model.label), **what}
         row |= {"length": length, "task": task, "samples": samples}
         row["prompts"] = hashlib.sha256(repr(prompts).encode()).hexdigest()[:16]
         scores = []
@@ -97,11 +99,22 @@ def _answers(
     return [tokenizer.decode(one[len(at) :]) for one, at in zip(found, prompts, strict=True)]
 
 
-def _unfinished(parent: Path, command: str, step: int, places: int) -> tuple[Path, list[Row]]:
-    """The folder and rows that this command has not finished; a new folder, if there are none."""
+def _identity(trained: TrainedModel) -> str:
+    """A hash of the trained weights, and of the settings in the checkpoint's stage."""
+    of_stage, used = trained.settings, Ruler().uses(trained.settings)
+    found = [reduce(getattr, name.split("."), of_stage) for name in used]
+    digest = hashlib.sha256(repr(found).encode())
+    for name, one in trained.model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(one.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]
+
+
+def _unfinished(parent: Path, command: str, what: Row, places: int) -> tuple[Path, list[Row]]:
+    """The folder and rows that this command has begun with the same model; else a new folder."""
     for path in parent.glob(f"ruler*/{RESULT}"):
         found = read_result(path)
-        same = found.command == command and all(row["step"] == step for row in found.rows)
+        same = found.command == command and all(what.items() <= row.items() for row in found.rows)
         if same and len(found.rows) < places:
             say(f"{path} has {len(found.rows)} of {places} rows: it is gone on with")
             return path.parent, found.rows

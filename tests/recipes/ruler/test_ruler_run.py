@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tiny_runs import run_mode
 
 from flashtrain.command.compose import compose_settings
@@ -115,6 +116,33 @@ def test_a_model_that_repeats_its_prompt_gets_100_and_what_was_killed_goes_on(
     assert [(one["prompts"], one["scores"]) for one in anew] == [
         (one["prompts"], one["scores"]) for one in result.rows
     ]
+
+
+def change_weights(run: Path) -> list[str]:
+    for path in (run / "checkpoints").glob("*.ckpt"):
+        saved = torch.load(path)
+        next(iter(saved["state_dict"].values())).add_(1)
+        torch.save(saved, path)
+    return []
+
+
+@pytest.mark.parametrize(
+    "change", [change_weights, lambda run: ["attention=standard"]], ids=["weights", "setting"]
+)
+def test_what_another_model_has_begun_is_left_alone(
+    trained: Path, tmp_path: Path, text_folder: Path, monkeypatch: pytest.MonkeyPatch, change
+) -> None:
+    trained = shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("ruler"))
+    words = ("mode=ruler", f"checkpoint={trained}", f"ruler.path={text_folder}", *WORDS)
+    answered(monkeypatch, stop_after=4)
+    with pytest.raises(KeyboardInterrupt):
+        run_mode(*words)
+    asked = answered(monkeypatch)
+    assert run_mode(*words, *change(trained)) == 0
+    assert len(asked) == 6  # none is of the same step's other weights
+    rows = [read_result(trained / name / "result.json").rows for name in ("ruler", "ruler-2")]
+    assert [len(one) for one in rows] == [4, 8]
+    assert rows[0][0]["identity"] != rows[1][0]["identity"]
 
 
 @pytest.mark.integration
