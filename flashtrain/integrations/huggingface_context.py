@@ -25,6 +25,7 @@ from flashtrain.integrations.huggingface_document_search import (
     end_forward,
     found_once,
 )
+from flashtrain.integrations.huggingface_mixers import RUNNING
 from flashtrain.integrations.huggingface_specs import states_of
 from flashtrain.models.sharded_sequence import ShardedSequence, sharded_sequence
 
@@ -181,11 +182,12 @@ def _part_and_whole(
 def _check(model: nn.Module, sequence: ShardedSequence, given: dict[str, Any]) -> None:
     """Raise UserError for inputs that a shard of a sequence does not support."""
     if model not in _CHECKED:
-        if states := states_of(type(model), model.config):
+        if RUNNING.get() is None and (states := states_of(type(model), model.config)):
             raise UserError(
                 f"{type(model).__name__} mixes tokens by {states}, which is not supported "
-                "under context parallelism. Use a model of attention layers, or another "
-                "strategy (fsdp, ddp)."
+                "under context parallelism. Use a model of attention layers, "
+                "HuggingFaceDecoder for the hybrids that it serves, or another strategy (fsdp, "
+                "ddp)."
             )
         for module in model.modules():
             if (

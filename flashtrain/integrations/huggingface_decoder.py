@@ -27,7 +27,7 @@ from flashtrain.errors import UserError
 from flashtrain.integrations import huggingface_folder as folders
 from flashtrain.integrations.huggingface_adapter import check_adapter
 from flashtrain.integrations.huggingface_attention import NAME, SEEN
-from flashtrain.integrations.huggingface_context import scales_with_length
+from flashtrain.integrations.huggingface_context import scales_with_length, whole_of
 from flashtrain.integrations.huggingface_layers import (
     Layer,
     body_of,
@@ -250,7 +250,8 @@ class HuggingFaceDecoder(Trainable):
     ) -> Tensor:
         """Return logits (B, S, V) for the token after each of tokens (B, S); other
         arguments: see Decoder.forward."""
-        options = {} if positions is None else {"position_ids": self._positions(tokens, positions)}
+        numbered = positions is not None or (self.mixes and sharded_sequence() is not None)
+        options = {"position_ids": self._positions(tokens, positions)} if numbered else {}
         rows = self._rows(options.get("position_ids"))
         # Of a number Gemma 4 makes a slice of the masks.
         sliced = last_only and getattr(self.config, "num_kv_shared_layers", False)
@@ -266,9 +267,14 @@ class HuggingFaceDecoder(Trainable):
     def _rows(self, positions: Tensor | None) -> Rows | None:
         """Return the documents within which a hybrid's recurrences and convolutions compute; None
         for a model without them, or without positions."""
-        if self.mixes and positions is not None and not positions.is_meta:
+        if not self.mixes or positions is None or positions.is_meta:
+            return None
+        sequence = sharded_sequence()
+        if sequence is None:
             return Rows(positions)
-        return None
+        whole = whole_of(sequence, positions)
+        assert whole is not None  # they are not yet known to be 0, 1, ...
+        return sequence.rows(positions, whole)
 
     def _positions(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
         """Return positions (B, S) as the model numbers them, from self.first on (0 but in RoBERTa's

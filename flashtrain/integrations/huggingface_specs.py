@@ -47,8 +47,11 @@ class OtherSpec:
 
     kind: str  # its entry in the configuration's layer_types
 
-    crosses_devices: ClassVar[str | None] = None
     any_mask: ClassVar[bool] = False
+
+    @property
+    def crosses_devices(self) -> str | None:
+        return None
 
     def make(self, embed: int, **options: Any) -> Any:
         raise NotImplementedError(f"{self.kind}: transformers makes this mixer, not its spec")
@@ -78,6 +81,13 @@ class StateSpec(OtherSpec):
     inputs: int = 0
     inner: int = 0  # width of the recurrence's result
     beside: AttentionSpec | None = None
+    # Numbers of the map of a run of tokens, which devices gather; None: they cannot share them.
+    passed: int | None = None
+    columns: int = 0  # further numbers of a token's result, by which a run's map is found
+
+    @property
+    def crosses_devices(self) -> str | None:
+        return None if self.passed is None else "state"
 
     def flops(self, context: int) -> float:
         return 3.0 * self.products * self.state + (
@@ -214,7 +224,7 @@ def mixer_of(config: Any, kind: str, layer: nn.Module, *, rotary: bool) -> Mixer
     """Return the spec of a layer's mixer. kind: the layer's entry in layer_types; rotary: whether
     its queries and keys are rotated."""
     if kind in FEED_FORWARDS:
-        return StateSpec(kind)
+        return StateSpec(kind, passed=0)
     if kind in STATES:
         both = kind.startswith("hybrid")
         return state_of(
@@ -259,16 +269,20 @@ def state_of(kind: str, layer: nn.Module, beside: Any) -> MixerSpec:
     mixes = mixes or [one for one in layer.modules() if hasattr(one, "slope_rate")]
     if not mixes:
         return OtherSpec(kind)
-    products = state = inverses = 0
+    products = state = inverses = columns = 0
+    passed = 0 if kind == "conv" else None
     match vars(mixes[0]):
         case {"num_v_heads": heads, "head_k_dim": keys, "head_v_dim": values}:  # gated delta rule
             products, state, inverses = 6, heads * keys * values, CHUNK * heads
+            passed, columns = heads * keys * (keys + values), heads * keys
         case {"ssm_state_size": size, "num_heads": heads, "head_dim": width}:  # Mamba-2
             products, state = 4, heads * width * size
+            passed, columns = heads * size * (1 + width), heads * size
         case {"ssm_state_size": size, "intermediate_size": width}:  # Mamba-1
             products, state = 9, width * size
         case {"num_heads": heads, "head_dim": width}:  # Kimi's delta attention
             products, state, inverses = 6, heads * width**2, 2 * CHUNK * heads
+            passed, columns = 2 * heads * width**2, heads * width
         # Lightning attention.
         case {"num_attention_heads": heads, "head_dim": width, "block_size": _}:
             products, state = 4, heads * width**2
@@ -282,7 +296,7 @@ def state_of(kind: str, layer: nn.Module, beside: Any) -> MixerSpec:
             inner = part.in_features
         elif isinstance(part, nn.Linear | nn.Conv1d):
             widths += part.out_features if isinstance(part, nn.Linear) else part.out_channels
-    return StateSpec(kind, state, products, widths + inverses, inner, beside)
+    return StateSpec(kind, state, products, widths + inverses, inner, beside, passed, columns)
 
 
 def feed_forward_spec(config: Any, layer: nn.Module) -> FeedForwardSpec:

@@ -126,8 +126,11 @@ class AlikeLayers:
 
 
 def mixers(layers: Sequence[LayerSpec], kind: type) -> list[Any]:
-    """Return the mixers of one kind, such as AttentionSpec, in the order of their layers."""
-    return [layer.mixer for layer in layers if isinstance(layer.mixer, kind)]
+    """Return the mixers of one kind, such as AttentionSpec, in the order of their layers; also
+    those that a layer has beside another one."""
+    each = [layer.mixer for layer in layers]
+    found = [one if isinstance(one, kind) else getattr(one, "beside", None) for one in each]
+    return [one for one in found if isinstance(one, kind)]
 
 
 def _given(spec: Any) -> dict[str, Any]:

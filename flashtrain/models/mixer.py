@@ -70,7 +70,8 @@ class MixerSpec(Protocol):
     @property
     def crosses_devices(self) -> str | None:
         """What devices that share a sequence exchange: "attention", where our methods pass keys and
-        values; None: they cannot share one, and context parallelism refuses the layer."""
+        values; "state", where the mixer computes within ShardedSequence.rows; None: they cannot
+        share one, and context parallelism refuses the layer."""
 
     @property
     def any_mask(self) -> bool:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from flashtrain.models.key_value_cache import KeyValueCache, LayerCache
 from flashtrain_kernels import Mask
+from flashtrain_kernels.recurrences import Rows
 
 
 class ShardedSequence(Protocol):
@@ -86,6 +87,15 @@ class ShardedSequence(Protocol):
     def gathered(self, part: Tensor) -> Tensor:
         """Gather all devices' shards (B, n, ...) in the sequence's order (B, S, ...);
         every device must call it."""
+
+    def rows(self, positions: Tensor, whole: Tensor) -> Rows:
+        """Return the documents within which recurrences and convolutions compute, over the borders
+        of devices; every device must call it.
+
+        Args:
+            positions: Of this device's tokens, (B, n).
+            whole: Of all tokens, (B, S).
+        """
 
     def summed(self, x: Tensor) -> Tensor:
         """Sum the devices' tensors x, differentiably; every device must call it."""

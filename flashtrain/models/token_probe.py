@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.module_tracker import ModuleTracker
 
 from flashtrain.models.sharded_sequence import use_sharded_sequence
+from flashtrain_kernels.recurrences import Rows
 
 # Of a tensor's largest number, some units of bfloat16: what mixes tokens moves
 # its own output by more.
@@ -61,6 +62,10 @@ class _Alone:
         self.label_count = torch.ones(())
         self.gathered = self.shard = self.summed = self.next_labels = self.weighted = lambda x: x
         self.positions: Any = lambda tokens, device: torch.arange(tokens, device=device)[None]
+
+    def rows(self, positions: Tensor, whole: Tensor) -> Rows:
+        self.calls += 1
+        return Rows(positions, torch.ones_like(positions, dtype=torch.bool))
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
         self.calls += 1

@@ -172,7 +172,7 @@ def estimator(
             master_weights=settings.optimizer.master_weights and not sharded,
             shards=ranks if sharded else 1,
             context_degree=settings.context_degree,
-            exchange=exchange_bytes_of(sharding, hardware.precision, shape, micro_batch),
+            **exchange_bytes_of(sharding, hardware.precision, shape, micro_batch),
             gradients_stay=micro_batch < samples or (ranks > 1 and not sharded),
             kernels=hardware.kind == "cuda",
         )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from flashtrain.distributed.context.methods import Choice
 
 MIB = 2**20
+STATES = "states"  # the method where no layer has attention
 
 
 def check_shape(sharding: SequenceSharding | None, shape: DecoderShape) -> None:
@@ -30,7 +31,7 @@ def check_shape(sharding: SequenceSharding | None, shape: DecoderShape) -> None:
     if sharding is None:
         return
     for mixer in dict.fromkeys(layer.mixer for layer in shape.layers):
-        if mixer.crosses_devices != "attention":
+        if mixer.crosses_devices is None:
             raise UserError(
                 f"layers of {mixer.kind} with context_parallel={sharding.degree}: "
                 "devices cannot share their sequences. Use trainer.strategy=fsdp or ddp."
@@ -62,24 +63,40 @@ def check_model(sharding: SequenceSharding | None, model: Trainable, name: str) 
 
 def attention_choice(
     sharding: SequenceSharding, precision: str, shape: DecoderShape, micro_batch: int
-) -> Choice:
+) -> Choice | None:
     """Return the context-parallel method that the run will use, as chosen for a micro-batch of the
-    model's widest attention layer."""
+    model's widest attention layer; None without attention (Mamba-2)."""
     held = micro_batch * -(-sharding.context // sharding.degree)  # tokens on a device
-    widest = max(mixers(shape.layers, AttentionSpec), key=lambda one: one.heads * one.head_dim)
+    attentions = mixers(shape.layers, AttentionSpec)
+    if not attentions:
+        return None
+    widest = max(attentions, key=lambda one: one.heads * one.head_dim)
     return _choice(sharding, widest, held, PRECISIONS[precision][2])
+
+
+def passing(shape: DecoderShape) -> list[Any]:
+    """Return the mixers whose states pass from device to device, in the order of their layers."""
+    return [one.mixer for one in shape.layers if getattr(one.mixer, "passed", None)]
 
 
 def exchange_bytes_of(
     sharding: SequenceSharding | None, precision: str, shape: DecoderShape, micro_batch: int
-) -> int:
-    """Return the bytes of device memory for the communication of context
-    parallelism; 0 without it."""
+) -> dict[str, int]:
+    """Return the bytes of device memory for what devices exchange of attention ("exchange") and of
+    states ("state_exchange") in a layer; {} without context parallelism."""
     if sharding is None or sharding.degree == 1:
-        return 0
-    from flashtrain.distributed.context.exchange_memory import exchange_bytes
+        return {}
+    from flashtrain.distributed.context.exchange_memory import exchange_bytes, state_bytes
+    from flashtrain.distributed.context.traffic import Sizes
 
-    return exchange_bytes(attention_choice(sharding, precision, shape, micro_batch))
+    choice = attention_choice(sharding, precision, shape, micro_batch)
+    held, each = micro_batch * -(-sharding.context // sharding.degree), PRECISIONS[precision][2]
+    sizes = Sizes(sharding.degree, 1, 1, 1, held, each)
+    states = [state_bytes(one.passed, one.columns, sizes, micro_batch) for one in passing(shape)]
+    return {
+        "exchange": 0 if choice is None else exchange_bytes(choice),
+        "state_exchange": max(states, default=0),
+    }
 
 
 def context_columns(
@@ -95,7 +112,8 @@ def context_columns(
         return {}
     method = sharding.method
     if model.shape is not None:
-        method = attention_choice(sharding, precision, model.shape, micro_batch).method
+        choice = attention_choice(sharding, precision, model.shape, micro_batch)
+        method = STATES if choice is None else choice.method
     return {"context_parallel": sharding.degree, "context_method": method}
 
 
@@ -105,26 +123,39 @@ def plan_lines(settings: Settings, precision: str, model: Trainable, micro_batch
     sharding, shape = settings.sharding, model.shape
     if sharding is None or shape is None:
         return []
-    choice = attention_choice(sharding, precision, shape, micro_batch)
-    moved = choice.traffic
-    return [
+    lines = [
         f"devices: {settings.data_ranks} (data) x {sharding.degree} (context); weights, "
         f"gradients and optimizer states are sharded over all {settings.trainer.ranks}",
-        f"context-parallel method: {choice.method}: {choice.why}",
-        f"communication: a device sends {_size(moved.forward)} forward and "
-        f"{_size(moved.backward)} backward for each of "
-        f"{len(mixers(shape.layers, AttentionSpec))} layers and each micro-batch",
-        *_layout_lines(sharding, settings.applied_mask),
     ]
+    choice = attention_choice(sharding, precision, shape, micro_batch)
+    if choice is not None:
+        moved = choice.traffic
+        lines += [
+            f"context-parallel method: {choice.method}: {choice.why}",
+            f"communication: a device sends {_size(moved.forward)} forward and "
+            f"{_size(moved.backward)} backward for each of "
+            f"{len(mixers(shape.layers, AttentionSpec))} layers and each micro-batch",
+        ]
+    states = passing(shape)
+    for mixer in dict.fromkeys(states):
+        sent = 4 * mixer.passed * micro_batch * (sharding.degree - 1)  # float32
+        lines.append(
+            f"states: a device sends {_size(sent)} forward and backward for each of its runs of "
+            f"tokens and each of {states.count(mixer)} layers of {mixer.kind}, whatever the context"
+        )
+    return [*lines, *_layout_lines(sharding, shape, settings.applied_mask)]
 
 
-def _layout_lines(sharding: SequenceSharding, applied: MaskSettings) -> list[str]:
-    from flashtrain.distributed.context.layouts import LAYOUTS
+def _layout_lines(
+    sharding: SequenceSharding, shape: DecoderShape, applied: MaskSettings
+) -> list[str]:
+    from flashtrain.distributed.context.layouts import LAYOUTS, layout_for
     from flashtrain.distributed.context.needed_keys import needed_keys
     from flashtrain.distributed.context.work import attention_work, imbalance, visible_keys
 
     causal = masks.causal(sharding.context)
-    layout = LAYOUTS[sharding.layout](causal, sharding.degree)
+    name = layout_for(sharding.layout, shape.layers, sharding.method)
+    layout = LAYOUTS[name](causal, sharding.degree)
     make = make_mask(applied)
     mask = (
         None if make is None else row_mask(make, sharding.context, causal.queries.device)
@@ -133,7 +164,7 @@ def _layout_lines(sharding: SequenceSharding, applied: MaskSettings) -> list[str
     needed = max(sum(map(len, of_rank)) for of_rank in needed_keys(layout, mask))
     of_what, most = ("a row of one document", "at most ") if applied.documents else ("a row", "")
     return [
-        f"layout: {sharding.layout}, {layout.held:,} tokens a device in blocks of "
+        f"layout: {name}, {layout.held:,} tokens a device in blocks of "
         f"{layout.block:,}; for {of_what} the busiest device attends {uneven:.2f} times the mean "
         f"and needs the keys and values of {most}{needed:,} tokens of others",
     ]

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from flashtrain.models.activation_checkpointing import PINNED_BYTES, MemorySavings
-from flashtrain.models.layer_spec import LayerSpec
+from flashtrain.models.attention_spec import AttentionSpec
+from flashtrain.models.layer_spec import LayerSpec, mixers
 from flashtrain.training.master_weights import GRADIENT_CHUNK
 from flashtrain_kernels.loss_head import default_chunk
 
@@ -155,6 +156,7 @@ def estimate_memory(
     shards: int = 1,
     context_degree: int = 1,
     exchange: int = 0,
+    state_exchange: int = 0,
     gradients_stay: bool = False,
     kernels: bool = True,
 ) -> MemoryEstimate:
@@ -180,6 +182,7 @@ def estimate_memory(
         context_degree: devices that share each sequence.
         exchange: bytes that one layer of attention needs while these devices exchange its data,
             with the kernels' sums.
+        state_exchange: bytes that one layer of states needs for those that these devices pass.
         gradients_stay: whether gradients are always allocated (gradient accumulation, DDP's
             buckets); otherwise a step begins without any, as TrainingTask's does.
         kernels: whether a kernel writes the gradients of the logits over the logits; without it (on
@@ -213,7 +216,8 @@ def estimate_memory(
             else CHUNK_TENSORS,
             fused=compiled and context_degree == 1,
             attention=attention,
-            exchange=exchange if layer.mixer.crosses_devices == "attention" else 0,
+            exchange=exchange * bool(mixers((layer,), AttentionSpec))
+            + state_exchange * (layer.mixer.crosses_devices == "state"),
         )
         saved, block = saved + count * of_layer, max(block, temporary)
     outside = min(parameters, vocab_rows * embed) if outside is None else outside
@@ -265,7 +269,7 @@ def estimate_memory(
         activations=int(tokens * (saved + 2 * stream)),  # embedding output and final norm too
         logits=logits,
         block=block,
-        exchange=exchange,
+        exchange=max(exchange, state_exchange),
         host=layers * host_bytes(tokens * stream) if savings.offload else 0,
         updating=4 * max(head, min(trained, GRADIENT_CHUNK)) if masters and states != "host" else 0,
         growth=None if gradients_stay else growth,

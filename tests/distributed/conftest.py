@@ -33,6 +33,7 @@ huggingface_strategies = launched("huggingface_strategies.py")
 huggingface_training = launched("huggingface_training.py")
 # Which huggingface_training.py starts too.
 huggingface_ranks = launched("huggingface_training.py", "exact")
+hybrid_ranks = launched("hybrid_ranks.py")
 strategy_ranks = launched("context/strategy_ranks.py")
 
 

@@ -546,7 +546,7 @@ def test_layers_of_a_state_say_what_they_are() -> None:
     state, attention = (layer.mixer for layer in model.shape.layers)
     assert (state.kind, state.crosses_devices, attention.crosses_devices) == (
         "conv",
-        None,
+        "state",
         "attention",
     )
     assert state.flops(64) == 0  # but for its weights

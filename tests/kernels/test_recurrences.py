@@ -4,7 +4,10 @@ float64, within each document."""
 from __future__ import annotations
 
 import sys
+import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import metadata
 
 import pytest
@@ -13,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flashtrain_kernels import recurrences
-from flashtrain_kernels.recurrences import Rows, fla
+from flashtrain_kernels.recurrences import Rows, SharedRows, fla
 
 LENGTHS = [37, 1, 64, 5, 130]  # in one row, with a document of one token and one of a whole chunk
 DOUBLE = {"dtype": torch.float64}
@@ -176,17 +179,24 @@ def causal_conv1d(x, weight=None, bias=None, residual=None, *, activation=None, 
     return out.mT, None
 
 
-def chunk_rule(q, k, v, g, beta, scale=None, *, use_qk_l2norm_in_kernel=False, cu_seqlens=None):
+def chunk_rule(
+    q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, *,
+    use_qk_l2norm_in_kernel=False, cu_seqlens=None,
+):  # fmt: skip
     rows = document_rows(cu_seqlens)
-    return plain("delta_rule")._chunked(
-        q, k, v, g.to(q.dtype), beta, rows, use_qk_l2norm_in_kernel
-    ), None
+    assert output_final_state == (initial_state is not None)
+    given = q, k, v, g.to(q.dtype), beta, rows, use_qk_l2norm_in_kernel, initial_state
+    return plain("delta_rule")._chunked(*given)
 
 
-def chunk_simple_gla(q, k, v, g=None, g_gamma=None, scale=None, *, cu_seqlens=None):
+def chunk_simple_gla(
+    q, k, v, g=None, g_gamma=None, scale=None, initial_state=None, output_final_state=False, *,
+    cu_seqlens=None,
+):  # fmt: skip
     assert q.shape[2] == k.shape[2] == v.shape[2]  # it has no groups
-    out = plain("linear_recurrence")._chunked(v, g.to(v.dtype), k, q, document_rows(cu_seqlens))
-    return out * (scale or q.shape[3] ** -0.5), None
+    given = v, g.to(v.dtype), k, q, document_rows(cu_seqlens), initial_state
+    out, final = plain("linear_recurrence")._chunked(*given)
+    return out * (scale or q.shape[3] ** -0.5), final
 
 
 def plain(name: str):
@@ -217,6 +227,81 @@ def test_the_library_s_kernels_get_what_the_plain_form_computes(kind, library, m
     found = ours(*given)
     monkeypatch.setattr(fla, "serves", lambda operator, x: "not here")
     torch.testing.assert_close(found, ours(*given), rtol=1e-5, atol=1e-5)
+
+
+class Gathered(torch.autograd.Function):
+    """Of devices that are threads here: (R, ...); the gradient is the sum of all devices'."""
+
+    @staticmethod
+    def forward(ctx, devices, rank, x):
+        ctx.devices, ctx.rank = devices, rank
+        return torch.stack(devices.exchanged(rank, x))
+
+    @staticmethod
+    def backward(ctx, dout):
+        return None, None, sum(each[ctx.rank] for each in ctx.devices.exchanged(ctx.rank, dout))
+
+
+class Devices:
+    """Threads that share rows, each with its tokens."""
+
+    def __init__(self, tokens: Tensor) -> None:
+        self.tokens, self.given = tokens, [None] * tokens.shape[1]
+        self.barrier = threading.Barrier(tokens.shape[1], timeout=60)
+
+    def exchanged(self, rank: int, x: Tensor) -> list[Tensor]:
+        self.given[rank] = x
+        self.barrier.wait()
+        found = list(self.given)
+        self.barrier.wait()
+        return found
+
+    def each(self, function):
+        """What function(rank, its tokens) returns for every rank, computed together."""
+        with ThreadPoolExecutor(len(self.given)) as pool:
+            return list(pool.map(function, range(len(self.given)), self.tokens[0]))
+
+
+LAYOUTS = {
+    "contiguous": [[(0, 119)], [(119, 237)]],
+    "zigzag": [[(0, 60), (180, 237)], [(60, 180)]],
+    # Runs of a token, shorter than a convolution, and unequal numbers of them.
+    "many runs": [[(0, 3), (5, 6), (40, 100)], [(3, 5), (6, 7), (8, 40)], [(7, 8), (100, 237)]],
+}
+
+
+@pytest.mark.parametrize("by_library", [False, True], ids=["plain", "fla"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "selective scan"])
+def test_devices_that_share_rows_compute_what_one_does_with_gradients(
+    kind, layout, by_library, request
+):
+    ours, _, tensors, parameters = case(kind, 2, sum(LENGTHS))
+    leaves = [x.requires_grad_() for x in tensors]
+    whole = torch.cat([positions(LENGTHS), positions([200, 37])])
+    expected = ours(*tensors, *parameters, Rows(whole))
+    weights = torch.randn(expected.shape, **DOUBLE)
+    wanted = torch.autograd.grad((expected * weights).sum(), leaves)
+    runs = [torch.cat([torch.arange(*run) for run in mine]) for mine in LAYOUTS[layout]]
+    tokens = torch.nn.utils.rnn.pad_sequence(runs, True, -1)[None]
+    devices, exact = Devices(tokens), 1e-12
+    if by_library:
+        exact = 1e-5  # it gets the decays in float32
+        request.getfixturevalue("library")
+
+    def of_device(rank, mine):
+        held, place = mine >= 0, mine.clamp(min=0)
+        part = [x.detach()[:, place].requires_grad_() for x in tensors]
+        gather = partial(Gathered.apply, devices, rank)
+        out = ours(*part, *parameters, SharedRows(whole[:, place], whole, tokens, rank, gather))
+        # What padding computes is of no use, and is passed to nobody.
+        gradients = torch.autograd.grad((out * weights[:, place])[:, held].sum(), part)
+        return out.detach()[:, held], [one[:, held] for one in gradients]
+
+    for mine, (out, gradients) in zip(runs, devices.each(of_device), strict=True):
+        torch.testing.assert_close(out, expected[:, mine], rtol=0, atol=exact)
+        for one, other in zip(gradients, wanted, strict=True):
+            torch.testing.assert_close(one, other[:, mine], rtol=10 * exact, atol=10 * exact)
 
 
 @pytest.mark.parametrize(

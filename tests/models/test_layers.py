@@ -133,7 +133,7 @@ def test_layers_that_only_hugging_faces_classes_compute_are_refused_rather_than_
 
 def test_layers_whose_states_nothing_passes_on_are_refused_over_devices():
     class Stateful(AttentionSpec):
-        crosses_devices = "state"
+        crosses_devices = None
 
     config = build(["full"]).config
     shape = replace(config, layers=(replace(config.layers[0], mixer=Stateful(4, 4, 8)),))

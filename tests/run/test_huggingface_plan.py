@@ -107,36 +107,47 @@ def test_a_plan_says_what_would_be_trained_and_reads_no_weights(config: Path) ->
     assert "M parameters (43.65M of them trained), context" in lora
 
 
-HYBRIDS = {
-    "lfm2": ({"layer_types": ["conv", "full_attention"]}, "layers of conv"),
-    "qwen3_next": ({"full_attention_interval": 2, "head_dim": 8}, "layers of linear_attention"),
-    "falcon_h1": ({"head_dim": 8}, "layers of hybrid"),
+# Each names its layers by another entry.
+SHARED = {
+    "lfm2": ({"layer_types": ["conv", "full_attention"]}, None),
+    "qwen3_next": ({"full_attention_interval": 2, "head_dim": 8}, "1 layers of linear_attention"),
+    "kimi_linear": (
+        {
+            "layer_types": ["linear_attention", "full_attention"],
+            **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "num_experts_per_tok": 2},
+            **{"num_local_experts": 4, "moe_intermediate_size": 16},
+        },
+        "1 layers of linear_attention",
+    ),
+    "falcon_h1": ({"head_dim": 8}, "2 layers of hybrid"),
     "bamba": (
         {"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 16},
-        "layers of linear_attention",
+        "1 layers of linear_attention",
     ),
-    "jamba": ({"attn_layer_period": 2, "attn_layer_offset": 0}, "layers of linear_attention"),
     "nemotron_h": (
         {"hybrid_override_pattern": "M-*E", "num_hidden_layers": 4},
+        "1 layers of linear_attention",
+    ),
+    "zamba2": ({"layers_block_type": ["mamba", "hybrid"]}, "1 layers of hybrid"),
+    "mamba2": ({"head_dim": 16, "num_heads": 4}, "2 layers of linear_attention"),
+}
+REFUSED = {
+    "jamba": ({"attn_layer_period": 2, "attn_layer_offset": 0}, "layers of linear_attention"),
+    "minimax": (
+        {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 4},
         "layers of linear_attention",
     ),
+    "zaya": ({"head_dim": 16, "num_experts": 4, "router_hidden_size": 16}, "layers of hybrid"),
+    # Not served on one device either.
     "recurrent_gemma": (
         {"block_types": ["recurrent", "attention"]},
         "by linear_attention in 1 of 2 layers",
     ),
-    "zamba2": ({"layers_block_type": ["mamba", "hybrid"]}, "layers of linear_attention"),
     "rwkv": ({}, "by recurrent states"),  # whose configuration says nothing
 }
 
 
-@pytest.mark.parametrize("kind", HYBRIDS)
-def test_a_hybrid_whose_devices_would_share_sequences_is_refused_by_its_configuration(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each names its layers by another entry; RecurrentGemma and RWKV are not
-    served on one device either."""
-    monkeypatch.setattr(HuggingFaceDecoder, "materialise", None)
-    more, said = HYBRIDS[kind]
+def plan_of_hybrid(kind: str, more: dict, tmp_path: Path, *words: str) -> str:
     sizes = {
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -145,9 +156,40 @@ def test_a_hybrid_whose_devices_would_share_sequences_is_refused_by_its_configur
     }
     config = {"model_type": kind, **sizes, "vocab_size": 50304, "num_key_value_heads": 2, **more}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    settings = settings_of(tmp_path, "trainer.devices=2", "trainer.strategy=context_parallel")
+    shared = "trainer.devices=2", "trainer.strategy=context_parallel"
+    return plan_language(settings_of(tmp_path, *shared, *words), H200)
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_a_plan_says_what_devices_that_share_a_hybrid_s_sequences_pass(
+    kind: str, tmp_path: Path
+) -> None:
+    more, said = SHARED[kind]
+    lines = plan_of_hybrid(kind, more, tmp_path)
+    assert "over 2 devices" in lines
+    assert "memory: " in lines
+    assert ("states: a device sends" in lines) == (said is not None)
+    assert said is None or said in lines
+    assert f"layout: {'contiguous' if kind == 'mamba2' else 'zigzag'}, 16,384 tokens" in lines
+
+
+def test_a_plan_s_states_have_the_size_of_a_run_s_map_whatever_the_context(tmp_path: Path) -> None:
+    """Of Qwen3-Next's sizes: 32 heads, maps of 128 x 128 for states of 128 x 128, in float32."""
+    for context in (8192, 32768):
+        lines = plan_of_hybrid(
+            "qwen3_next", QWEN3_NEXT, tmp_path, f"context={context}", "trainer.micro_batch=1"
+        )
+        assert "states: a device sends 4.00 MiB forward and backward for each of its runs" in lines
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_hybrid_whose_devices_cannot_share_sequences_is_refused_by_its_configuration(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HuggingFaceDecoder, "materialise", None)
+    more, said = REFUSED[kind]
     with pytest.raises(UserError, match=said):
-        plan_language(settings, H200)
+        plan_of_hybrid(kind, more, tmp_path)
 
 
 QWEN3_NEXT = {

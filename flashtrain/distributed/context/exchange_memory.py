@@ -16,6 +16,7 @@ from flashtrain.distributed.context.ulysses import head_pieces
 
 # int32 rows of a mask of the whole sequence, and of the part for a rank's own tokens.
 MASK_BYTES = 4 * (7 + 5)
+RUNS = 2  # of a row that a rank holds in the layout zigzag
 SUM_BYTES = 4  # the gradients of queries are summed in float32: a ring's, and the kernels'
 
 
@@ -69,6 +70,19 @@ def exchange_bytes(choice: Choice) -> int:
         ring += (queries + numbers) * bytes_each * ((own + 1) // 2) // own
         peak = max(2 * there + 3 * back, ring + 2 * there) + queries * SUM_BYTES
     return whole + peak
+
+
+def state_bytes(passed: int, columns: int, sizes: Sizes, rows: int) -> int:
+    """Estimate the bytes that a layer of states takes on one rank for what the runs of zigzag pass:
+    maps as gathered and their gradients, states before runs, and the columns that yield the maps.
+
+    Args:
+        passed, columns: as in StateSpec, the numbers of a run's map and of a token's columns.
+        sizes: degree, tokens that a rank holds and bytes of an element; others are not read.
+        rows: the rows of the micro-batch.
+    """
+    columns *= sizes.held * (2 * sizes.bytes_each + 2 * SUM_BYTES)
+    return 3 * SUM_BYTES * RUNS * sizes.degree * rows * passed + columns
 
 
 def _gathered(sizes: Sizes) -> int:

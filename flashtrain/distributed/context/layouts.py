@@ -6,7 +6,7 @@ every rank, without communication.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from flashtrain.distributed.context.balance import APART, SAME, SHARED, Run, ass
 from flashtrain.distributed.context.layout import Layout, layout_of
 from flashtrain.distributed.context.local_mask import CAUSAL, FULL
 from flashtrain.distributed.context.work import attention_work, visible_keys
+from flashtrain.models.attention_spec import AttentionSpec
+from flashtrain.models.layer_spec import LayerSpec, mixers
 from flashtrain_kernels.masks import START, Mask
 
 MIN_BLOCK = 128  # the largest tile of queries that a kernel takes
@@ -146,6 +148,18 @@ def _bonds(starts: np.ndarray, edges: np.ndarray, block: int, room: int) -> list
         limit //= 2
     weak = np.where(shared, SHARED, APART)
     return [*(np.where(same & (long <= limit), SAME, weak) for limit in tried), weak]
+
+
+def layout_for(layout: str, layers: Sequence[LayerSpec], method: str) -> str:
+    """Return the layout by which devices share a model's sequences if `layout` is requested.
+
+    Between layers that pass states "balanced" would pass one at each of its many blocks. Theirs is
+    "contiguous" if attention is even there, by windows or by ulysses, else "zigzag".
+    """
+    if layout != "balanced" or all(one.mixer.crosses_devices != "state" for one in layers):
+        return layout
+    even = method == "ulysses" or all(one.window for one in mixers(layers, AttentionSpec))
+    return "contiguous" if even else "zigzag"
 
 
 # Layouts that are even for masks without documents.

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from flashtrain.distributed.context.all_gather import all_gather_single, reduce_scatter_single
 from flashtrain.distributed.context.attention import SharedAttention
 from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.layout import Layout
@@ -22,6 +24,7 @@ from flashtrain.errors import UserError
 from flashtrain.models.sharded_sequence import ShardedSequence
 from flashtrain_kernels import Mask, masks
 from flashtrain_kernels.loss_head import IGNORED
+from flashtrain_kernels.recurrences import Rows, SharedRows
 
 MAX_PREPARED = 4  # prepared masks in memory: layers of one model rarely use more
 
@@ -138,6 +141,10 @@ class ContextSequence(ShardedSequence):
         dist.all_gather(parts, mine, group=self.group.group)
         return self.layout.unshard(parts)
 
+    def rows(self, positions: Tensor, whole: Tensor) -> Rows:
+        gather = partial(_Gathered.apply, self.group.group)
+        return SharedRows(positions, whole, self.layout.tokens, self.group.rank, gather)
+
     @torch.compiler.disable
     def summed(self, x: Tensor) -> Tensor:
         return _Summed.apply(x, self.group.group)
@@ -216,3 +223,20 @@ class _Summed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None]:
         return _Summed.forward(ctx, dout, ctx.group), None
+
+
+class _Gathered(torch.autograd.Function):
+    """Gathers the ranks' tensors x as (R, ...); the gradient of x is the sum of all ranks'."""
+
+    @staticmethod
+    def forward(ctx: Any, group: Any, x: Tensor) -> Tensor:
+        ctx.group, size = group, dist.get_world_size(group)
+        found = x.new_empty(size * x.numel())
+        all_gather_single(found, x.flatten(), group=group)
+        return found.view(size, *x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[None, Tensor]:
+        dx = torch.empty_like(dout[0], memory_format=torch.contiguous_format)
+        reduce_scatter_single(dx.view(-1), dout.flatten(), group=ctx.group)
+        return None, dx

@@ -21,7 +21,7 @@ from torch.distributed.constants import default_pg_timeout
 from flashtrain.distributed.context.attention_check import check_shared
 from flashtrain.distributed.context.batch import check_same_batch, shard_batch
 from flashtrain.distributed.context.group import ContextGroup
-from flashtrain.distributed.context.layouts import LAYOUTS
+from flashtrain.distributed.context.layouts import LAYOUTS, layout_for
 from flashtrain.distributed.context.methods import AUTO, METHODS
 from flashtrain.distributed.context.sequence import ContextSequence
 from flashtrain.distributed.context.traffic import near_ranks
@@ -31,6 +31,7 @@ from flashtrain.distributed.sharded_checkpoints import ShardedCheckpoints
 from flashtrain.distributed.sharding import DATA_PARALLEL, blocks_of, shard
 from flashtrain.errors import UserError, first_line, one_of
 from flashtrain.models.sharded_sequence import use_sharded_sequence
+from flashtrain.models.trainable import Trainable
 from flashtrain.training.killed_ranks import is_broken_connection
 
 DATA, CONTEXT = "data", "context"  # dimensions of the mesh
@@ -62,7 +63,8 @@ class ContextParallelStrategy(ShardedCheckpoints):
         context_parallel_size: the number of devices that share a sequence; None: all.
             Others hold other samples.
         method: the context-parallel method: "ulysses", "all-gather", "ring", "hybrid" or "auto".
-        layout: which device holds which tokens: "balanced", "zigzag" or "contiguous".
+        layout: which device holds which tokens: "balanced" (of a model whose layers pass states:
+            layouts.layout_for), "zigzag" or "contiguous".
         documents: the batch's key of document ids (B, S), by which the work is balanced;
             None: ignore documents.
         timeout_seconds: seconds without progress after which the job ends; a dead rank ends it
@@ -117,6 +119,7 @@ class ContextParallelStrategy(ShardedCheckpoints):
         self._data_rank = 0
         self.check_attention = check_attention
         self._checked: set[str] = set()  # "batch" and the kinds of step, such as "training"
+        self._suited: str | None = None
 
     @property
     def data_ranks(self) -> int:
@@ -178,6 +181,7 @@ class ContextParallelStrategy(ShardedCheckpoints):
 
     def setup(self, trainer: pl.Trainer) -> None:
         self._checked.clear()
+        self._suited = None
         super().setup(trainer)
 
     def teardown(self) -> None:
@@ -194,6 +198,17 @@ class ContextParallelStrategy(ShardedCheckpoints):
         super().on_exception(exception)
 
     @property
+    def _layout(self) -> str:
+        """The layout that suits the module's layers."""
+        if self._suited is None:
+            models = (one for one in self._module.modules() if isinstance(one, Trainable))
+            shape = next((one.shape for one in models if one.shape is not None), None)
+            self._suited = layout_for(
+                self.layout, () if shape is None else shape.layers, self.method
+            )
+        return self._suited
+
+    @property
     def _module(self) -> pl.LightningModule:
         assert self.lightning_module is not None
         return self.lightning_module
@@ -208,7 +223,11 @@ class ContextParallelStrategy(ShardedCheckpoints):
             check_same_batch(batch, self.context)
             self._checked.add("batch")
         part, self.sequence = shard_batch(
-            batch, self.context, documents=self.documents, layout=self.layout, method=self.method
+            batch,
+            self.context,
+            documents=self.documents,
+            layout=self._layout,
+            method=self.method,
         )
         self.sequence.refuses_own_part = self.check_attention
         return super().batch_to_device(part, device, dataloader_idx)

@@ -10,9 +10,11 @@ from .delta_rule import gated_delta_rule
 from .linear_recurrence import decayed_sum, state_space
 from .rows import Rows
 from .selective_scan import selective_scan
+from .shared_rows import SharedRows
 
 __all__ = [
     "Rows",
+    "SharedRows",
     "decayed_sum",
     "gated_delta_rule",
     "selective_scan",

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from . import fla
 from .rows import Rows, in_full_precision
+from .shared_rows import SharedRows
 
 
 def short_convolution(
@@ -24,7 +25,11 @@ def short_convolution(
         silu: Whether SiLU follows.
     """
     run = fla.short_convolution if fla.serves("convolution", x) is None else _shifted
-    return run(x, weight, bias, rows, silu)
+    if not isinstance(rows, SharedRows):
+        return run(x, weight, bias, rows, silu)
+    longer, within, own = rows.with_halos(x, weight.shape[1] - 1)
+    out = run(longer, weight, bias, within, silu)[0, :, own].unflatten(1, (x.shape[0], x.shape[2]))
+    return out.transpose(0, 1).contiguous()
 
 
 @in_full_precision

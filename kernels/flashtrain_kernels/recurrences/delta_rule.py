@@ -7,10 +7,12 @@ and V value dimension.
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from . import fla
 from .chunked import recur, scores
 from .rows import Rows, in_full_precision
+from .shared_rows import SharedRows
 
 # Tokens; decays by channels take (C, C, K) numbers a chunk and head.
 CHUNK, CHUNK_BY_CHANNELS = 64, 16
@@ -32,13 +34,36 @@ def gated_delta_rule(
     """
     operator = "delta rule" if g.dim() == 3 else "delta rule by channels"
     run = fla.gated_delta_rule if fla.serves(operator, q) is None else _chunked
-    return run(q, k, v, g, beta, rows, normalize)
+    if not isinstance(rows, SharedRows):
+        return run(q, k, v, g, beta, rows, normalize, None)[0]
+    # The rule is linear in the state. So K more columns, of values 0 and an identity as the state
+    # before a run, read and end as what the run makes of any state: its map, in one call.
+    heads, keys = v.shape[2], k.shape[3]
+    identity = torch.eye(keys, device=v.device, dtype=torch.promote_types(v.dtype, torch.float32))
+    initial = F.pad(identity, (v.shape[3], 0)) * rows.documents_carry[:, None, None, None]
+    initial = initial.expand(-1, heads, -1, -1).contiguous()
+    return _carried(*run(q, k, F.pad(v, (0, keys)), g, beta, rows, normalize, initial), rows)
+
+
+@in_full_precision
+def _carried(out: Tensor, final: Tensor, rows: SharedRows) -> Tensor:
+    keys = final.shape[2]
+    sizes = final.shape[3] - keys, keys
+    (added, reads), (state, map_) = out.split(sizes, 3), final[rows.last].split(sizes, 3)
+    return added + rows.read(reads, rows.entering(map_, state))
 
 
 @in_full_precision
 def _chunked(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, rows: Rows, normalize: bool
-) -> Tensor:
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    rows: Rows,
+    normalize: bool,
+    initial: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
     if normalize:
         q, k = (x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for x in (q, k))
     q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (q * q.shape[3] ** -0.5, k))
@@ -53,4 +78,5 @@ def _chunked(
         scores(beta * k, k, g), written, upper=False, unitriangular=True
     )
     value, erase = written.split((v.shape[3], k.shape[3]), -1)
-    return chunks.join(recur(q, k, value, g, chunks.begins, erase).transpose(1, 2), like)
+    out, final = recur(q, k, value, g, chunks.begins, erase, initial)
+    return chunks.join(out.transpose(1, 2), like), final

@@ -6,6 +6,7 @@ Written after fla-core 0.6.0 and tested with functions of its signatures; no GPU
 
 from functools import cache
 from importlib import metadata
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,24 +57,43 @@ def short_convolution(
 
 
 def gated_delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, rows: Rows, normalize: bool
-) -> Tensor:
-    """Compute delta_rule.gated_delta_rule by fla's kernel."""
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    rows: Rows,
+    normalize: bool,
+    initial: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute delta_rule.gated_delta_rule by fla's kernel, with the documents' states as in
+    chunked.recur."""
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
     from fla.ops.kda import chunk_kda
 
     run = chunk_gated_delta_rule if g.dim() == 3 else chunk_kda
     given = map(_one_row, (q, k, v, g.float(), beta))
-    return run(*given, use_qk_l2norm_in_kernel=normalize, cu_seqlens=rows.bounds)[0].view(v.shape)
+    named = {"use_qk_l2norm_in_kernel": normalize, **_states(initial), "cu_seqlens": rows.bounds}
+    out, final = run(*given, **named)
+    return out.view(v.shape), final
 
 
-def decayed_sum(v: Tensor, g: Tensor, k: Tensor, q: Tensor, rows: Rows) -> Tensor:
-    """Compute linear_recurrence.decayed_sum by fla's kernel."""
+def decayed_sum(
+    v: Tensor, g: Tensor, k: Tensor, q: Tensor, rows: Rows, initial: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Compute linear_recurrence.decayed_sum by fla's kernel, with the documents' states as in
+    chunked.recur."""
     from fla.ops.simple_gla import chunk_simple_gla
 
     k, q = (x.repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (k, q))  # it has no groups
     given = map(_one_row, (q, k, v.to(k.dtype), g.float()))
-    return chunk_simple_gla(*given, scale=1.0, cu_seqlens=rows.bounds)[0].view(v.shape)
+    named = {"scale": 1.0, **_states(initial), "cu_seqlens": rows.bounds}
+    out, final = chunk_simple_gla(*given, **named)
+    return out.view(v.shape), final
+
+
+def _states(initial: Tensor | None) -> dict[str, Any]:
+    return {"initial_state": initial, "output_final_state": initial is not None}
 
 
 def _one_row(x: Tensor) -> Tensor:

@@ -6,11 +6,13 @@ Shapes: B batch, S sequence, H heads, G groups of heads that share keys and quer
 (state spaces: N and P).
 """
 
+import torch
 from torch import Tensor
 
 from . import fla
 from .chunked import recur
 from .rows import Rows, in_full_precision
+from .shared_rows import SharedRows
 
 CHUNK = 64  # tokens
 
@@ -25,7 +27,21 @@ def decayed_sum(v: Tensor, g: Tensor, k: Tensor, q: Tensor, rows: Rows) -> Tenso
         rows: The documents.
     """
     run = fla.decayed_sum if fla.serves("decayed sum", k) is None else _chunked
-    return run(v, g, k, q, rows)
+    if not isinstance(rows, SharedRows):
+        return run(v, g, k, q, rows, None)[0]
+    sizes = len(rows.bounds) - 1, v.shape[2], k.shape[3], v.shape[3]
+    empty = v.new_zeros(sizes, dtype=torch.promote_types(v.dtype, torch.float32))
+    return _carried(*run(v, g, k, q, rows, empty), g, q, rows)
+
+
+@in_full_precision
+def _carried(out: Tensor, final: Tensor, g: Tensor, q: Tensor, rows: SharedRows) -> Tensor:
+    summed = rows.runs.join(rows.runs.split(g).cumsum(1), g)
+    # (B, S, H), of the state before a run, while its document goes on.
+    decay = summed.masked_fill(~rows.carries[..., None], -torch.inf).exp()
+    map_ = decay.flatten(0, 1)[rows.ends, :, None, None]
+    reads = q.repeat_interleave(out.shape[2] // q.shape[2], 2) * decay[..., None]
+    return out + rows.read(reads, rows.entering(map_, final[rows.last]))
 
 
 def state_space(
@@ -46,8 +62,11 @@ def state_space(
 
 
 @in_full_precision
-def _chunked(v: Tensor, g: Tensor, k: Tensor, q: Tensor, rows: Rows) -> Tensor:
+def _chunked(
+    v: Tensor, g: Tensor, k: Tensor, q: Tensor, rows: Rows, initial: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
     chunks, like = rows.chunks(CHUNK), v
     k, q = (x.repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (k, q))
     v, g, k, q = (chunks.split(x).transpose(1, 2) for x in (v, g[..., None], k, q))
-    return chunks.join(recur(q, k, v, g.cumsum(2), chunks.begins).transpose(1, 2), like)
+    out, final = recur(q, k, v, g.cumsum(2), chunks.begins, initial=initial)
+    return chunks.join(out.transpose(1, 2), like), final

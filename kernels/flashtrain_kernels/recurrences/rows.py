@@ -36,10 +36,13 @@ class Rows:
         positions: (B, S) integers. A document begins with each row, and where a position is not
             the one before plus one, which is transformers' rule. Padding whose positions count
             on belongs to the document before it.
+        begins: (B, S), where documents begin; None: by that rule.
     """
 
-    def __init__(self, positions: Tensor) -> None:
-        begins = torch.nn.functional.pad(positions.diff(dim=1) != 1, (1, 0), value=True).flatten()
+    def __init__(self, positions: Tensor, begins: Tensor | None = None) -> None:
+        if begins is None:
+            begins = torch.nn.functional.pad(positions.diff(dim=1) != 1, (1, 0), value=True)
+        begins = begins.flatten()
         place = torch.arange(begins.numel(), device=positions.device)
         self.positions = positions
         # (N + 1,), as flash-attn's cu_seqlens.
@@ -64,16 +67,18 @@ class Rows:
         return self._chunks[size]
 
 
-def in_full_precision(operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def in_full_precision(operator: Callable[..., Any]) -> Callable[..., Any]:
     """Make an operator compute in float32 (float64 stays), also under autocast; it returns
-    its first input's dtype."""
+    its first input's dtype. States that it returns beside stay in float32."""
 
     def wide(x: Any) -> Any:
         return x.to(torch.promote_types(x.dtype, torch.float32)) if isinstance(x, Tensor) else x
 
     @wraps(operator)
-    def computed(*given: Any) -> Tensor:
+    def computed(*given: Any) -> Any:
         with torch.autocast(given[0].device.type, enabled=False):
-            return operator(*map(wide, given)).to(given[0].dtype)
+            found = operator(*map(wide, given))
+        dtype = given[0].dtype
+        return found.to(dtype) if isinstance(found, Tensor) else (found[0].to(dtype), *found[1:])
 
     return computed
