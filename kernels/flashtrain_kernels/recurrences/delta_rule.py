@@ -36,13 +36,20 @@ def gated_delta_rule(
     run = fla.gated_delta_rule if fla.serves(operator, q) is None else _chunked
     if not isinstance(rows, SharedRows):
         return run(q, k, v, g, beta, rows, normalize, None)[0]
-    # The rule is linear in the state. So K more columns, of values 0 and an identity as the state
-    # before a run, read and end as what the run makes of any state: its map, in one call.
-    heads, keys = v.shape[2], k.shape[3]
-    identity = torch.eye(keys, device=v.device, dtype=torch.promote_types(v.dtype, torch.float32))
-    initial = F.pad(identity, (v.shape[3], 0)) * rows.documents_carry[:, None, None, None]
-    initial = initial.expand(-1, heads, -1, -1).contiguous()
-    return _carried(*run(q, k, F.pad(v, (0, keys)), g, beta, rows, normalize, initial), rows)
+
+    def outer(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+        # The rule is linear in the state. So K more columns, of values 0 and an identity as the
+        # state before a run, read and end as what the run makes of any state: its map, in one call.
+        heads, keys, wide = v.shape[2], k.shape[3], torch.promote_types(v.dtype, torch.float32)
+        initial = F.pad(torch.eye(keys, device=v.device, dtype=wide), (v.shape[3], 0))
+        initial = initial * rows.documents_carry[:, None, None, None]
+        initial, v = initial.expand(-1, heads, -1, -1).contiguous(), F.pad(v, (0, keys))
+        return _carried(*run(q, k, v, g, beta, rows.outer, normalize, initial), rows)
+
+    def inner(*given: Tensor) -> Tensor:
+        return run(*given, rows.inner, normalize, None)[0]
+
+    return rows.computed((q, k, v, g, beta), outer, inner)
 
 
 @in_full_precision

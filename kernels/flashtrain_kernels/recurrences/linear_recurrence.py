@@ -29,16 +29,23 @@ def decayed_sum(v: Tensor, g: Tensor, k: Tensor, q: Tensor, rows: Rows) -> Tenso
     run = fla.decayed_sum if fla.serves("decayed sum", k) is None else _chunked
     if not isinstance(rows, SharedRows):
         return run(v, g, k, q, rows, None)[0]
-    sizes = len(rows.bounds) - 1, v.shape[2], k.shape[3], v.shape[3]
-    empty = v.new_zeros(sizes, dtype=torch.promote_types(v.dtype, torch.float32))
-    return _carried(*run(v, g, k, q, rows, empty), g, q, rows)
+
+    def outer(v: Tensor, g: Tensor, k: Tensor, q: Tensor) -> Tensor:
+        sizes = len(rows.outer.bounds) - 1, v.shape[2], k.shape[3], v.shape[3]
+        empty = v.new_zeros(sizes, dtype=torch.promote_types(v.dtype, torch.float32))
+        return _carried(*run(v, g, k, q, rows.outer, empty), g, q, rows)
+
+    def inner(*given: Tensor) -> Tensor:
+        return run(*given, rows.inner, None)[0]
+
+    return rows.computed((v, g, k, q), outer, inner)
 
 
 @in_full_precision
 def _carried(out: Tensor, final: Tensor, g: Tensor, q: Tensor, rows: SharedRows) -> Tensor:
     summed = rows.runs.join(rows.runs.split(g).cumsum(1), g)
-    # (B, S, H), of the state before a run, while its document goes on.
-    decay = summed.masked_fill(~rows.carries[..., None], -torch.inf).exp()
+    # (1, t, H), of the state before a run, while its document goes on.
+    decay = summed.masked_fill(~rows.carries[:, None], -torch.inf).exp()
     map_ = decay.flatten(0, 1)[rows.ends, :, None, None]
     reads = q.repeat_interleave(out.shape[2] // q.shape[2], 2) * decay[..., None]
     return out + rows.read(reads, rows.entering(map_, final[rows.last]))

@@ -50,20 +50,48 @@ class SharedRows(Rows):
         before = before.masked_fill(mine > length, 0)  # tokens of its document before each
         super().__init__(positions, edge | ((before == 0) & (mine < length)))
         self.gather, self.packed = gather, True
-        runs = Rows(positions, edge)
-        size, number = int(runs.bounds.diff().max()), edge.flatten().cumsum(0) - 1
-        self.runs = Chunks(size, number * size + runs.since, [True] * (len(runs.bounds) - 1))
-        self._starts, bounds = runs.bounds[:-1].long(), self.bounds.long()
-        self.ends = runs.bounds[1:].long() - 1  # (r,), the last token of each run
-        # (r,), the last document of each run.
-        self.last = torch.searchsorted(bounds, self.ends, right=True) - 1
-        # (B, n), whether a token's document began before its run.
-        self.carries = (before.flatten() > runs.since).view(rows, held)
-        # (N,), whether a document goes on from the run before.
-        self.documents_carry = self.carries.flatten()[bounds[:-1]]
-        self._before = before.flatten()[self._starts]  # (r,), 0 where a document begins with a run
+        runs, bounds, before = Rows(positions, edge), self.bounds.long(), before.flatten()
+        self._starts, self._ends = runs.bounds[:-1].long(), runs.bounds[1:].long() - 1  # (r,)
+        self._before = before[self._starts]  # (r,), 0 where a document begins with a run
+        self._number = edge.flatten().cumsum(0) - 1  # (T,), of a token's run
         self._find_runs(places, edges, edges & (tokens >= 0), rank)
         self._halos: dict[int, tuple[Tensor, Rows, Tensor, Tensor]] = {}
+        # States enter and leave the first and the last document of each run alone.
+        outer = torch.zeros(len(bounds) - 1, dtype=torch.bool, device=device)
+        for tokens in (self._starts, self._ends):
+            outer[torch.searchsorted(bounds, tokens, right=True) - 1] = True
+        outer = outer.repeat_interleave(bounds.diff())
+        self._outer, self._inner = outer.nonzero()[:, 0], (~outer).nonzero()[:, 0]
+        self._back = torch.cat((self._outer, self._inner)).argsort()
+        self.outer, self.inner = self._of(self._outer), self._of(self._inner)
+        runs = Rows(positions, edge.flatten()[self._outer])
+        size = int(runs.bounds.diff().max())
+        # The outer documents' tokens by runs, t of them; which of these ends a run, and is of a
+        # document that began before its run, (r,) and (t,).
+        slots = self._number[self._outer] * size + runs.since
+        self.runs = Chunks(size, slots, [True] * len(self._starts))
+        self.ends, self.carries = runs.bounds[1:].long() - 1, before[self._outer] > runs.since
+        outer_bounds = self.outer.bounds.long()
+        # (r,), the last document of each run; whether a document goes on from the run before.
+        self.last = torch.searchsorted(outer_bounds, self.ends, right=True) - 1
+        self.documents_carry = self.carries[outer_bounds[:-1]]
+
+    def _of(self, tokens: Tensor) -> Rows:
+        """Return the rows of some documents' tokens, as one row."""
+        begins = torch.zeros_like(self.since, dtype=torch.bool)
+        begins[self.bounds[:-1].long()] = True
+        return Rows(begins[None, tokens], begins[None, tokens])
+
+    def computed(
+        self, given: tuple[Tensor, ...], outer: Callable[..., Tensor], inner: Callable[..., Tensor]
+    ) -> Tensor:
+        """Return (B, n, ...) for tensors (B, n, ...): what outer(*their tokens (1, t, ...)) returns
+        for documents that states may enter or leave, inner for the others."""
+        out = outer(*(x.flatten(0, 1)[None, self._outer] for x in given))
+        if len(self._inner):
+            others = inner(*(x.flatten(0, 1)[None, self._inner] for x in given))
+            out = torch.cat((out, others), 1)
+        return out[0, self._back].unflatten(0, given[0].shape[:2])
 
     def _find_runs(self, places: Tensor, edges: Tensor, real: Tensor, rank: int) -> None:
         """Find where the runs of all devices stand in the sequence, on the host."""
@@ -111,7 +139,7 @@ class SharedRows(Rows):
         return torch.where((self._before > 0)[:, None, None, None], before, 0)
 
     def read(self, reads: Tensor, states: Tensor) -> Tensor:
-        """Return reads (B, n, H, K) of the states before their runs (r, H, K, V), (B, n, H, V)."""
+        """Return reads (1, t, H, K) of the states before their runs (r, H, K, V), (1, t, H, V)."""
         found = torch.einsum("rlhk,rhkv->rlhv", self.runs.split(reads), states)
         return self.runs.join(found, reads)
 
@@ -127,7 +155,7 @@ class SharedRows(Rows):
         return torch.cat((flat, others, flat[:, :1] * 0), 1)[None, :, index], within, own
 
     def _find_halos(self, width: int) -> tuple[Tensor, Rows, Tensor, Tensor]:
-        device, tokens, runs = self.bounds.device, self.carries.numel(), len(self._starts)
+        device, tokens, runs = self.bounds.device, self.since.numel(), len(self._starts)
         starts, order = self._sorted[self._row], self._order.T.cpu()[self._row]  # (r, R k)
         back = torch.arange(width, 0, -1)
         wanted = (starts.gather(1, self._at[:, None]) - back).clamp(min=0)  # (r, W), tokens
@@ -138,12 +166,12 @@ class SharedRows(Rows):
         inside = self._before[:, None] >= back.to(device)
         source = torch.where(inside, source.to(device), nothing)
         own = torch.arange(tokens, device=device)
-        place = own + (self.runs.slots // self.runs.size + 1) * width
+        place = own + (self._number + 1) * width
         halos = place[self._starts][:, None] - back.to(device)
         index = halos.new_empty(tokens + runs * width).index_copy(0, place, own)
         index = index.index_copy(0, halos.flatten(), source.flatten())
         begins = torch.zeros_like(index, dtype=torch.bool)
         begins[place[self.bounds[:-1].long()]] = True
         begins[place[self._starts]], begins[halos[:, 0]] = False, True
-        tails = (self.ends[self._slots][:, None] + 1 - back.to(device)).clamp(min=0).flatten()
+        tails = (self._ends[self._slots][:, None] + 1 - back.to(device)).clamp(min=0).flatten()
         return index, Rows(begins[None], begins[None]), place, tails
