@@ -149,7 +149,7 @@ class Wide(TorchFunctionMode):
 def hybrid(kind: str, dtype: torch.dtype = torch.float64, attention: str | None = None, **changes):
     """A transformers model, the same each time; attention: ours unless given."""
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(kind, **CONFIGS[kind], **changes)
+    config = transformers.AutoConfig.for_model(kind, **{**CONFIGS[kind], **changes})
     for name in ("dropout", "hidden_dropout", "attention_dropout"):
         if hasattr(config, name):
             setattr(config, name, 0.0)
