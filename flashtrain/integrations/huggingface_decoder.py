@@ -15,7 +15,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,12 @@ from flashtrain.integrations.huggingface_layers import (
 )
 from flashtrain.integrations.huggingface_loss import balance_of, head_of
 from flashtrain.integrations.huggingface_mixers import serve_mixers, served, using
-from flashtrain.integrations.huggingface_specs import HuggingFaceShape, flops_per_token, shape_of
+from flashtrain.integrations.huggingface_specs import (
+    HuggingFaceShape,
+    flops_per_token,
+    layers_of,
+    shape_of,
+)
 from flashtrain.models.activation_checkpointing import MemorySavings
 from flashtrain.models.key_value_cache import cache_bytes
 from flashtrain.models.mixer import DECAYS
@@ -128,6 +133,12 @@ class HuggingFaceDecoder(Trainable):
         return replace(
             shape, context=self.context or shape.context - self.first, quantized=quantized
         )
+
+    @cached_property
+    def unshared(self) -> str | None:
+        """The kind of layers whose sequences devices cannot share; None: all can."""
+        kinds = (one.mixer for one in layers_of(self.module))
+        return next((one.kind for one in kinds if one.crosses_devices is None), None)
 
     @property
     def output_weight(self) -> Tensor:
@@ -272,6 +283,12 @@ class HuggingFaceDecoder(Trainable):
         sequence = sharded_sequence()
         if sequence is None:
             return Rows(positions)
+        if self.unshared is not None:
+            raise UserError(
+                f"{type(self.module).__name__} with layers of {self.unshared} under context "
+                "parallelism: devices cannot share their sequences. Use another strategy (fsdp, "
+                "ddp)."
+            )
         whole = whole_of(sequence, positions)
         assert whole is not None  # they are not yet known to be 0, 1, ...
         return sequence.rows(positions, whole)

@@ -19,9 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flashtrain.announce import say
-from flashtrain.errors import UserError
 from flashtrain_kernels import recurrences
-from flashtrain_kernels.recurrences import Rows, SharedRows, fla
+from flashtrain_kernels.recurrences import Rows, fla
 
 # Layers whose weights mixers read without calling them.
 READ_WEIGHTS = ("conv", "conv1d", "dt_proj")
@@ -79,11 +78,6 @@ def _within_documents(
         rows = RUNNING.get()
         if rows is None or not (rows.packed or of_rows is _unfused):
             return original(*args, **named)
-        if isinstance(rows, SharedRows) and of_rows in (_selective_scan, _lightning, _projection):
-            raise UserError(
-                f"{original.__qualname__} under context parallelism: devices cannot share its "
-                "sequences. Use another strategy (fsdp, ddp)."
-            )
         return of_rows(rows, *args, **named)
 
     dispatched.of_rows, dispatched.original = of_rows, original

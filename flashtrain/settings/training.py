@@ -105,7 +105,8 @@ class TrainerSettings:
     strategy: str = option("auto", Strategy)
     # How devices share attention (strategy=context_parallel); auto: the least expected time.
     context_parallel_method: str = option("auto", ContextMethod)
-    # Which device holds which tokens of a sequence (strategy=context_parallel).
+    # Which device holds which tokens of a sequence (strategy=context_parallel); for models whose
+    # layers pass states, balanced is zigzag or contiguous.
     context_parallel_layout: str = option("balanced", ContextLayout)
     # Seconds without progress on a device after which the job ends (strategy=context_parallel),
     # more than a step, an evaluation or a checkpoint takes; null: never.

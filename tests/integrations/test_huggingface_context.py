@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import huggingface_models
+import hybrid_models
 import pytest
 import torch
 import transformers
@@ -14,9 +15,12 @@ from torch import Tensor, nn
 
 from flashtrain.distributed.context.layouts import contiguous
 from flashtrain.distributed.context.sequence import ContextSequence
+from flashtrain.distributed.context.strategy import ContextParallelStrategy
 from flashtrain.errors import UserError
 from flashtrain.integrations import register_with_transformers
+from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.models.sharded_sequence import use_sharded_sequence
+from flashtrain.tasks import LanguageModel
 from flashtrain_kernels import masks
 
 LENGTH, ROWS, DEGREE = 16, 2, 2
@@ -129,6 +133,38 @@ def test_a_model_whose_layers_mix_tokens_in_other_ways_is_refused() -> None:
         **SIZES, num_key_value_heads=2, use_mamba_kernels=False, num_experts=2
     )
     assert "JambaForCausalLM mixes tokens by" in refused(Part(), of_config(jamba))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "layout"),
+    [
+        ("qwen3_5_text", {}, "zigzag"),
+        ("falcon_h1", {}, "zigzag"),  # attention beside a state in each layer
+        ("qwen3_5_text", {"method": "ulysses"}, "contiguous"),
+        ("lfm3", {}, "contiguous"),  # attention within windows alone
+        ("mamba2", {}, "contiguous"),  # none
+        ("qwen3_5_text", {"layout": "contiguous"}, "contiguous"),
+    ],
+)
+def test_runs_of_a_model_that_passes_states_are_few(
+    kind: str, options: dict[str, str], layout: str
+) -> None:
+    strategy = ContextParallelStrategy(**options)
+    strategy._lightning_module = LanguageModel(hybrid_models.decoder(kind, torch.float32))
+    assert strategy._layout == layout
+
+
+def test_a_model_of_attention_alone_keeps_the_layout_balanced() -> None:
+    strategy = ContextParallelStrategy()
+    strategy._lightning_module = LanguageModel(HuggingFaceDecoder(ours()))
+    assert strategy._layout == "balanced"
+
+
+@pytest.mark.parametrize("kind", ["jamba", "minimax", "zaya", "falcon_mamba"])
+def test_hybrids_whose_states_do_not_pass_are_refused_on_a_part_of_a_sequence(kind: str) -> None:
+    model = hybrid_models.decoder(kind, torch.float32)
+    with use_sharded_sequence(Part()), pytest.raises(UserError, match=UNDER):
+        model.loss(tokens(), tokens())
 
 
 def test_positions_and_losses_of_a_models_own_making_are_refused() -> None:
