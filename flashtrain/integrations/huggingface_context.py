@@ -185,9 +185,8 @@ def _check(model: nn.Module, sequence: ShardedSequence, given: dict[str, Any]) -
         if RUNNING.get() is None and (states := states_of(type(model), model.config)):
             raise UserError(
                 f"{type(model).__name__} mixes tokens by {states}, which is not supported "
-                "under context parallelism. Use a model of attention layers, "
-                "HuggingFaceDecoder for the hybrids that it serves, or another strategy (fsdp, "
-                "ddp)."
+                "under context parallelism. Use a model of attention layers, a hybrid within "
+                "HuggingFaceDecoder, or another strategy (fsdp, ddp)."
             )
         for module in model.modules():
             if (

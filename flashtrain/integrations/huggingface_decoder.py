@@ -285,9 +285,8 @@ class HuggingFaceDecoder(Trainable):
             return Rows(positions)
         if self.unshared is not None:
             raise UserError(
-                f"{type(self.module).__name__} with layers of {self.unshared} under context "
-                "parallelism: devices cannot share their sequences. Use another strategy (fsdp, "
-                "ddp)."
+                f"layers of {self.unshared} under context parallelism: devices cannot share "
+                "their sequences. Use another strategy (fsdp, ddp)."
             )
         whole = whole_of(sequence, positions)
         assert whole is not None  # they are not yet known to be 0, 1, ...

@@ -304,6 +304,25 @@ def test_devices_that_share_rows_compute_what_one_does_with_gradients(
             torch.testing.assert_close(one, other[:, mine], rtol=10 * exact, atol=10 * exact)
 
 
+def test_no_nan_of_another_document_passes_from_device_to_device():
+    whole = positions(LENGTHS)
+    tokens = torch.arange(99).view(1, 3, 33)
+    for kind in [kind for kind in KINDS if kind != "selective scan"]:
+        ours, _, tensors, parameters = case(kind, 1, 99)
+        expected = ours(*tensors, *parameters, Rows(whole[:, :99]))
+        for x in tensors:
+            x[:, :38] = torch.nan  # two documents; the first and the third one cross a border
+        devices = Devices(tokens)
+
+        def of_device(rank, mine, ours=ours, given=(tensors, parameters), devices=devices):
+            gather = partial(Gathered.apply, devices, rank)
+            rows = SharedRows(whole[:, mine], whole[:, :99], tokens, rank, gather)
+            return ours(*(x[:, mine] for x in given[0]), *given[1], rows)
+
+        found = torch.cat(devices.each(of_device), 1)
+        torch.testing.assert_close(found[:, 38:], expected[:, 38:], rtol=0, atol=1e-12, msg=kind)
+
+
 @pytest.mark.parametrize(
     ("operator", "library", "triton", "capability", "reason"),
     [

@@ -46,8 +46,9 @@ class SharedRows(Rows):
         places = places.expand(rows, -1, -1)
         edges = F.pad(places.diff(dim=2) != 1, (1, 0), value=True)
         mine, edge = places[:, rank].to(device), edges[:, rank].to(device)
-        before = Rows(whole).since.view(whole.shape).gather(1, mine.clamp(max=length - 1))
-        before = before.masked_fill(mine > length, 0)  # tokens of its document before each
+        since = Rows(whole).since.view(whole.shape)
+        # Tokens of its document before each.
+        before = since.gather(1, mine.clamp(max=length - 1)).masked_fill(mine > length, 0)
         super().__init__(positions, edge | ((before == 0) & (mine < length)))
         self.gather, self.packed = gather, True
         runs, bounds, before = Rows(positions, edge), self.bounds.long(), before.flatten()
@@ -55,11 +56,15 @@ class SharedRows(Rows):
         self._before = before[self._starts]  # (r,), 0 where a document begins with a run
         self._number = edge.flatten().cumsum(0) - 1  # (T,), of a token's run
         self._find_runs(places, edges, edges & (tokens >= 0), rank)
+        # (R k, B), whether a document goes on through a run, in the sequence's order.
+        start = self._sorted.T.clamp(max=length).to(device)
+        end = F.pad(start[1:], (0, 0, 0, 1), value=length) - 1
+        self._passes = since.T.gather(0, end.clamp(min=0)) > end - start
         self._halos: dict[int, tuple[Tensor, Rows, Tensor, Tensor]] = {}
         # States enter and leave the first and the last document of each run alone.
         outer = torch.zeros(len(bounds) - 1, dtype=torch.bool, device=device)
-        for tokens in (self._starts, self._ends):
-            outer[torch.searchsorted(bounds, tokens, right=True) - 1] = True
+        for edge_tokens in (self._starts, self._ends):
+            outer[torch.searchsorted(bounds, edge_tokens, right=True) - 1] = True
         outer = outer.repeat_interleave(bounds.diff())
         self._outer, self._inner = outer.nonzero()[:, 0], (~outer).nonzero()[:, 0]
         self._back = torch.cat((self._outer, self._inner)).argsort()
@@ -128,12 +133,14 @@ class SharedRows(Rows):
         # One collective: two could change their order in the backward.
         found = self.gather(given).flatten(0, 1)
         # Not plain zeros: also the first device's result depends on what is gathered, since one
-        # that leaves the backward's collective stops the others.
-        states = [found[self._order[0], ..., width:] * 0]
-        for run in self._order[: int(self._at.max())]:
+        # that leaves the backward's collective stops the others. No product with 0, which would
+        # pass on another document's NaN.
+        every = self._passes.new_ones(())
+        states = [found[self._order[0], ..., width:].masked_fill(every, 0)]
+        for run, passes in zip(self._order[: int(self._at.max())], self._passes, strict=False):
             map_, more = found[run].tensor_split((width,), 3)
             state = map_ @ states[-1] if width == added.shape[2] else map_ * states[-1]
-            states.append(state + more)
+            states.append(torch.where(passes[:, None, None, None], state, 0) + more)
         own = zip(self._at.tolist(), self._row.tolist(), strict=True)
         before = torch.stack([states[place][row] for place, row in own])
         return torch.where((self._before > 0)[:, None, None, None], before, 0)
@@ -141,7 +148,7 @@ class SharedRows(Rows):
     def read(self, reads: Tensor, states: Tensor) -> Tensor:
         """Return reads (1, t, H, K) of the states before their runs (r, H, K, V), (1, t, H, V)."""
         found = torch.einsum("rlhk,rhkv->rlhv", self.runs.split(reads), states)
-        return self.runs.join(found, reads)
+        return torch.where(self.carries[:, None, None], self.runs.join(found, reads), 0)
 
     def with_halos(self, x: Tensor, width: int) -> tuple[Tensor, Rows, Tensor]:
         """Return x (B, D, n) with W = `width` tokens before each run, (1, D, T + r W), zeros where
@@ -152,7 +159,11 @@ class SharedRows(Rows):
         index, within, own, tails = self._halos[width]
         flat = x.transpose(0, 1).flatten(1)
         others = self.gather(flat[:, tails]).transpose(0, 1).flatten(1)  # (D, R B k W)
-        return torch.cat((flat, others, flat[:, :1] * 0), 1)[None, :, index], within, own
+        return (
+            torch.cat((flat, others, flat.new_zeros(len(flat), 1)), 1)[None, :, index],
+            within,
+            own,
+        )
 
     def _find_halos(self, width: int) -> tuple[Tensor, Rows, Tensor, Tensor]:
         device, tokens, runs = self.bounds.device, self.since.numel(), len(self._starts)
