@@ -46,10 +46,8 @@ def gated_delta_rule(
         initial, v = initial.expand(-1, heads, -1, -1).contiguous(), F.pad(v, (0, keys))
         return _carried(*run(q, k, v, g, beta, rows.outer, normalize, initial), rows)
 
-    def inner(*given: Tensor) -> Tensor:
-        return run(*given, rows.inner, normalize, None)[0]
-
-    return rows.computed((q, k, v, g, beta), outer, inner)
+    given = q, k, v, g, beta
+    return rows.computed(given, outer, lambda *x: run(*x, rows.inner, normalize, None)[0])
 
 
 @in_full_precision

@@ -35,10 +35,7 @@ def decayed_sum(v: Tensor, g: Tensor, k: Tensor, q: Tensor, rows: Rows) -> Tenso
         empty = v.new_zeros(sizes, dtype=torch.promote_types(v.dtype, torch.float32))
         return _carried(*run(v, g, k, q, rows.outer, empty), g, q, rows)
 
-    def inner(*given: Tensor) -> Tensor:
-        return run(*given, rows.inner, None)[0]
-
-    return rows.computed((v, g, k, q), outer, inner)
+    return rows.computed((v, g, k, q), outer, lambda *x: run(*x, rows.inner, None)[0])
 
 
 @in_full_precision
