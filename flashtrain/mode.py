@@ -27,6 +27,7 @@ class Mode:
     study = False
     of_checkpoint = False  # whether it works on a checkpoint, with the run's own settings
     of_weights = False  # whether it also works on weights without a run: weights= or model.path=
+    of_recipe = False  # whether it also works on a recipe's model with random weights
     own: tuple[str, ...] = ()  # the groups of settings that only this mode has
     shared: tuple[str, ...] = ()  # groups of other modes that this mode uses too
     # The setting that, where it has a value, makes mode=plan plan this mode and not a training.

@@ -137,7 +137,8 @@ def _settings_of_weights(line: CommandLine, mode: str) -> Settings:
     given), or those that `weights` suggest. Raises UserError if nothing names a model."""
     other = modes().get(mode)
     given, alone = line.by_name, mode in WITHOUT_A_RUN or (other is not None and other.of_weights)
-    if alone and ("model.path" in given or {"weights", "recipe"} <= given.keys()):
+    anew = other is not None and other.of_recipe and {"model.config", "recipe"} & given.keys()
+    if alone and (anew or "model.path" in given or {"weights", "recipe"} <= given.keys()):
         settings = compose_settings(line if "recipe" in given else [*line, "recipe=hf"])
         if "generate" in task_of(settings).modes:
             _score_all(settings, given, mode)

@@ -30,7 +30,7 @@ def run_mode(settings: Settings) -> int:
     found = of_checkpoint(settings)
     if "text" in found:
         print(found["text"])
-    return 0
+    return int(found.get("status", 0))
 
 
 def of_checkpoint(settings: Settings) -> dict[str, Any]:

@@ -1,14 +1,16 @@
-"""Finding whether a model's tokens see each other by anything but the attention that devices share.
+"""Finding whether a model's tokens see each other, and by what.
 
-The model runs twice while that attention is replaced by one in which each token sees only itself,
-the second time with some tokens changed. If the state of an unchanged token moves, something else
-reached it: a recurrence, a convolution, an attention of the model's own.
+The model runs twice, the second time with some tokens changed. If the state of an unchanged token
+moves, something reached it: an attention, a recurrence, a convolution. Before sequences are shared
+over devices, the attention that devices share is left out, so that what is found is something else;
+flashtrain.checks asks the same of whole models and documents.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -23,10 +25,14 @@ from flashtrain_kernels.recurrences import Rows
 # Of a tensor's largest number, some units of bfloat16: what mixes tokens moves
 # its own output by more.
 ROUNDING = 0.02
+# Where the same numbers are computed twice, in a product of other rows they differ by float32's.
+EXACT = 1e-5
 
 
 @torch.no_grad()
-def probe(run: Callable[[bool], Any], tokens: int, others: slice) -> tuple[int, str | None]:
+def probe(
+    run: Callable[[bool], Any], tokens: int, others: slice | Tensor, *, shared: bool = True
+) -> tuple[int, str | None]:
     """Return how often `run` called shared attention, and what else mixes tokens.
 
     The latter is where a state of an unchanged token moves first, such as "convolution in
@@ -37,12 +43,14 @@ def probe(run: Callable[[bool], Any], tokens: int, others: slice) -> tuple[int, 
             of the tokens changed.
         tokens: S; choose a number that no other dimension of the model's tensors has.
         others: The tokens that run(True) does not change.
+        shared: Whether each token sees only itself in the attention that devices share; False: it
+            is computed as ever, and what it moves is found too, however little.
     """
     before: dict[Any, Tensor] = {}
     for again in (False, True):
-        states, alone = _States(before, tokens, others), _Alone(tokens)
+        states, alone = _States(before, tokens, others, shared), _Alone(tokens)
         with (
-            use_sharded_sequence(alone),
+            use_sharded_sequence(alone) if shared else nullcontext(),
             torch.compiler.set_stance("force_eager"),
             states.modules,
             states,
@@ -82,9 +90,11 @@ class _States(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, before: dict[Any, Tensor], tokens: int, others: slice) -> None:
+    def __init__(
+        self, before: dict[Any, Tensor], tokens: int, others: slice | Tensor, shared: bool
+    ) -> None:
         super().__init__()
-        self.before, self.tokens, self.others = before, tokens, others
+        self.before, self.tokens, self.others, self.shared = before, tokens, others, shared
         self.modules, self.count = ModuleTracker(), Counter[Any]()
         self.moved: str | None = None
 
@@ -95,7 +105,8 @@ class _States(TorchDispatchMode):
         name = str(func).removeprefix("aten.").partition(".")[0]
         module = max(self.modules.parents - {"Global"}, key=len, default="the step itself")
         # Of a pooling, whose query is no token, no state moves.
-        if name.startswith("_scaled_dot_product") and args[1].shape[-2] == self.tokens:
+        attends = self.shared and name.startswith("_scaled_dot_product")
+        if attends and args[1].shape[-2] == self.tokens:
             self.moved = self.moved or f"{name} in {module}"
         # What `empty` makes holds nothing yet, and neither does a view of it.
         if "empty" not in name and not getattr(func, "is_view", False):
@@ -117,5 +128,6 @@ class _States(TorchDispatchMode):
             "cpu", torch.float64, copy=True
         )
         before = self.before.setdefault((where, x.shape, self.count[where, x.shape]), now)
-        if (now - before).abs().max() > ROUNDING * before.abs().max():
+        rounding = ROUNDING if self.shared else EXACT
+        if now.numel() and (now - before).abs().max() > rounding * before.abs().max():
             self.moved = self.moved or where

@@ -67,7 +67,7 @@ def check_shared(
     def run(changed: bool) -> None:
         with isolate_rng(), precision(), suppress(_StepEnded):
             outputs.append(
-                getattr(_twin(module), step)(
+                getattr(silent_twin(module), step)(
                     _few_tokens(given[0], sequence, tokens, changed), *given[1:]
                 )
             )
@@ -98,7 +98,7 @@ def check_shared(
     )
 
 
-def _twin(module: pl.LightningModule) -> Any:
+def silent_twin(module: pl.LightningModule) -> Any:
     """Return a stand-in for the module that logs nothing; its lists, dicts and sets, and
     submodules without weights, are copies, so that a probe does not change the module's."""
     twin: Any = object.__new__(type(module))

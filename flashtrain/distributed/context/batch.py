@@ -56,7 +56,7 @@ def shard_batch(
     """
     tokens = _tokens(batch)
     length = tokens.shape[1]
-    ids = None if documents is None else _documents(batch, documents, length)
+    ids = None if documents is None else documents_in(batch, documents, length)
     # Attention is exact for any mask; the work is balanced for a causal one.
     sharding = LAYOUTS[layout](
         masks.causal(length) if ids is None else masks.document(ids, causal=True), group.size
@@ -112,7 +112,7 @@ def _tokens(batch: Any) -> Tensor:
     return tokens
 
 
-def _documents(batch: Mapping[str, Any], name: str, length: int) -> Tensor | None:
+def documents_in(batch: Mapping[str, Any], name: str, length: int) -> Tensor | None:
     """Document ids (B, S) on the host; None where the batch says nothing of documents."""
     ids, bounds, positions = (batch.get(key) for key in (name, "cu_seq_lens_q", "position_ids"))
     if isinstance(ids, Tensor):

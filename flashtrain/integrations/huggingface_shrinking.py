@@ -1,0 +1,77 @@
+"""A small transformers decoder of the same architecture: one layer of each kind, in full width."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import nn
+
+from flashtrain.integrations.huggingface_folder import random_weights
+from flashtrain.integrations.huggingface_layers import decoder_layers
+from flashtrain.integrations.huggingface_specs import EXPERTS, layers_of
+
+VOCABULARY = 256
+WINDOW = 13  # tokens; of windows, and of chunks
+# Feed-forwards mix no tokens.
+FEED_FORWARD, MOST_EXPERTS = 128, 4
+_DECAYS = ("A_log", "dt_bias")
+
+
+def shrunk(module: Any) -> Any:
+    """Return a transformers decoder like `module`, on the CPU with random weights: of the layers
+    that are alike the first alone, few experts and tokens, short windows, and slow decays.
+
+    Args:
+        module: the decoder; it may be on the meta device, and stays as it is.
+    """
+    config = deepcopy(module.config)
+    text = config.get_text_config()
+    changes = {"vocab_size": VOCABULARY, "sliding_window": WINDOW, "attention_chunk_size": WINDOW}
+    changes |= {name: MOST_EXPERTS for name in (*EXPERTS, "num_experts_per_tok", "n_group")}
+    changes |= {"num_experts_per_tok": 2, "topk_group": 1}
+    if not hasattr(text, "state_size"):  # of Mamba's layers alone it is the recurrence's
+        own = (name for name in vars(text) if "intermediate_size" in name)
+        changes |= dict.fromkeys(own, FEED_FORWARD)
+    for name, most in changes.items():
+        value = getattr(text, name, None)
+        if isinstance(value, int) and value > most:
+            setattr(text, name, most)
+    for name, value in vars(text).items():
+        if name.endswith("token_id") and isinstance(value, int) and value >= VOCABULARY:
+            setattr(text, name, None if name == "pad_token_id" else 0)
+    options = {"attn_implementation": text._attn_implementation, "dtype": torch.float32}
+    with torch.device("meta"):
+        small = type(module)._from_config(config, experts_implementation="eager", **options)
+    _keep_one_of_each(small)
+    random_weights(small, decoder_layers(small), torch.device("cpu"))
+    for name, one in small.named_parameters():
+        last = name.rpartition(".")[2]
+        if last in _DECAYS:
+            one.data.uniform_(-2.0, 0.0)
+        elif one.dim() > 1 and "embed" not in name:
+            # So large that attention, convolutions and states matter.
+            one.data.normal_(0, one[0].numel() ** -0.5)
+        elif one.dim() == 1 and "norm" not in name and last != "D":
+            one.data.normal_(0, 0.1)
+    return small.eval()
+
+
+def _keep_one_of_each(module: Any) -> None:
+    """Leave the first of the layers whose specs and modules are alike."""
+    layers, config = decoder_layers(module), module.config.get_text_config()
+    kinds = [f"{spec} {layer}" for spec, layer in zip(layers_of(module), layers, strict=True)]
+    kept = [number for number, kind in enumerate(kinds) if kind not in kinds[:number]]
+    for one in module.modules():
+        for name, child in list(one.named_children()):
+            if isinstance(child, nn.ModuleList) and list(child) == layers:
+                one.register_module(name, nn.ModuleList(layers[number] for number in kept))
+    for name, value in list(vars(config).items()):
+        if isinstance(value, list | tuple) and len(value) == len(layers):
+            setattr(config, name, [value[number] for number in kept])
+    config.num_hidden_layers = len(kept)
+    for number, layer in enumerate(layers[one] for one in kept):
+        for one in layer.modules():
+            if hasattr(one, "layer_idx"):
+                one.layer_idx = number
