@@ -1,123 +1,64 @@
-"""Check that documents of a batch do not see each other, and that what a model declares is felt.
-
-    import flashtrain
+"""Check that documents of a row do not see each other, and that what a model declares is felt.
 
     print(flashtrain.check(model))                       # any decoder of transformers
     print(flashtrain.check(module, next(iter(loader))))  # a LightningModule and its batch
 
-Nothing is trained or changed. Each row of the table is one question, answered by two or more
-forwards that differ in one thing.
+Each row of the table is one question, answered by forwards that differ in one thing.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
-from flashtrain.checks.packed import (
-    LENGTHS,
-    OURS,
-    POSITIONS,
-    Batch,
-    Document,
-    Packed,
-    made_batch,
-    padded,
-)
+from flashtrain.checks.packed import LENGTHS, OURS, Batch, Document, Packed, made_batch
 from flashtrain.distributed.context.attention_check import silent_twin
 from flashtrain.distributed.context.batch import LABELS
 from flashtrain.errors import UserError, first_line
-from flashtrain.models.generation import MaskMaker
-from flashtrain.models.sharded_sequence import whole
 from flashtrain.models.token_probe import EXACT, probe
 from flashtrain.models.trainable import Trainable
+from flashtrain.tasks.language.task import LanguageModel
 from flashtrain_kernels.loss_head import IGNORED
 
-# Of a loss: what differs by more is computed otherwise. Documents alone and packed are products of
-# other sizes, whose rounding differs by the type of the weights.
-ROUNDING = {torch.float64: 1e-4, torch.float32: 1e-4}
-LOW_PRECISION = 2e-2
-MOST = 8  # documents that are changed, or computed alone
+# Of a loss: sums of other sizes are rounded otherwise, in 32 and in 16 bits.
+ROUNDING, ROUNDING_16 = 1e-4, 2e-2
+MOST = 8  # documents of a batch that are asked about
 OK, FAULT, NONE = "ok", "FAULT", "-"
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """The answer to one question: OK, FAULT, or NONE where it could not be asked."""
 
     check: str
     verdict: str
-    figure: float | None = None  # by how much the loss differs, relative to itself
     words: str = ""
+    figure: float | None = None  # how far two losses are apart, relative to them
 
 
-@dataclass
-class Report:
-    """The rows of a check. As text it is their table."""
-
-    rows: list[Row] = field(default_factory=list)
+class Report(list[Row]):
+    """The rows of a check; as text, their table."""
 
     @property
     def faults(self) -> list[Row]:
         """The rows whose verdict is FAULT."""
-        return [row for row in self.rows if row.verdict == FAULT]
+        return [row for row in self if row.verdict == FAULT]
 
     def __str__(self) -> str:
-        figures = ["" if one.figure is None else f"{one.figure:.1e}" for one in self.rows]
-        return "\n".join(
-            f"{row.verdict:<6}{row.check:<32}{figure:>9}  {row.words}".rstrip()
-            for row, figure in zip(self.rows, figures, strict=True)
-        )
+        figures = ("" if one.figure is None else f"{one.figure:.1e}" for one in self)
+        rows = (f"{row.verdict:<6}{row.check:<30}{next(figures):>9}  {row.words}" for row in self)
+        return "\n".join(map(str.rstrip, rows))
 
     def require(self) -> None:
-        """Raise UserError if there is a fault; its text names every one."""
-        if self.faults:
-            found = "; ".join(f"{row.check}: {row.words}" for row in self.faults)
-            raise UserError(f"the model or its batches fail a check: {found}.")
-
-
-@dataclass
-class Subject:
-    """A model whose losses are asked for."""
-
-    model: nn.Module
-    mask: MaskMaker | None = None  # of a model of flashtrain's, as in training
-
-    @torch.no_grad()
-    def loss(self, batch: Batch) -> Tensor:
-        """Return the mean loss of a batch's labels, without dropout."""
-        device = next(self.model.parameters()).device
-        batch = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in batch.items()}
-        model: Any = self.model
-        if isinstance(model, pl.LightningModule):
-            found: Any = silent_twin(model).training_step(batch, 0)
-        elif isinstance(model, Trainable):
-            mask = self.mask and mask_of(self.mask, whole(batch, "positions"))
-            found = model.loss(
-                batch["tokens"], batch[LABELS], positions=batch["positions"], mask=mask
-            )
-        else:
-            names = inspect.signature(model.forward).parameters
-            if all(one.kind is not one.VAR_KEYWORD for one in names.values()):
-                batch = {name: x for name, x in batch.items() if name in names}
-            for name in ("use_cache", "output_router_logits"):  # whose loss is of all tokens
-                if hasattr(model, "config") and hasattr(model.config, name):
-                    batch[name] = False
-            found = model(**batch)
-        found = found["loss"] if isinstance(found, Mapping) else found
-        return found.detach().double()
-
-    @property
-    def rounding(self) -> float:
-        """How much losses differ by rounding, relative to themselves."""
-        return ROUNDING.get(next(self.model.parameters()).dtype, LOW_PRECISION)
+        """Raise UserError, which names every fault, if there is one."""
+        if found := "; ".join(f"{row.check}: {row.words}" for row in self.faults):
+            raise UserError(f"flashtrain.check found faults: {found}.")
 
 
 def check(
@@ -126,237 +67,198 @@ def check(
     collator: Callable[[list[dict[str, Any]]], Mapping[str, Any]] | None = None,
     *,
     lengths: Sequence[int] | None = None,
-    mask: MaskMaker | None = None,
     ranks: int = 1,
     shard: Callable[[Batch, int, int], Batch] | None = None,
 ) -> Report:
-    """Check what the tokens of a model see, by forwards that differ in one thing.
+    """Check what a model's tokens see; nothing of it is changed.
 
     Args:
-        model: a decoder of transformers (also with adapters), a LightningModule whose training_step
-            returns its loss, or a model of flashtrain's.
+        model: a decoder of transformers (also with adapters), one of flashtrain's, or a
+            LightningModule whose training_step returns its mean loss.
         batch: a batch as the model is trained on; None: one is made.
-        collator: a trainer's collator, which makes the batch from samples {"input_ids": [...]}.
-        lengths: the documents' lengths; None: those that the batch says, by position_ids,
+        collator: a trainer's collator, which makes the batch of samples {"input_ids": [...]}.
+        lengths: the documents' lengths; None: what the batch says by position_ids,
             cu_seq_lens_q, seq_idx, documents or attention_mask.
-        mask: what makes the masks that a model of flashtrain's is trained with.
-        ranks: 2: compute the loss on two processes as well, which share the row.
-        shard: shard(batch, rank, ranks) returns a rank's part for a model that shares sequences by
-            itself; None: flashtrain's context parallelism.
-
-    Returns:
-        The table; its `faults` are empty if all is well.
+        ranks: above 1: also compute the loss on so many processes that share the batch's rows.
+        shard: shard(batch, rank, ranks) returns a rank's part for a model that shares rows by
+            itself; None: flashtrain's context parallelism shares them.
 
     Raises:
         UserError: the model cannot compute the loss of the batch.
     """
-    from flashtrain.checks.declared import declared_rows
-    from flashtrain.checks.ranks import equals_two
+    from flashtrain.checks.declared import declared
+    from flashtrain.checks.ranks import equals_ranks
 
-    subject = Subject(model, mask)
+    vocabulary, names = vocabulary_of(model), {}
+    if isinstance(model, Trainable):
+        model, names = LanguageModel(model, document_mask=True), OURS
+    if isinstance(model, LanguageModel):
+        names = OURS
+    made = made_batch(vocabulary, LENGTHS, **names)
     if collator is not None:
-        batch, lengths = _collated(collator, vocabulary_of(model), lengths)
-    elif batch is None:
-        names = OURS if isinstance(model, Trainable) else {}
-        batch = made_batch(vocabulary_of(model), LENGTHS, **names)
-    modes = [(one, one.training) for one in model.modules()]
+        documents = made["input_ids"][0]
+        batch = collator([{"input_ids": one.tolist()} for one in documents.split(LENGTHS)])
+        # Where it put them one after the other, whatever it says of them.
+        joined = torch.equal(batch.get("input_ids", made).flatten(), documents)
+        lengths = LENGTHS if joined and lengths is None else lengths
+    packed, modes = Packed(batch or made, lengths), [(one, one.training) for one in model.modules()]
     model.eval()
     report = Report()
     try:
         with isolate_rng():
-            packed = Packed(batch, lengths)
-            if LABELS not in packed.batch:
-                raise UserError("a batch without labels: expected 'labels' (rows, tokens).")
             try:
-                subject.loss(packed.batch)
+                loss_of(model, packed.batch)
             except Exception as error:
-                name = type(model).__name__
-                raise UserError(f"{name} fails on the batch: {first_line(error)}.") from error
-            questions: list[Callable[..., Any]] = [
-                positions_restart, labels_within, documents_apart, packed_equals_alone,
-                later_unseen, padding_unseen, declared_rows,
-            ]  # fmt: skip
+                fails = f"{type(model).__name__} fails on the batch: {first_line(error)}."
+                raise UserError(fails) from error
+            for ask in (
+                positions_restart, labels_within, apart, as_alone, later_unseen, padding_unseen,
+                declared,
+            ):  # fmt: skip
+                try:
+                    report.extend(ask(model, packed))
+                except Exception as error:  # noqa: BLE001 - of a model that no one here wrote
+                    name = ask.__name__.replace("_", " ")
+                    report.append(Row(name, NONE, f"it fails: {first_line(error)}"))
             if ranks > 1:
-                questions.append(lambda *given: equals_two(*given, ranks, shard))
-            for ask in questions:
-                report.rows += _answers(ask, subject, packed)
+                report.append(equals_ranks(model, packed, ranks, shard))
     finally:
         for one, mode in modes:
             one.training = mode
     return report
 
 
-def _answers(ask: Callable[..., Any], subject: Subject, packed: Packed) -> list[Row]:
-    try:
-        found = ask(subject, packed)
-    except Exception as error:  # noqa: BLE001 - of a model that no one here wrote
-        name = getattr(ask, "__name__", "").replace("_", " ")
-        return [Row(name, NONE, None, f"cannot be computed: {first_line(error)}")]
-    return [found] if isinstance(found, Row) else list(found)
-
-
-def mask_of(make: MaskMaker, positions: Tensor) -> Any:
-    """Return the mask of packed documents with these positions (B, S)."""
-    return make(
-        documents=(positions == 0).cumsum(1) - 1,
-        positions=positions,
-        seqlen=positions.shape[1],
-        device=positions.device,
-    )
+@torch.no_grad()
+def loss_of(model: Any, batch: Batch) -> Tensor:
+    """Return a model's mean loss of the labels in a batch."""
+    device = next(model.parameters()).device
+    batch = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in batch.items()}
+    if isinstance(model, LanguageModel):
+        found: Any = model.batch_loss(batch)  # type: ignore[arg-type]
+    elif isinstance(model, pl.LightningModule):
+        found = silent_twin(model).training_step(batch, 0)
+    else:
+        names = inspect.signature(model.forward).parameters
+        if all(one.kind is not one.VAR_KEYWORD for one in names.values()):
+            batch = {name: x for name, x in batch.items() if name in names}
+        for name in ("use_cache", "output_router_logits"):  # of which the loss is of all tokens
+            if hasattr(getattr(model, "config", None), name):
+                batch[name] = False
+        found = model(**batch)
+    return (found["loss"] if isinstance(found, Mapping) else found).detach().double()
 
 
 def vocabulary_of(model: nn.Module) -> int:
-    """Return how many tokens a model knows: the rows of its first embedding."""
-    if isinstance(model, Trainable) and hasattr(model, "shape"):
-        return model.shape.vocab_size
+    """Return how many tokens a model knows."""
     for one in model.modules():
+        if isinstance(one, Trainable):
+            return one.shape.vocab_size
         if isinstance(one, nn.Embedding):
             return one.num_embeddings
-    raise UserError(f"{type(model).__name__} has no nn.Embedding: give a batch.")
+    return 4 + 1  # a model with an embedding of its own has a batch of its own
 
 
-def _collated(
-    collator: Callable[..., Any], vocabulary: int, lengths: Sequence[int] | None
-) -> tuple[Mapping[str, Any], Sequence[int] | None]:
-    made = made_batch(vocabulary, LENGTHS)["input_ids"][0]
-    batch = collator([{"input_ids": one.tolist()} for one in made.split(LENGTHS)])
-    found = Packed(batch).tokens.flatten().cpu()
-    # Where the collator put them one after the other, whatever it says of them.
-    return batch, LENGTHS if lengths is None and torch.equal(found, made) else lengths
+def compared(
+    check: str, one: Tensor, other: Tensor, most: float, words: str, *, differ: bool = False
+) -> Row:
+    """Return a row on two losses, a fault with these words if they are further apart than `most`,
+    or with `differ` if they are not."""
+    figure = float((one - other).abs() / one.abs().clamp(min=1e-3))
+    fault = (figure <= most) if differ else not figure <= most
+    return Row(check, FAULT, words, figure) if fault else Row(check, OK, "", figure)
 
 
-def relative(one: Tensor, other: Tensor) -> float:
-    """Return how far two losses are apart, relative to them; inf where one is not finite."""
-    difference = ((one - other).abs() / one.abs().clamp(min=1e-3)).item()
-    return difference if difference == difference else float("inf")
+def rounding(model: nn.Module) -> float:
+    """Return how far a model's losses may be apart by rounding."""
+    return ROUNDING if next(model.parameters()).dtype.itemsize > 2 else ROUNDING_16
 
 
-def row(check: str, figure: float, most: float, words: str) -> Row:
-    """Return a row that is a fault if its figure is above `most`; then it has these words."""
-    return Row(check, FAULT if figure > most else OK, figure, words if figure > most else "")
-
-
-def positions_restart(subject: Subject, packed: Packed) -> Row:
-    """Whether each document's positions begin as its row's do, and count on."""
-    title, name = "positions restart", next((x for x in POSITIONS if x in packed.batch), None)
-    if name is None:
-        return Row(title, NONE, None, "the batch has no positions")
-    given = packed.batch[name].cpu()
-    wrong = [
-        one
-        for one in packed.documents
-        if not torch.equal(
-            given[one.row, one.begin : one.end].long(),
-            given[one.row, packed.ids[one.row] >= 0][0] + torch.arange(len(one)),
+def positions_restart(model: nn.Module, packed: Packed) -> Iterator[Row]:
+    """Whether each document's positions are those that it has alone."""
+    if name := packed.positions:
+        given = (
+            (one, packed.batch[name][one.row, one.begin : one.end]) for one in packed.documents
         )
-    ]
-    count = f"{len(wrong)} of {len(packed.documents)} documents"
-    return (
-        Row(title, FAULT, None, f"{count} begin at another position") if wrong else Row(title, OK)
-    )
+        wrong = sum(not torch.equal(x, packed.alone(one)[name][0]) for one, x in given)
+        yield Row(
+            "positions restart", FAULT if wrong else OK, f"not in {wrong} documents" * (wrong > 0)
+        )
 
 
-def labels_within(subject: Subject, packed: Packed) -> Row:
-    """Whether no document's last token is to predict the next one's first."""
-    title, labels = "labels stay within documents", packed.batch[LABELS].cpu()
-    if packed.shift is None:
-        return Row(title, NONE, None, "labels are not the next tokens")
-    firsts = [(one.row, one.begin) for one in packed.documents if one.begin]
-    across = [
-        place
-        for place in firsts
-        if labels[place[0], place[1] - packed.shift] != IGNORED
-        and packed.ids[place[0], place[1] - 1] >= 0
-    ]
-    words = f"{len(across)} of {len(firsts)} documents' first tokens are labels of the one before"
-    return Row(title, FAULT, None, words) if across else Row(title, OK)
+def labels_within(model: nn.Module, packed: Packed) -> Iterator[Row]:
+    """Whether no token is to predict the first one of the document behind."""
+    if packed.shift is not None:
+        ends = {(one.row, one.end) for one in packed.documents}
+        begun = [one for one in packed.documents if (one.row, one.begin) in ends]
+        found = (packed.batch[LABELS][one.row, one.begin - packed.shift] for one in begun)
+        across = sum(int(label) != IGNORED for label in found)
+        words = f"{across} first tokens are labels of the document before" * (across > 0)
+        yield Row("labels stay within documents", FAULT if across else OK, words)
 
 
-def _difference(
-    subject: Subject, before: Batch, after: Batch, packed: Packed, others: Tensor
-) -> tuple[float, str | None]:
-    """Return how far the losses of two batches are apart, and where a state of one of the `other`
-    tokens (B, S) of them first differs."""
-    losses: list[Tensor] = []
+def apart(model: nn.Module, packed: Packed) -> Iterator[Row]:
+    """Whether the border tokens of a document change no other document's loss."""
+    found = []
+    for one in _some(packed.documents) if len(packed.documents) > 1 else ():
+        others = [other for other in packed.documents if other != one]
+        places = one.row, one.begin, one.end - 1
+        found.append(_unmoved("documents apart", model, packed, others, *places))
+    yield from _worst(found)
+
+
+def later_unseen(model: Any, packed: Packed) -> Iterator[Row]:
+    """Whether a token changes no loss of the tokens before it."""
+    row, begin, end = longest = max(packed.documents, key=lambda one: one.end - one.begin)
+    if packed.shift is not None and getattr(model, "mask", None) is None:
+        middle = (begin + end) // 2
+        earlier = longest._replace(end=middle - packed.shift)
+        yield _unmoved("later tokens unseen", model, packed, [earlier], row, middle)
+
+
+def _unmoved(
+    title: str, model: nn.Module, packed: Packed, scored: Sequence[Document], row: int, *places: int
+) -> Row:
+    """Return whether other tokens at these places of a row leave the loss of the `scored` documents
+    as it is; the fault names where a state of theirs first differs."""
+    before, losses, others = packed.scored(*scored), [], packed.of(*scored)
+    after = packed.changed(before, row, *places)
 
     def run(again: bool) -> None:
-        losses.append(subject.loss(after if again else before))
+        losses.append(loss_of(model, after if again else before))
 
-    one_row = packed.tokens.shape[0] == 1
-    _, moved = probe(run, packed.tokens.shape[1], others[0] & one_row, shared=False)
-    return relative(*losses), moved
-
-
-def documents_apart(subject: Subject, packed: Packed) -> Row:
-    """Whether the border tokens of a document change no other document's loss."""
-    title = "documents apart"
-    if len(packed.documents) < 2:
-        return Row(title, NONE, None, "the batch has one document")
-    worst, words = 0.0, ""
-    for one in _some(packed.documents):
-        others = (packed.ids >= 0) & ~packed.of(one)
-        before = packed.scored(others)
-        after = packed.changed(before, one.row, one.begin, one.end - 1)
-        figure, moved = _difference(subject, before, after, packed, others)
-        if figure > max(worst, EXACT):
-            words = f"another document's loss moves{f', by {moved}' if moved else ''}"
-        worst = max(worst, figure)
-    return row(title, worst, EXACT, words)
+    one_row = len(others) == 1
+    _, moved = probe(run, others.shape[1], others[0] & one_row, shared=False)
+    words = "another loss moves" + (f", first by {moved}" if moved else "")
+    return compared(title, *losses, EXACT, words)
 
 
-def packed_equals_alone(subject: Subject, packed: Packed) -> Row:
+def as_alone(model: nn.Module, packed: Packed) -> Iterator[Row]:
     """Whether a document's loss in its row is its loss alone."""
-    worst = 0.0
-    for one in _some([one for one in packed.documents if len(one) > 2]):
-        whole = packed.scored(packed.of(one))
-        if (whole[LABELS] != IGNORED).any():
-            alone = Packed(packed.alone(one))
-            by_itself = alone.scored(alone.of(*alone.documents))
-            worst = max(worst, relative(subject.loss(by_itself), subject.loss(whole)))
-    words = "a document's loss is another one alone"
-    return row("packed equals alone", worst, subject.rounding, words)
-
-
-def later_unseen(subject: Subject, packed: Packed) -> Row:
-    """Whether a token changes no loss of the tokens before it."""
-    title = "later tokens unseen"
-    if packed.shift is None:
-        return Row(title, NONE, None, "labels are not the next tokens")
-    one = max(packed.documents, key=len)
-    middle = (one.begin + one.end) // 2
-    mask = subject.mask and mask_of(subject.mask, packed.batch["positions"])
-    if mask is not None and mask.dense().triu(1).any():
-        return Row(title, NONE, None, "its mask shows them")
-    earlier = packed.of(Document(one.row, one.begin, middle - packed.shift))
-    before = packed.scored(earlier)
-    figure, moved = _difference(
-        subject, before, packed.changed(before, one.row, middle), packed, earlier
-    )
-    return row(title, figure, EXACT, f"they are seen{f', by {moved}' if moved else ''}")
-
-
-def padding_unseen(subject: Subject, packed: Packed) -> list[Row]:
-    """Whether a document's loss beside padding, on either side, is its loss alone."""
     found = []
-    for side in ("left", "right"):
-        title, made = f"padding on the {side} unseen", padded(packed, side)
-        if isinstance(subject.model, pl.LightningModule | Trainable) or packed.shift != 0:
-            found.append(Row(title, NONE, None, "it takes no attention_mask"))
-        elif made is not None:
-            batch, short = made
-            scored = batch.scored(batch.of(short))
-            alone = Packed(packed.alone(max(_shorter(packed), key=len)))
-            by_itself = subject.loss(alone.scored(alone.of(*alone.documents)))
-            figure = relative(by_itself, subject.loss(scored))
-            found.append(row(title, figure, subject.rounding, "a document's loss is another one"))
-    return found
+    for one in _some([one for one in packed.documents if one.end - one.begin > 2]):
+        whole, alone = packed.scored(one), Packed(packed.alone(one))
+        if bool((whole[LABELS] != IGNORED).any()):
+            losses = loss_of(model, alone.scored(*alone.documents)), loss_of(model, whole)
+            words = "a document has another loss alone"
+            found.append(compared("packed equals alone", *losses, rounding(model), words))
+    yield from _worst(found)
 
 
-def _shorter(packed: Packed) -> list[Document]:
-    longest = max(map(len, packed.documents))
-    return [one for one in packed.documents if len(one) < longest]
+def padding_unseen(model: Any, packed: Packed) -> Iterator[Row]:
+    """Whether a document's loss beside padding, on either side, is its loss without."""
+    if "attention_mask" in inspect.signature(model.forward).parameters:
+        one = packed.of_one(vocabulary_of(model), 24)
+        one["attention_mask"] = torch.ones_like(one[packed.name])
+        for side, around in (("left", (11, 0)), ("right", (0, 11))):
+            batch = {name: pad(x, around, value=-100 * (name == LABELS)) for name, x in one.items()}
+            title, words = f"padding on the {side} unseen", "a document has another loss beside it"
+            losses = loss_of(model, one), loss_of(model, batch)
+            yield compared(title, *losses, rounding(model), words)
 
 
 def _some(documents: Sequence[Document]) -> Sequence[Document]:
-    """Return up to MOST documents, evenly among all."""
     return documents[:: -(-len(documents) // MOST) or 1]
+
+
+def _worst(rows: Sequence[Row]) -> Sequence[Row]:
+    return sorted(rows, key=lambda row: (row.verdict == FAULT, row.figure))[-1:]

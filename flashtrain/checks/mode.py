@@ -22,7 +22,7 @@ class Check(Mode):
     of_checkpoint = of_weights = of_recipe = True
     example = (
         "mode=check model.path=MODEL",
-        "do documents see each other? windows, sinks, ranks; exit status 1 if so",
+        "do documents of a row see each other? windows, ranks",
     )
 
     def uses(self, settings: Settings) -> tuple[str, ...]:
@@ -38,42 +38,36 @@ class Check(Mode):
     def run_checkpoint(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
         from flashtrain.checks.check import check
         from flashtrain.tasks.attention_masks import make_mask
+        from flashtrain.tasks.language.task import LanguageModel
 
-        model, words = _model(settings, hardware)
-        say(f"checking {words}, on the {hardware.kind} ...")
         mask = settings.applied_mask
         if not mask.documents:
-            say(
-                "documents are packed as by data.document_mask=true; it is false in these settings, "
-                "with which a training lets documents of a row see each other"
-            )
-        report = check(model, mask=make_mask(replace(mask, documents=True)), ranks=2)
-        say(str(report))
-        faults = len(report.faults)
-        say(f"{faults} of {len(report.rows)} checks found a fault" if faults else "no fault found")
-        return {"report": report, "status": int(faults > 0)}
+            say("documents are packed as with data.document_mask=true, which these settings lack")
+        own = (
+            None
+            if mask.name in ("causal", "document")
+            else make_mask(replace(mask, documents=True))
+        )
+        model = LanguageModel(_model(settings, hardware), document_mask=True, mask=own)
+        report = check(model, ranks=2)
+        say(f"{report}\n{len(report.faults) or 'no'} faults found")
+        return {"report": report, "status": int(bool(report.faults))}
 
 
-def _model(settings: Settings, hardware: Hardware) -> tuple[Any, str]:
-    """Return the model and what it is: on a GPU with its weights, else a small one of
-    transformers' classes, and a run's as it is."""
+def _model(settings: Settings, hardware: Hardware) -> Any:
+    """Return the model: on a GPU, or one of flashtrain's that is given, with its weights; else of
+    random weights, and a decoder of transformers in small."""
     from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
     from flashtrain.integrations.huggingface_shrinking import shrunk
     from flashtrain.tasks.decoders import make_model
     from flashtrain.tasks.language.evaluate import read_model
 
+    theirs, attention = settings.model.name == "huggingface", hardware.attention
     given = settings.checkpoint or settings.weights or settings.model.path
-    huggingface = settings.model.name == "huggingface"
-    if given is not None and (hardware.kind == "cuda" or not huggingface):
-        return read_model(settings, hardware).model, f"{given} whole"
-    model = make_model(
-        settings.model,
-        vocab_size=1 if huggingface else VOCABULARY,
-        context=settings.context,
-        attention=hardware.attention,
+    if given is not None and (hardware.kind == "cuda" or not theirs):
+        return read_model(settings, hardware).model
+    vocabulary = 1 if theirs else VOCABULARY
+    model: Any = make_model(
+        settings.model, vocab_size=vocabulary, context=settings.context, attention=attention
     )
-    if not isinstance(model, HuggingFaceDecoder):
-        return model, f"{settings.model.label} with random weights"
-    small = HuggingFaceDecoder(shrunk(model.module))
-    number = len(small.blocks)
-    return small, f"{number} of {len(model.blocks)} layers, one of each kind, with random weights"
+    return HuggingFaceDecoder(shrunk(model.module)) if theirs else model

@@ -12,46 +12,36 @@ from flashtrain.integrations.huggingface_folder import random_weights
 from flashtrain.integrations.huggingface_layers import decoder_layers
 from flashtrain.integrations.huggingface_specs import EXPERTS, layers_of
 
-VOCABULARY = 256
-WINDOW = 13  # tokens; of windows, and of chunks
-# Feed-forwards mix no tokens.
-FEED_FORWARD, MOST_EXPERTS = 128, 4
-_DECAYS = ("A_log", "dt_bias")
+VOCABULARY, WINDOW = 256, 13  # tokens; WINDOW of chunks too
+FEED_FORWARD, MOST_EXPERTS = 128, 4  # which mix no tokens
 
 
 def shrunk(module: Any) -> Any:
-    """Return a transformers decoder like `module`, on the CPU with random weights: of the layers
-    that are alike the first alone, few experts and tokens, short windows, and slow decays.
-
-    Args:
-        module: the decoder; it may be on the meta device, and stays as it is.
+    """Return a transformers decoder like `module`, which may be on the meta device: on the CPU, of
+    layers that are alike one, few experts and tokens, short windows, random weights, slow decays.
     """
     config = deepcopy(module.config)
     text = config.get_text_config()
-    changes = {"vocab_size": VOCABULARY, "sliding_window": WINDOW, "attention_chunk_size": WINDOW}
-    changes |= {name: MOST_EXPERTS for name in (*EXPERTS, "num_experts_per_tok", "n_group")}
-    changes |= {"num_experts_per_tok": 2, "topk_group": 1}
-    if not hasattr(text, "state_size"):  # of Mamba's layers alone it is the recurrence's
-        own = (name for name in vars(text) if "intermediate_size" in name)
-        changes |= dict.fromkeys(own, FEED_FORWARD)
-    for name, most in changes.items():
-        value = getattr(text, name, None)
-        if isinstance(value, int) and value > most:
-            setattr(text, name, most)
+    most = {"vocab_size": VOCABULARY, "sliding_window": WINDOW, "attention_chunk_size": WINDOW}
+    most |= {**dict.fromkeys(EXPERTS, MOST_EXPERTS), "num_experts_per_tok": 2}
+    most |= {"n_group": 2, "topk_group": 1}
     for name, value in vars(text).items():
-        if name.endswith("token_id") and isinstance(value, int) and value >= VOCABULARY:
-            setattr(text, name, None if name == "pad_token_id" else 0)
-    options = {"attn_implementation": text._attn_implementation, "dtype": torch.float32}
+        # A Mamba's intermediate_size is its recurrence's.
+        inner = "intermediate_size" in name and not hasattr(text, "state_size")
+        if isinstance(value, int) and value > (FEED_FORWARD if inner else most.get(name, value)):
+            setattr(text, name, FEED_FORWARD if inner else most[name])
+        elif name.endswith("token_id") and isinstance(value, int) and value >= VOCABULARY:
+            setattr(text, name, 0)
+    names = {"attn_implementation": text._attn_implementation, "experts_implementation": "eager"}
     with torch.device("meta"):
-        small = type(module)._from_config(config, experts_implementation="eager", **options)
+        small = type(module)._from_config(config, dtype=torch.float32, **names)
     _keep_one_of_each(small)
     random_weights(small, decoder_layers(small), torch.device("cpu"))
     for name, one in small.named_parameters():
         last = name.rpartition(".")[2]
-        if last in _DECAYS:
+        if last in ("A_log", "dt_bias"):
             one.data.uniform_(-2.0, 0.0)
-        elif one.dim() > 1 and "embed" not in name:
-            # So large that attention, convolutions and states matter.
+        elif one.dim() > 1 and "embed" not in name:  # so that what mixes tokens matters
             one.data.normal_(0, one[0].numel() ** -0.5)
         elif one.dim() == 1 and "norm" not in name and last != "D":
             one.data.normal_(0, 0.1)
