@@ -162,7 +162,9 @@ FAULTS: dict[str, tuple[Callable[[], Report], set[str]]] = {
         {"labels stay within documents"},
     ),
     "a window off by one": (
-        lambda: flashtrain.check(with_attention("mistral", exactly, a_wider_window), one_document()),
+        lambda: flashtrain.check(
+            with_attention("mistral", exactly, a_wider_window), one_document()
+        ),
         {"layer 0: window 13"},
     ),
     "softcap left out": (
