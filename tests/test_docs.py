@@ -54,6 +54,8 @@ RUN_HERE = {
     "hugging face lightning",
     "lightning batches",
     "chat script",
+    "check a collator",
+    "check callbacks",
 }
 RUN_BY_TEST_README = {"lightning script", "attention module", "attention mask", "hugging face"}
 RUN_ON_RANKS = {"hugging face over several GPUs"}  # tests/distributed/test_huggingface_training.py
@@ -366,6 +368,15 @@ def test_the_script_around_a_hugging_face_model_trains(
     monkeypatch.setenv("FLASHTRAIN_CACHE", str(tmp_path))
     task = run_block("hugging face lightning")["task"]
     assert task.last_loss < task.first_loss < 6
+
+
+def test_the_check_of_the_guide_finds_the_leak_that_it_names() -> None:
+    report = run_block("check a collator")["report"]
+    assert [row.check for row in report.faults] == ["documents apart", "packed equals alone"]
+    assert "model.layers.0.conv" in report.faults[0].words
+    made = run_block("check callbacks")
+    assert hasattr(made["of_lightning"], "on_train_start")
+    assert hasattr(made["of_transformers"], "on_train_begin")
 
 
 @pytest.mark.integration

@@ -46,6 +46,7 @@ PAGES = (
     "docs/train/several-gpus.md",
     "docs/extend/add-a-mask.md",
     "docs/train/hugging-face.md",
+    "docs/train/check.md",
     "docs/train/conversations.md",
 )
 RULER = "ruler.lengths=[700] ruler.samples=1 ruler.tasks=[niah_single_1,fwe]"

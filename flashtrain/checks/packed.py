@@ -54,6 +54,8 @@ class Packed:
         }
         ids = documents_in(says, "documents", tokens.shape[1])
         if lengths is not None:
+            if sum(lengths) != tokens.numel():
+                raise UserError(f"lengths of {sum(lengths)} tokens: expected {tokens.numel()}.")
             ids = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
         padding = batch.get("attention_mask", torch.ones(()))
         ids = torch.zeros((), dtype=torch.int64) if ids is None else ids.view(-1, tokens.shape[1])
@@ -108,8 +110,7 @@ class Packed:
 
     def of_one(self, vocabulary: int, tokens: int) -> Batch:
         """Return a batch of one document of random tokens, with this one's names."""
-        names = {"tokens": self.name, "positions": self.positions, "shift": self.shift or 0}
-        made = made_batch(vocabulary, (tokens,), **names)
+        made = made_batch(vocabulary, (tokens,), self.name, self.positions, self.shift or 0)
         return {name: x for name, x in made.items() if name in self.batch}
 
 
@@ -127,7 +128,6 @@ def _is_next(tokens: Tensor, labels: Tensor, shift: int) -> bool:
 def made_batch(
     vocabulary: int,
     lengths: Sequence[int],
-    *,
     tokens: str = "input_ids",
     positions: str = "position_ids",
     shift: int = 0,

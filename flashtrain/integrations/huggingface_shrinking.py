@@ -61,7 +61,8 @@ def _keep_one_of_each(module: Any) -> None:
         if isinstance(value, list | tuple) and len(value) == len(layers):
             setattr(config, name, [value[number] for number in kept])
     config.num_hidden_layers = len(kept)
-    for number, layer in enumerate(layers[one] for one in kept):
-        for one in layer.modules():
-            if hasattr(one, "layer_idx"):
-                one.layer_idx = number
+    part: Any
+    for number, layer in enumerate(kept):
+        for part in layers[layer].modules():
+            if hasattr(part, "layer_idx"):
+                part.layer_idx = number

@@ -1,0 +1,55 @@
+"""mode=check: the table and the exit status."""
+
+from __future__ import annotations
+
+import pytest
+from tiny_runs import run_mode
+
+from flashtrain.command.checkpoint_settings import settings_from_checkpoint
+from flashtrain.errors import UserError
+from flashtrain.integrations import huggingface_mixers
+
+SMALL = "model.options={hidden_size: 64, num_attention_heads: 4, num_key_value_heads: 2}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("model.config=qwen3", f"+{SMALL}"),
+        ("recipe=gpt2", "model.size=demo"),
+        ("recipe=gpt2", "model=llama", "model.size=demo", "mask=window", "mask.window=20"),
+        ("recipe=gpt2", "model=llama", "model.size=demo", "mask=chunked", "mask.chunk=32"),
+        ("recipe=gpt2", "model=llama", "model.size=demo", "mask=prefix", "mask.prefix=50"),
+        ("recipe=gpt2", "model=llama", "model.size=demo", "model.pattern=[window:9,full]"),
+    ],
+    ids=" ".join,
+)
+def test_models_that_flashtrain_trains_have_no_fault(words: tuple[str, ...], caplog) -> None:
+    caplog.set_level("INFO")
+    assert run_mode("mode=check", "hardware=cpu", *words) == 0
+    printed = caplog.text
+    assert "FAULT" not in printed
+    assert "ok    one rank equals 2" in printed
+
+
+def test_a_run_is_checked_with_its_own_model(tiny_runs, caplog) -> None:
+    run = tiny_runs.run("context=256", "model=llama", "trainer.steps=1")
+    caplog.set_level("INFO")
+    assert run_mode("mode=check", f"checkpoint={run}") == 0
+    assert "ok    documents apart" in caplog.text
+
+
+def test_a_fault_is_the_exit_status(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    """Recurrences that are computed as transformers does."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(huggingface_mixers, "FUNCTIONS", {})
+    words = ("model.config=lfm3", f"+{SMALL}", "hardware=cpu")
+    assert run_mode("mode=check", *words) == 1
+    assert "FAULT documents apart" in caplog.text
+
+
+def test_what_is_no_language_model_is_refused() -> None:
+    with pytest.raises(UserError, match=r"mode=check .* expected a language model"):
+        settings_from_checkpoint(["mode=check", "recipe=bert"])
+    with pytest.raises(UserError, match=r"mode=check needs checkpoint=.*model\.path"):
+        settings_from_checkpoint(["mode=check"])
