@@ -144,9 +144,8 @@ def jobs_of(command: str, runs: dict[str, Path]) -> list[list[str]]:
     words = words_of(command)
     published = "weights=recipes/results/pathx-original-h200.safetensors"
     words = [published if "FILE.safe" in word else word for word in words]
-    if {"mode=evaluate", "mode=generate", "mode=ruler", "mode=positions", "mode=check"} & set(
-        words
-    ):
+    of_models = ("evaluate", "generate", "ruler", "positions", "check")
+    if {f"mode={mode}" for mode in of_models} & set(words):
         words = [
             f"model.path={runs['model']}" if word.startswith("model.path=") else word
             for word in words

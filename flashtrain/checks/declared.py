@@ -60,9 +60,7 @@ def _felt(
             one[name] = value
         for x, old in zip(sinks, kept, strict=True):
             x.data.copy_(old)
-    return Row(
-        f"{name} felt", OK if felt else FAULT, "" if felt else "another value changes nothing"
-    )
+    return Row(f"{name} felt", OK if felt else FAULT, "" if felt else "it changes nothing")
 
 
 def layers_in(model: nn.Module) -> list[tuple[nn.Module, Any]]:

@@ -80,7 +80,7 @@ def vocabulary_of(model: nn.Module) -> int:
 
 
 def compared(check: str, one: Tensor, other: Tensor, most: float, words: str) -> Row:
-    """Return a row on two losses, a fault with these words if they are further apart than `most`."""
+    """Return a row on two losses, a fault with these words if they differ by above `most`."""
     figure = float((one - other).abs() / one.abs().clamp(min=1e-3))
     return Row(check, OK, "", figure) if figure <= most else Row(check, FAULT, words, figure)
 

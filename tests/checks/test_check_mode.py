@@ -33,7 +33,8 @@ def test_models_that_flashtrain_trains_have_no_fault(words: tuple[str, ...], cap
 
 
 def test_a_run_is_checked_with_its_own_model(tiny_runs, caplog) -> None:
-    run = tiny_runs.run("context=256", "model=llama", "trainer.steps=1")
+    status, run = tiny_runs.run("llama", "context=256", "model=llama", "trainer.micro_batch=1")
+    assert status == 0
     caplog.set_level("INFO")
     assert run_mode("mode=check", f"checkpoint={run}") == 0
     assert "ok    documents apart" in caplog.text
