@@ -15,24 +15,14 @@ import torch
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import nn
 
-from flashtrain.checks import questions
 from flashtrain.checks.declared import declared
 from flashtrain.checks.packed import LENGTHS, OURS, Batch, Packed, made_batch
+from flashtrain.checks.questions import QUESTIONS
 from flashtrain.checks.ranks import equals_ranks
 from flashtrain.checks.rows import NONE, Report, Row, loss_of, vocabulary_of
 from flashtrain.errors import UserError, first_line
 from flashtrain.models.trainable import Trainable
 from flashtrain.tasks.language.task import LanguageModel
-
-QUESTIONS = (
-    questions.positions_restart,
-    questions.labels_within,
-    questions.apart,
-    questions.as_alone,
-    questions.later_unseen,
-    questions.padding_unseen,
-    declared,
-)
 
 
 def check(
@@ -82,7 +72,7 @@ def check(
             except Exception as error:
                 fails = f"{type(model).__name__} fails on the batch: {first_line(error)}."
                 raise UserError(fails) from error
-            for ask in QUESTIONS:
+            for ask in (*QUESTIONS, declared):
                 try:
                     report.extend(ask(model, packed))
                 except Exception as error:  # noqa: BLE001 - of a model that no one here wrote

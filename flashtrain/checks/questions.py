@@ -110,3 +110,8 @@ def _some(documents: Sequence[Document]) -> Sequence[Document]:
 
 def _worst(rows: Sequence[Row]) -> Sequence[Row]:
     return sorted(rows, key=lambda row: (row.verdict == FAULT, row.figure))[-1:]
+
+
+QUESTIONS = (
+    positions_restart, labels_within, apart, as_alone, later_unseen, padding_unseen,
+)  # fmt: skip
