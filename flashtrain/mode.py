@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from flashtrain.errors import UserError
 from flashtrain.registry import component, registered
 from flashtrain.settings.settings import OF_A_CHECKPOINT, Settings
-from flashtrain.spec import task_of
+from flashtrain.spec import imported, task_of
 
 if TYPE_CHECKING:
     from flashtrain.settings.command_line import CommandLine
@@ -79,6 +80,25 @@ class Mode:
         def demo_line(self, demo: Settings, where: str) -> str:
             """Return a line on what the demo does; it ends with the text `where`, which says how to
             run the recipe in full."""
+
+
+class Check(Mode):
+    """mode=check: whether a model's documents see each other, and what it declares is felt."""
+
+    of_checkpoint = of_weights = of_recipe = True
+    example = ("mode=check model.path=MODEL", "do documents of a row see each other? and windows")
+
+    def uses(self, settings: Settings) -> tuple[str, ...]:
+        return ("checkpoint", "weights", "attention", "context", "data", "mask", "model")
+
+    def check(self, settings: Settings) -> None:
+        if settings.task != "language_model":
+            raise UserError(
+                f"mode=check with recipe={settings.recipe}, task={settings.task}: expected a "
+                "language model. Other models: flashtrain.check(model, batch)."
+            )
+
+    run_checkpoint = imported("flashtrain.checks.command:run_check")
 
 
 def mode_of(settings: Settings) -> Mode | None:

@@ -75,7 +75,7 @@ _OWN = {
     "task.language_model": "flashtrain.tasks.language.spec:LanguageTask",
     "task.masked_language_model": "flashtrain.tasks.masked_language.spec:MaskedTask",
     "task.fine_tuning": "flashtrain.tasks.fine_tuning.spec:FineTuningTask",
-    "mode.check": "flashtrain.checks.mode:Check",
+    "mode.check": "flashtrain.mode:Check",
     "mixer.attention": "flashtrain.models.attention_spec:AttentionSpec",
     "model.huggingface": "flashtrain.integrations.huggingface_model:build",
     "figure.context": "flashtrain.report.figures:sweep_figure",

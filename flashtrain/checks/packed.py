@@ -47,12 +47,8 @@ class Packed:
                 "'input_ids' or 'tokens', and 'labels' (rows, tokens)."
             )
         tokens, labels = batch[self.name].cpu(), batch[LABELS].cpu()
-        says = {
-            "documents": batch.get("seq_idx"),
-            "position_ids": batch.get(self.positions),
-            **batch,
-        }
-        ids = documents_in(says, "documents", tokens.shape[1])
+        says = {"documents": batch.get("seq_idx"), "position_ids": batch.get(self.positions)}
+        ids = documents_in({**says, **batch}, "documents", tokens.shape[1])
         if lengths is not None:
             if sum(lengths) != tokens.numel():
                 raise UserError(f"lengths of {sum(lengths)} tokens: expected {tokens.numel()}.")

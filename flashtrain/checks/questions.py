@@ -22,13 +22,11 @@ MOST = 8  # documents of a batch that are asked about
 def positions_restart(model: nn.Module, packed: Packed) -> Iterator[Row]:
     """Whether each document's positions are those that it has alone."""
     if name := packed.positions:
-        given = (
-            (one, packed.batch[name][one.row, one.begin : one.end]) for one in packed.documents
-        )
-        wrong = sum(not torch.equal(x, packed.alone(one)[name][0]) for one, x in given)
-        yield Row(
-            "positions restart", FAULT if wrong else OK, f"not in {wrong} documents" * (wrong > 0)
-        )
+        x = packed.batch[name]
+        pairs = [(packed.alone(one)[name][0], x[one.row, one.begin :]) for one in packed.documents]
+        wrong = sum(not torch.equal(own, here[: len(own)]) for own, here in pairs)
+        words = f"not in {wrong} documents" * (wrong > 0)
+        yield Row("positions restart", FAULT if wrong else OK, words)
 
 
 def labels_within(model: nn.Module, packed: Packed) -> Iterator[Row]:

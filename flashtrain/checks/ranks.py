@@ -37,9 +37,8 @@ def equals_ranks(model: nn.Module, packed: Packed, ranks: int, shard: Any) -> Ro
             one.join()
         files = [Path(folder, str(rank)) for rank in range(ranks)]
         found = [json.loads(one.read_text()) if one.exists() else "it ended" for one in files]
-    for failure in found:
-        if isinstance(failure, str):
-            return Row(title, NONE, failure)
+    if failures := [one for one in found if isinstance(one, str)]:
+        return Row(title, NONE, failures[0])
     losses = loss_of(model, packed.batch), torch.tensor(found[0])
     return compared(title, *losses, rounding(model), "their loss is another one")
 

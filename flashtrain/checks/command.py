@@ -1,0 +1,46 @@
+"""mode=check: the check of the model that a command names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from flashtrain.announce import say
+from flashtrain.checks.check import check
+from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
+from flashtrain.integrations.huggingface_shrinking import shrunk
+from flashtrain.settings.settings import Settings
+from flashtrain.tasks.attention_masks import make_mask
+from flashtrain.tasks.decoders import make_model
+from flashtrain.tasks.language.evaluate import read_model
+from flashtrain.tasks.language.task import LanguageModel
+from flashtrain.training.hardware import Hardware
+
+VOCABULARY = 256
+
+
+def run_check(settings: Settings, hardware: Hardware) -> dict[str, Any]:
+    """Check the model that the settings name, print the table, and return it and the status."""
+    mask = settings.applied_mask
+    if not mask.documents:
+        say("documents are packed as with data.document_mask=true, which these settings lack")
+    plain = mask.name in ("causal", "document")
+    own = None if plain else make_mask(replace(mask, documents=True))
+    model = LanguageModel(_model(settings, hardware), document_mask=True, mask=own)
+    report = check(model, ranks=2)
+    say(f"{report}\n{len(report.faults) or 'no'} faults found")
+    return {"report": report, "status": int(bool(report.faults))}
+
+
+def _model(settings: Settings, hardware: Hardware) -> Any:
+    """Return the model: on a GPU, or one of flashtrain's that is given, with its weights; else of
+    random weights, and a decoder of transformers in small."""
+    theirs, attention = settings.model.name == "huggingface", hardware.attention
+    given = settings.checkpoint or settings.weights or settings.model.path
+    if given is not None and (hardware.kind == "cuda" or not theirs):
+        return read_model(settings, hardware).model
+    vocabulary = 1 if theirs else VOCABULARY
+    model: Any = make_model(
+        settings.model, vocab_size=vocabulary, context=settings.context, attention=attention
+    )
+    return HuggingFaceDecoder(shrunk(model.module)) if theirs else model
