@@ -15,9 +15,9 @@ from flashtrain.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from flashtrain.__main__ import main as main
-    from flashtrain.checks.callbacks import LightningCheck as LightningCheck
-    from flashtrain.checks.callbacks import trainer_check as trainer_check
+    from flashtrain.checks.check import LightningCheck as LightningCheck
     from flashtrain.checks.check import check as check
+    from flashtrain.checks.check import trainer_check as trainer_check
     from flashtrain.command.api import Run as Run
     from flashtrain.command.api import evaluate as evaluate
     from flashtrain.command.api import export as export
@@ -50,8 +50,8 @@ _HOMES = {
     "load": "command.api",
     "plan": "command.api",
     "check": "checks.check",
-    "LightningCheck": "checks.callbacks",
-    "trainer_check": "checks.callbacks",
+    "LightningCheck": "checks.check",
+    "trainer_check": "checks.check",
     "Run": "command.api",
     "Decoder": "models.decoder",
     "DecoderConfig": "models.decoder_config",

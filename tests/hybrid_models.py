@@ -11,6 +11,8 @@ from flashtrain.integrations import register_with_transformers
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 
 LENGTHS = [70, 1, 16]  # documents of a row
+# Whose recurrences devices cannot share.
+ON_ONE_DEVICE = ("falcon_mamba", "jamba", "minimax", "zaya")
 _SIZES = {
     "vocab_size": 64,
     "hidden_size": 32,

@@ -11,15 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import nn
 
+from flashtrain.announce import say
 from flashtrain.checks.declared import declared
-from flashtrain.checks.packed import LENGTHS, OURS, Batch, Packed, made_batch
-from flashtrain.checks.questions import QUESTIONS
+from flashtrain.checks.packed import LENGTHS, OURS, THEIRS, Batch, Packed, made_batch
+from flashtrain.checks.questions import NONE, QUESTIONS, Report, Row, loss_of, vocabulary_of
 from flashtrain.checks.ranks import equals_ranks
-from flashtrain.checks.rows import NONE, Report, Row, loss_of, vocabulary_of
+from flashtrain.distributed.context.batch import LABELS
 from flashtrain.errors import UserError, first_line
 from flashtrain.models.trainable import Trainable
 from flashtrain.tasks.language.task import LanguageModel
@@ -50,17 +52,16 @@ def check(
     Raises:
         UserError: the model cannot compute the loss of the batch.
     """
-    vocabulary, names = vocabulary_of(model), {}
     if isinstance(model, Trainable):
-        model, names = LanguageModel(model, document_mask=True), OURS
-    if isinstance(model, LanguageModel):
-        names = OURS
-    made = made_batch(vocabulary, LENGTHS, **names)
+        model = LanguageModel(model, document_mask=True)
+    names = OURS if isinstance(model, LanguageModel) else THEIRS
+    made = made_batch(vocabulary_of(model), LENGTHS, names)
     if collator is not None:
-        documents = made["input_ids"][0]
+        documents = made[names[0]][0]
         batch = collator([{"input_ids": one.tolist()} for one in documents.split(LENGTHS)])
+        tokens = batch.get("input_ids", batch.get("tokens", made[LABELS]))
         # Where it put them one after the other, whatever it says of them.
-        joined = torch.equal(batch.get("input_ids", made).flatten(), documents)
+        joined = torch.equal(tokens.flatten(), documents)
         lengths = LENGTHS if joined and lengths is None else lengths
     packed, modes = Packed(batch or made, lengths), [(one, one.training) for one in model.modules()]
     model.eval()
@@ -68,7 +69,8 @@ def check(
     try:
         with isolate_rng():
             try:
-                loss_of(model, packed.batch)
+                if not loss_of(model, packed.batch).isfinite():
+                    raise UserError("its loss is not finite (is there a label?)")
             except Exception as error:
                 fails = f"{type(model).__name__} fails on the batch: {first_line(error)}."
                 raise UserError(fails) from error
@@ -84,3 +86,29 @@ def check(
         for one, mode in modes:
             one.training = mode
     return report
+
+
+class LightningCheck(pl.Callback):
+    """Checks a LightningModule on its first training batch."""
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        _check_first(pl_module, trainer.train_dataloader)
+
+
+def trainer_check() -> Any:
+    """Return a callback for transformers' Trainer and trl's, which checks the model on its first
+    training batch."""
+    from transformers import TrainerCallback
+
+    class TrainerCheck(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            _check_first(given["model"], given["train_dataloader"])
+
+    return TrainerCheck()
+
+
+def _check_first(model: Any, loader: Any) -> None:
+    with isolate_rng():  # a sampler draws: the training must not see other samples for it
+        report = check(model, next(iter(loader)))
+    say(f"checked the first batch:\n{report}")
+    report.require()

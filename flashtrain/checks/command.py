@@ -7,16 +7,15 @@ from typing import Any
 
 from flashtrain.announce import say
 from flashtrain.checks.check import check
+from flashtrain.checks.questions import NONE
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
-from flashtrain.integrations.huggingface_shrinking import shrunk
+from flashtrain.integrations.huggingface_shrinking import VOCABULARY, shrunk
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.attention_masks import make_mask
 from flashtrain.tasks.decoders import make_model
 from flashtrain.tasks.language.evaluate import read_model
 from flashtrain.tasks.language.task import LanguageModel
 from flashtrain.training.hardware import Hardware
-
-VOCABULARY = 256
 
 
 def run_check(settings: Settings, hardware: Hardware) -> dict[str, Any]:
@@ -28,7 +27,9 @@ def run_check(settings: Settings, hardware: Hardware) -> dict[str, Any]:
     own = None if plain else make_mask(replace(mask, documents=True))
     model = LanguageModel(_model(settings, hardware), document_mask=True, mask=own)
     report = check(model, ranks=2)
-    say(f"{report}\n{len(report.faults) or 'no'} faults found")
+    unasked = sum(row.verdict == NONE for row in report)
+    words = f"; {unasked} questions could not be asked" * (unasked > 0)
+    say(f"{report}\n{len(report.faults) or 'no'} faults found{words}")
     return {"report": report, "status": int(bool(report.faults))}
 
 

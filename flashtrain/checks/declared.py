@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from flashtrain.checks.packed import Batch, Packed
-from flashtrain.checks.rows import FAULT, OK, ROUNDING, Row, loss_of, rounding, vocabulary_of
+from flashtrain.checks.questions import FAULT, OK, ROUNDING, Row, loss_of, rounding, vocabulary_of
 from flashtrain.integrations.huggingface_layers import decoder_layers
 from flashtrain.integrations.huggingface_specs import FEED_FORWARDS, layers_of
 from flashtrain.models.generation import row_mask
@@ -19,18 +19,19 @@ AT, TOKENS = 40, 131  # the token that is changed, of so many
 FELT = 1e-6  # of a layer's mean output: trained ones have few very large numbers
 NEAR = 8  # of so many last tokens of a row one feels the first ones, however sharp the attention
 LOW_CAP = 0.02  # which all scores feel
+Kind = tuple[str, int | None, int | None]  # of a mixer, its window, its chunk
 
 
 def declared(model: nn.Module, packed: Packed) -> Iterator[Row]:
     """Yield a row for each kind of layer, and one for the sinks and for each soft cap."""
-    seen: set[tuple] = set()
+    seen: set[Kind] = set()
     layers = layers_in(model)
     for number, (layer, spec) in enumerate(layers):
         mixer = spec.mixer
         kind = mixer.kind, getattr(mixer, "window", None), getattr(mixer, "chunk", None)
         if kind not in seen and mixer.kind not in FEED_FORWARDS:
             seen.add(kind)
-            yield _reach(model, packed, layer, number, *kind)
+            yield _reach(model, packed, layer, number, kind)
     names = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
     configs = {id(one.config): one.config for one in model.modules() if hasattr(one, "config")}
     places = [vars(one) for one in (*model.modules(), *configs.values())]
@@ -75,16 +76,9 @@ def layers_in(model: nn.Module) -> list[tuple[nn.Module, Any]]:
     return []
 
 
-def _reach(
-    model: Any,
-    packed: Packed,
-    layer: nn.Module,
-    number: int,
-    kind: str,
-    window: int | None,
-    chunk: int | None,
-) -> Row:
+def _reach(model: Any, packed: Packed, layer: nn.Module, number: int, of: Kind) -> Row:
     """Return whether a changed token reaches the tokens that see it, and no other."""
+    kind, window, chunk = of
     tokens = max(TOKENS, AT + 2 * max(window or 0, chunk or 0))
     batch = packed.of_one(vocabulary_of(model), tokens)
     before, *after = (_output(model, layer, batch, change) for change in (0.0, -3.0, 2.0))
@@ -105,22 +99,19 @@ def _reach(
     if rounding(model) != ROUNDING:  # one token of many is rounded away
         least = AT + 1
     words = f"token {AT} reaches tokens {reached[0]} to {reached[-1]}"
-    if not begin <= reached[0] <= least <= reached[-1] <= end:
-        return Row(f"layer {number}: {title}", FAULT, f"{words}, expected {begin} to {end}")
-    return Row(f"layer {number}: {title}", OK, words)
+    right = begin <= reached[0] <= least <= reached[-1] <= end
+    words += "" if right else f", expected {begin} to {end}"
+    return Row(f"layer {number}: {title}", OK if right else FAULT, words)
 
 
 def _output(model: nn.Module, layer: nn.Module, batch: Batch, change: float) -> Tensor:
     """Return a layer's output; unless `change` is 0, for another input at the token AT."""
     found: list[Tensor] = []
 
-    def before(_: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        hidden = (args[0] if args else kwargs["hidden_states"]).clone()
+    def before(_: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        hidden = args[0] if args else kwargs["hidden_states"]
         if change:
             hidden[:, AT] = change * hidden[:, AT].flip(-1)
-        return (
-            ((hidden, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": hidden})
-        )
 
     def behind(_: Any, args: Any, output: Any) -> None:
         found.append(next(one for one in tree_leaves(output) if isinstance(one, Tensor)).double())

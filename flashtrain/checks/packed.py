@@ -14,7 +14,8 @@ from flashtrain.errors import UserError
 from flashtrain_kernels.loss_head import IGNORED
 
 POSITIONS = ("positions", "position_ids")
-OURS: dict[str, Any] = {"tokens": "tokens", "positions": "positions", "shift": 1}
+# The names of tokens and positions, and how far before its token a label stands.
+THEIRS, OURS = ("input_ids", "position_ids", 0), ("tokens", "positions", 1)
 # 131 tokens, a prime, which no other dimension of a model is (token_probe).
 LENGTHS = (37, 5, 64, 1, 24)
 
@@ -53,17 +54,18 @@ class Packed:
             if sum(lengths) != tokens.numel():
                 raise UserError(f"lengths of {sum(lengths)} tokens: expected {tokens.numel()}.")
             ids = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
-        padding = batch.get("attention_mask", torch.ones(()))
+        padding = batch.get("attention_mask")
         ids = torch.zeros((), dtype=torch.int64) if ids is None else ids.view(-1, tokens.shape[1])
-        ids = torch.where(padding.cpu() > 0, ids, -1).expand_as(tokens)
+        ids = ids.expand_as(tokens)
+        if isinstance(padding, Tensor) and padding.shape == tokens.shape:  # no mask of pairs
+            ids = torch.where(padding.cpu() > 0, ids, -1)
         self.documents = [
             Document(row, int(end - count), int(end))
             for row in range(len(ids))
             for number, count, end in _runs(ids[row])
-            if number >= 0
+            if number >= 0  # no padding
         ]
-        # How far before its token a label stands: 0 as in transformers, 1 as in flashtrain, None
-        # where labels are not the next tokens.
+        # None where labels are not the next tokens.
         self.shift = next((one for one in (0, 1) if _is_next(tokens, labels, one)), None)
 
     def of(self, *documents: Document) -> Tensor:
@@ -79,13 +81,6 @@ class Packed:
         own = (one._replace(begin=one.begin + (self.shift == 0)) for one in documents)
         labels = self.batch[LABELS]
         return {**self.batch, LABELS: labels.masked_fill(~self.of(*own).to(labels.device), IGNORED)}
-
-    def changed(self, batch: Batch, row: int, *places: int) -> Batch:
-        """Return the batch with other tokens at these places of a row."""
-        tokens = batch[self.name].clone()
-        for place in places:
-            tokens[row, place] += 1 if tokens[row, place] < 2 else -1
-        return {**batch, self.name: tokens}
 
     def alone(self, document: Document) -> Batch:
         """Return a batch of one document, whose positions begin as its row's do."""
@@ -106,7 +101,7 @@ class Packed:
 
     def of_one(self, vocabulary: int, tokens: int) -> Batch:
         """Return a batch of one document of random tokens, with this one's names."""
-        made = made_batch(vocabulary, (tokens,), self.name, self.positions, self.shift or 0)
+        made = made_batch(vocabulary, (tokens,), (self.name, self.positions, self.shift or 0))
         return {name: x for name, x in made.items() if name in self.batch}
 
 
@@ -122,13 +117,10 @@ def _is_next(tokens: Tensor, labels: Tensor, shift: int) -> bool:
 
 
 def made_batch(
-    vocabulary: int,
-    lengths: Sequence[int],
-    tokens: str = "input_ids",
-    positions: str = "position_ids",
-    shift: int = 0,
+    vocabulary: int, lengths: Sequence[int], names: tuple[str, str, int] = THEIRS
 ) -> Batch:
-    """Return a row of documents of random tokens, under these names; for `shift` see Packed."""
+    """Return a row of documents of random tokens, under these names."""
+    tokens, positions, shift = names
     draws = torch.Generator().manual_seed(0)
     made = torch.randint(4, vocabulary, (1, sum(lengths)), generator=draws)
     places = torch.cat([torch.arange(one) for one in lengths])[None]

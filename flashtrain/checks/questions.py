@@ -3,20 +3,99 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
+import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from flashtrain.checks.packed import Document, Packed
-from flashtrain.checks.rows import FAULT, OK, Row, compared, loss_of, rounding, vocabulary_of
+from flashtrain.checks.packed import Batch, Document, Packed
+from flashtrain.distributed.context.attention_check import silent_twin
 from flashtrain.distributed.context.batch import LABELS
+from flashtrain.errors import UserError
 from flashtrain.models.token_probe import EXACT, probe
+from flashtrain.models.trainable import Trainable
+from flashtrain.tasks.language.task import LanguageModel
 from flashtrain_kernels.loss_head import IGNORED
 
+# Of a loss: sums of other sizes are rounded otherwise, in 32 and in 16 bits.
+ROUNDING, ROUNDING_16 = 1e-4, 2e-2
+OK, FAULT, NONE = "ok", "FAULT", "-"
 MOST = 8  # documents of a batch that are asked about
+
+
+class Row(NamedTuple):
+    """The answer to one question: OK, FAULT, or NONE where it could not be asked."""
+
+    check: str
+    verdict: str
+    words: str = ""
+    figure: float | None = None  # how far two losses are apart, relative to them
+
+
+class Report(list[Row]):
+    """The rows of a check; as text, their table."""
+
+    @property
+    def faults(self) -> list[Row]:
+        """The rows whose verdict is FAULT."""
+        return [row for row in self if row.verdict == FAULT]
+
+    def __str__(self) -> str:
+        figures = ("" if one.figure is None else f"{one.figure:.1e}" for one in self)
+        rows = (f"{row.verdict:<6}{row.check:<30}{next(figures):>9}  {row.words}" for row in self)
+        return "\n".join(map(str.rstrip, rows))
+
+    def require(self) -> None:
+        """Raise UserError, which names every fault, if there is one."""
+        if found := "; ".join(f"{row.check}: {row.words}" for row in self.faults):
+            raise UserError(f"flashtrain.check found faults: {found}.")
+
+
+@torch.no_grad()
+def loss_of(model: Any, batch: Batch) -> Tensor:
+    """Return a model's mean loss of the labels in a batch."""
+    device = next(model.parameters()).device
+    batch = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in batch.items()}
+    if isinstance(model, LanguageModel):
+        found: Any = model.batch_loss(batch)  # type: ignore[arg-type]
+    elif isinstance(model, pl.LightningModule):
+        found = silent_twin(model).training_step(batch, 0)
+    else:
+        names = inspect.signature(model.forward).parameters
+        if all(one.kind is not one.VAR_KEYWORD for one in names.values()):
+            batch = {name: x for name, x in batch.items() if name in names}
+        for name in ("use_cache", "output_router_logits"):  # of which the loss is of all tokens
+            if hasattr(getattr(model, "config", None), name):
+                batch[name] = False
+        found = model(**batch)
+    return (found["loss"] if isinstance(found, Mapping) else found).detach().double()
+
+
+def vocabulary_of(model: nn.Module) -> int:
+    """Return how many tokens a model knows."""
+    for one in model.modules():
+        if isinstance(one, Trainable) and one.shape is not None:
+            return one.shape.vocab_size
+        # The first embedding of a model that reads images may be of their places.
+        found = getattr(one, "get_input_embeddings", lambda own=one: own)()
+        if isinstance(found, nn.Embedding):
+            return found.num_embeddings
+    return 5  # a model with an embedding of its own has a batch of its own
+
+
+def compared(check: str, one: Tensor, other: Tensor, most: float, words: str) -> Row:
+    """Return a row on two losses, a fault with these words if they differ by above `most`."""
+    figure = float((one - other).abs() / one.abs().clamp(min=1e-3))
+    return Row(check, OK, "", figure) if figure <= most else Row(check, FAULT, words, figure)
+
+
+def rounding(model: nn.Module) -> float:
+    """Return how far a model's losses may be apart by rounding."""
+    return ROUNDING if next(model.parameters()).dtype.itemsize > 2 else ROUNDING_16
 
 
 def positions_restart(model: nn.Module, packed: Packed) -> Iterator[Row]:
@@ -41,41 +120,29 @@ def labels_within(model: nn.Module, packed: Packed) -> Iterator[Row]:
 
 
 def apart(model: nn.Module, packed: Packed) -> Iterator[Row]:
-    """Whether the border tokens of a document change no other document's loss."""
+    """Whether the border tokens of a document change no other document's loss; a fault names where
+    a state of theirs first differs."""
     found = []
     for one in _some(packed.documents) if len(packed.documents) > 1 else ():
         others = [other for other in packed.documents if other != one]
-        places = one.row, one.begin, one.end - 1
-        found.append(_unmoved("documents apart", model, packed, others, *places))
+        before, theirs = packed.scored(*others), packed.of(*others)
+        losses: list[Tensor] = []
+        if not bool((before[LABELS] != IGNORED).any()):
+            continue  # a mean of nothing
+        tokens = before[packed.name].clone()
+        for place in {one.begin, one.end - 1}:
+            tokens[one.row, place] += 1 if tokens[one.row, place] < 2 else -1
+        run = partial(_run, model, (before, {**before, packed.name: tokens}), losses)
+        _, moved = probe(run, tokens.shape[1], theirs[0] & (len(tokens) == 1), shared=False)
+        words = "another loss moves" + (f", first by {moved}" if moved else "")
+        # Of small weights the loss hardly moves, though a state does.
+        most = -1.0 if moved else EXACT
+        found.append(compared("documents apart", losses[0], losses[1], most, words))
     yield from _worst(found)
 
 
-def later_unseen(model: Any, packed: Packed) -> Iterator[Row]:
-    """Whether a token changes no loss of the tokens before it."""
-    row, begin, end = longest = max(packed.documents, key=lambda one: one.end - one.begin)
-    if packed.shift is not None and getattr(model, "mask", None) is None:
-        middle = (begin + end) // 2
-        earlier = longest._replace(end=middle - packed.shift)
-        yield _unmoved("later tokens unseen", model, packed, [earlier], row, middle)
-
-
-def _unmoved(
-    title: str, model: nn.Module, packed: Packed, scored: Sequence[Document], row: int, *places: int
-) -> Row:
-    """Return whether other tokens at these places of a row leave the loss of the `scored` documents
-    as it is; the fault names where a state of theirs first differs."""
-    before, others = packed.scored(*scored), packed.of(*scored)
-    after = packed.changed(before, row, *places)
-    losses: list[Tensor] = []
-
-    def run(again: bool) -> None:
-        losses.append(loss_of(model, after if again else before))
-
-    one_row = len(others) == 1
-    _, moved = probe(run, others.shape[1], others[0] & one_row, shared=False)
-    words = "another loss moves" + (f", first by {moved}" if moved else "")
-    # Of small weights the loss hardly moves, though a state does.
-    return compared(title, losses[0], losses[1], -1.0 if moved else EXACT, words)
+def _run(model: nn.Module, batches: Sequence[Batch], losses: list[Tensor], again: bool) -> None:
+    losses.append(loss_of(model, batches[again]))
 
 
 def as_alone(model: nn.Module, packed: Packed) -> Iterator[Row]:
@@ -110,6 +177,4 @@ def _worst(rows: Sequence[Row]) -> Sequence[Row]:
     return sorted(rows, key=lambda row: (row.verdict == FAULT, row.figure))[-1:]
 
 
-QUESTIONS = (
-    positions_restart, labels_within, apart, as_alone, later_unseen, padding_unseen,
-)  # fmt: skip
+QUESTIONS = positions_restart, labels_within, apart, as_alone, padding_unseen

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from flashtrain.checks.packed import Packed
-from flashtrain.checks.rows import NONE, Row, compared, loss_of, rounding
+from flashtrain.checks.questions import NONE, Row, compared, loss_of, rounding
 from flashtrain.distributed.context.batch import LABELS, shard_batch
 from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.errors import first_line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,6 +41,18 @@ def test_lightnings_trainer_ends_before_the_first_step_of_a_leaking_module() -> 
     with pytest.raises(flashtrain.UserError, match=r"documents apart.*GRU|gru"):
         trainer.fit(module, loader)
     assert trainer.global_step == 0
+
+
+def test_the_check_draws_no_random_number_of_the_training() -> None:
+    """Else the first epoch of a shuffled loader would be of another order."""
+    loader = DataLoader(
+        documents(), 4, shuffle=True, collate_fn=transformers.DataCollatorWithFlattening()
+    )
+    trainer: Any = SimpleNamespace(train_dataloader=loader)
+    model = model_of("llama", "sdpa")
+    state = torch.get_rng_state()
+    flashtrain.LightningCheck().on_train_start(trainer, model)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def trained(model: Any, folder: Path, **options: Any) -> int:

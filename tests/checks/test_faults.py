@@ -248,6 +248,27 @@ def test_nothing_of_a_model_is_changed() -> None:
     assert {name: vars(model.config)[name] for name in caps} == caps
 
 
+def test_a_mask_of_pairs_and_an_embedding_before_that_of_tokens_are_no_obstacle() -> None:
+    """As models that read images have one of their places."""
+    model, row = model_of("llama", "sdpa"), torch.randint(4, 200, (1, 64))
+    model.model._modules = {"places": nn.Embedding(3, 8), **model.model._modules}
+    mask = torch.ones(1, 1, 64, 64, dtype=torch.bool).tril()
+    batch = {"input_ids": row, "labels": row, "attention_mask": mask}
+    assert found(flashtrain.check(model, batch)) == set()
+
+
+def test_documents_without_labels_are_no_fault_and_a_batch_without_any_is_refused() -> None:
+    """As prompts have none; the loss of nothing is not a number."""
+    batch = one_document()
+    batch["position_ids"] = torch.cat((torch.arange(40), torch.arange(24)))[None]
+    batch["labels"][:, 40:] = -100
+    report = flashtrain.check(model_of("llama", "sdpa"), batch)
+    assert found(report) == set(), f"\n{report}"
+    batch["labels"][:] = -100
+    with pytest.raises(flashtrain.UserError, match="not finite"):
+        flashtrain.check(model_of("llama", "sdpa"), batch)
+
+
 def test_a_model_that_fails_on_the_batch_is_no_model_without_faults() -> None:
     with pytest.raises(flashtrain.UserError, match="fails on the batch"):
         flashtrain.check(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from checks.model_types import TYPES, model_of
-from hybrid_models import CONFIGS
+from hybrid_models import CONFIGS, ON_ONE_DEVICE
 
 import flashtrain
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
@@ -17,10 +17,10 @@ EAGER = ("gemma2", "gpt_oss")
 APART = {"documents apart", "packed equals alone"}
 
 
-def found(model: object) -> set[str]:
-    report = flashtrain.check(model)
-    assert len(report) > 5
-    assert not any("fails" in row.words for row in report), f"\n{report}"
+def found(model: object, ranks: int = 1) -> set[str]:
+    report = flashtrain.check(model, ranks=ranks)
+    assert len(report) >= 5
+    assert {row.verdict for row in report} <= {"ok", "FAULT"}, f"\n{report}"
     return {row.check for row in report.faults}
 
 
@@ -37,7 +37,9 @@ def test_our_attention_keeps_documents_apart(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_hybrids_leak_by_their_states_and_not_as_flashtrain_trains_them(kind: str) -> None:
-    """The leak table: what documents do not share by attention they do by recurrences."""
+    """The leak table: what documents do not share by attention they do by recurrences. Ours hand
+    states on from rank to rank, and not from document to document."""
     model = model_of(kind, "eager")
     assert found(model) == APART
-    assert found(HuggingFaceDecoder(model_of(kind))) == set()
+    ranks = 1 if kind in ON_ONE_DEVICE else 2
+    assert found(HuggingFaceDecoder(model_of(kind)), ranks=ranks) == set()

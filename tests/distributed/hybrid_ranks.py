@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from hybrid_models import CONFIGS, LENGTHS, Wide, decoder
+from hybrid_models import CONFIGS, LENGTHS, ON_ONE_DEVICE, Wide, decoder
 from ranks import end, fork, report
 from torch import Tensor
 
@@ -30,7 +30,6 @@ from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.models.activation_checkpointing import MemorySavings
 from flashtrain.models.sharded_sequence import use_sharded_sequence
 
-ON_ONE_DEVICE = ("falcon_mamba", "jamba", "minimax", "zaya")
 KINDS = [kind for kind in CONFIGS if kind not in ON_ONE_DEVICE]
 MORE_LENGTHS = ("qwen3_5_text", "nemotron_h", "lfm3")
 RECOMPUTED = ("qwen3_next", "kimi_linear", "bamba", "lfm2")
