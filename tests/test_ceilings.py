@@ -10,29 +10,31 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below, with 2% of slack when an issue begins. Whoever needs more
 # takes as much out, or raises the ceiling and says why. Raised on 28 November for trainings in
-# stages, RULER, loss by position and recipe=extend; recipe=gpt2-long is to go once they replace it.
+# stages, RULER, loss by position and recipe=extend (recipe=gpt2-long is to go once they replace it),
+# for hybrids over devices, and for mode=check.
 CEILINGS = {
-    "flashtrain": 39_150,
+    "flashtrain": 39_760,
+    "flashtrain/checks": 680,
     "flashtrain/command": 1_452,
     "flashtrain/data": 7_226,
-    "flashtrain/distributed": 4_074,
+    "flashtrain/distributed": 4_030,
     "flashtrain/files": 480,
     "flashtrain/folders": 745,
-    "flashtrain/integrations": 5_050,
-    "flashtrain/models": 4_950,
+    "flashtrain/integrations": 5_150,
+    "flashtrain/models": 4_970,
     "flashtrain/report": 2_086,
     "flashtrain/run": 1_081,
     "flashtrain/settings": 1_620,
     "flashtrain/tasks": 5_390,
     "flashtrain/training": 4_120,
     "kernels/flashtrain_kernels": 17_627,
-    "recipes/flashtrain_recipes": 14_450,
-    "tests": 52_400,
+    "recipes/flashtrain_recipes": 14_350,
+    "tests": 53_350,
 }
 # Of flashtrain: no new guard without a user's report. 369 before the silent faults that strangers
 # found on 28 November; two more for layers that were made as others, nine for stages and adapters
-# whose settings contradict what they start from.
-RAISES = 411
+# whose settings contradict what they start from, three more of their faults, six for mode=check.
+RAISES = 420
 
 
 def rooms() -> set[str]:

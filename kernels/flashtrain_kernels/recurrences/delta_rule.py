@@ -5,6 +5,8 @@ Shapes: B batch, S sequence, H value heads, G query and key heads (H a multiple)
 and V value dimension.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -33,7 +35,7 @@ def gated_delta_rule(
         normalize: Whether q and k are divided by their lengths, sqrt(|x|^2 + 1e-6).
     """
     operator = "delta rule" if g.dim() == 3 else "delta rule by channels"
-    run = fla.gated_delta_rule if fla.serves(operator, q) is None else _chunked
+    run: Any = fla.gated_delta_rule if fla.serves(operator, q) is None else _chunked
     if not isinstance(rows, SharedRows):
         return run(q, k, v, g, beta, rows, normalize, None)[0]
 

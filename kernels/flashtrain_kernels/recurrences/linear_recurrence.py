@@ -6,6 +6,8 @@ Shapes: B batch, S sequence, H heads, G groups of heads that share keys and quer
 (state spaces: N and P).
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -26,7 +28,7 @@ def decayed_sum(v: Tensor, g: Tensor, k: Tensor, q: Tensor, rows: Rows) -> Tenso
         k, q: (B, S, G, K).
         rows: The documents.
     """
-    run = fla.decayed_sum if fla.serves("decayed sum", k) is None else _chunked
+    run: Any = fla.decayed_sum if fla.serves("decayed sum", k) is None else _chunked
     if not isinstance(rows, SharedRows):
         return run(v, g, k, q, rows, None)[0]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Callable, Iterable
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
@@ -27,16 +28,20 @@ from flashtrain_recipes.ruler.figures import ruler_figure
 from flashtrain_recipes.ruler.haystack import read_haystack
 from flashtrain_recipes.ruler.prompts import encoder, make_prompt
 from flashtrain_recipes.ruler.scores import mean_rows, scored
-from flashtrain_recipes.ruler.spec import Ruler
 from flashtrain_recipes.ruler.tasks import TASKS, score
 from flashtrain_recipes.scored_command import scored_command
 
 
-def evaluate_ruler(settings: Settings, hardware: Hardware) -> list[Row]:
+def evaluate_ruler(
+    settings: Settings, hardware: Hardware, *, uses: Callable[[Settings], Iterable[str]]
+) -> list[Row]:
     """Score a model on RULER's tasks; print the table, write the rows, the answers and the heat map
     to a folder (ruler, ruler-2, ... in the run's, or below `output`), and return the rows.
 
     A result that the same command began and did not finish is gone on with.
+
+    Args:
+        uses: names the settings that decide the rows (the mode's own `uses`).
 
     Raises:
         UserError: the model cannot read the longest prompt, or the shortest has no room for a task.
@@ -54,7 +59,7 @@ def evaluate_ruler(settings: Settings, hardware: Hardware) -> list[Row]:
     places = [(length, task) for length in lengths for task in tasks]
     own = settings.checkpoint is not None
     parent = trained.folder if own else Path(settings.output) / trained.folder.name
-    what = {"step": trained.step, "identity": _identity(trained)}
+    what = {"step": trained.step, "identity": _identity(trained, uses(trained.settings))}
     folder, rows = _unfinished(parent, command, what, len(places))
     for length, task in places[len(rows) :]:
         began = time.monotonic()
@@ -99,10 +104,9 @@ def _answers(
     return [tokenizer.decode(one[len(at) :]) for one, at in zip(found, prompts, strict=True)]
 
 
-def _identity(trained: TrainedModel) -> str:
-    """A hash of the trained weights, and of the settings in the checkpoint's stage."""
-    of_stage, used = trained.settings, Ruler().uses(trained.settings)
-    found = [reduce(getattr, name.split("."), of_stage) for name in used]
+def _identity(trained: TrainedModel, used: Iterable[str]) -> str:
+    """A hash of the trained weights, and of the used settings in the checkpoint's stage."""
+    found = [reduce(getattr, name.split("."), trained.settings) for name in used]
     digest = hashlib.sha256(repr(found).encode())
     for name, one in trained.model.state_dict().items():
         digest.update(name.encode())

@@ -61,4 +61,4 @@ class Ruler(Mode):
     def run_checkpoint(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
         from flashtrain_recipes.ruler.run import evaluate_ruler
 
-        return {"rows": evaluate_ruler(settings, hardware)}
+        return {"rows": evaluate_ruler(settings, hardware, uses=self.uses)}
