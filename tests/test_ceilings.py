@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below, with 2% of slack when an issue begins. Whoever needs more
 # takes as much out, or raises the ceiling and says why. Raised on 28 November for trainings in
-# stages, RULER, loss by position and recipe=extend (recipe=gpt2-long is to go once they replace it),
-# for hybrids over devices, and for mode=check.
+# stages, RULER, loss by position and recipe=extend (recipe=gpt2-long is to go once they replace
+# it), for hybrids over devices, and for mode=check.
 CEILINGS = {
     "flashtrain": 39_760,
     "flashtrain/checks": 680,
@@ -33,8 +33,8 @@ CEILINGS = {
 }
 # Of flashtrain: no new guard without a user's report. 369 before the silent faults that strangers
 # found on 28 November; two more for layers that were made as others, nine for stages and adapters
-# whose settings contradict what they start from, three more of their faults, six for mode=check.
-RAISES = 420
+# whose settings contradict what they start from, four more of their faults, six for mode=check.
+RAISES = 421
 
 
 def rooms() -> set[str]:

@@ -150,7 +150,9 @@ def shape_of(module: Any) -> HuggingFaceShape:
         frozen=sum(one.numel() for one in module.parameters() if not one.requires_grad),
         outside=sum(one.numel() for one in module.parameters()) - inside,
         heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        kv_heads=max(
+            getattr(one, "num_key_value_heads", None) or heads for one in each_config(config, 1)
+        ),
         head_dim=head_dim_of(config),
     )
 
@@ -184,8 +186,10 @@ def layers_of(module: Any) -> tuple[LayerSpec, ...]:
     rotary = learned_positions(module) is None
     # 1: it has rotary positions (SmolLM3).
     rotated = getattr(config, "no_rope_layers", None) or [1] * len(layers)
-    # Without layer_types a window is every layer's (Mistral).
-    kinds = kinds_of(config) or [WINDOWED] * len(layers)
+    # Without layer_types a window is every layer's (Mistral), if the class has windows: what a file
+    # says besides stays in the configuration, unread.
+    one = WINDOWED if hasattr(type(config), "sliding_window") else ATTENTIONS[0]
+    kinds = kinds_of(config) or [one] * len(layers)
     apart = any(kind in FEED_FORWARDS for kind in kinds)  # Nemotron-H
     parts = zip(each_config(config, len(layers)), kinds, layers, rotated, strict=True)
     return tuple(

@@ -108,7 +108,9 @@ def generate(
                         f"a cache of {size:,} tokens takes {each:,} bytes: expected at most "
                         f"{room:,.0f}, {SHARE:.0%} of the free memory."
                     )
-                most = ROWS if device.type == "cuda" and together else max(1, TOKENS // size)
+                # Other attention may make S x S scores.
+                tokens = PIECE if device.type == "cuda" and size > PIECE // 4 else TOKENS
+                most = ROWS if device.type == "cuda" and together else max(1, tokens // size)
                 if not together or needed > context:
                     most = 1 if together else min(most, lengths.count(lengths[-1]))
                 fitting = max(1, int(min(most, room // each)))

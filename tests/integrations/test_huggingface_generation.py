@@ -46,6 +46,12 @@ def test_several_prompts_get_the_greedy_tokens_that_transformers_gives_each(kind
     assert together == [generate(model, [prompt], 12, temperature=0)[0] for prompt in PROMPTS]
 
 
+def test_a_window_that_the_class_does_not_know_drops_no_keys() -> None:
+    whole = generate(HuggingFaceDecoder(tiny.pair("llama")[0]), PROMPTS, 12, temperature=0)
+    left_over = HuggingFaceDecoder(tiny.pair("llama", sliding_window=5)[0])
+    assert generate(left_over, PROMPTS, 12, temperature=0) == whole
+
+
 @pytest.mark.parametrize(
     ("kind", "changes"), [("llama4_text", {}), ("llama", DYNAMIC)], ids=["chunks", "dynamic rope"]
 )

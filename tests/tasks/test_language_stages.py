@@ -263,6 +263,8 @@ def test_a_finished_run_without_stages_goes_on_with_a_second_one(place: Path) ->
     first = train(place, "one-stage", **own, **{"trainer.steps": 2})
     weights = WATCH.ended[0]
     stages = [{"steps": 2}, {"context": 64, "steps": 1, "rope": "yarn", "rope_factor": 2}]
+    with pytest.raises(UserError, match="its own stages come first"):  # only the new ones are given
+        train(place, "one-stage", **own, stages=[*stages[1:], stages[1]], resume=first.folder)
     found = train(place, "one-stage", **own, stages=stages, resume=first.folder)
     assert len(WATCH.began) == 1
     assert all(torch.equal(weights[name], WATCH.began[0][name]) for name in weights)

@@ -19,6 +19,7 @@ from typing import Any, cast
 import pytorch_lightning as pl
 import torch
 
+from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.folders import run_folder
 from flashtrain.folders.run_folder import CHECKPOINTS, FINISHED, read_summary
@@ -108,10 +109,33 @@ def trainings(
             # Of a single stage it is the run's, which the first rank replaces afterwards.
             row, place = read_summary(start.parent.parent), folder / again.folder
             if row.get("status") == FINISHED and not read_summary(place):
+                if (row.get("context"), step) != (again.settings.context, again.steps):
+                    raise UserError(
+                        f"stages[{number}] has context={again.settings.context}, "
+                        f"steps={again.steps}, but the finished run has context="
+                        f"{row.get('context')}, steps={step}: its own stages come first, as they "
+                        "were."
+                    )
                 run_folder.write_summary(place, row)
             # A stage that was ended in its last validation goes on there.
             if read_summary(place).get("status") == FINISHED:
                 left, again = left[1:], None
+            # Its documents are held out by the longest context of all stages.
+            held = max(
+                settings.data.split_context or 0,
+                *(one.settings.context for one in stages[: number + 1]),
+            )
+            longest = max(one.settings.context for one in stages)
+            if (
+                row.get("status") == FINISHED
+                and row.get("stages", 1) <= number + 1
+                and held < longest
+            ):
+                say(
+                    f"from now on the documents of context={longest} are held out, of which the "
+                    f"stages before ({held}) may have trained on some. data.split_context={longest}"
+                    " in the first command avoids that."
+                )
     for stage in left:
         own, ours = stage.begin(folder), stage.settings.model.name in FAMILIES
         if ours and start is not None:
