@@ -130,7 +130,8 @@ def read_weights(model: Any, folder: Path, device: torch.device) -> None:
     conversions: Any = get_model_conversion_mapping(model)
     options = LoadStateDictConfig(device_map={"": device}, weight_mapping=conversions)
     with opened_weights(folder) as tensors, without_bars():
-        loaded, _ = convert_and_load_state_dict_in_model(model, tensors, options)
+        found = _joined(tensors, conversions)
+        loaded, _ = convert_and_load_state_dict_in_model(model, found, options)
     optional = [
         *(model._keys_to_ignore_on_load_missing or ()),
         *map(re.escape, model.all_tied_weights_keys),
@@ -167,6 +168,27 @@ def read_weights(model: Any, folder: Path, device: torch.device) -> None:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trained.get(name, True))
     fill_buffers(model, device)
+
+
+def _joined(tensors: dict[str, Any], conversions: Any) -> dict[str, Any]:
+    """A file's tensors, with those joined that transformers joins along their rows: of a sharded
+    model it would join this device's shards of each, which are not its shard of the whole."""
+    found = dict(tensors)
+    for one in conversions:
+        of = [(type(part).__name__, getattr(part, "dim", None)) for part in _operations(one)]
+        if of != [("Concatenate", 0)]:
+            continue
+        first, *others = one.source_patterns
+        for name in [name for name in found if re.search(first, name)]:
+            names = [name, *(re.sub(first, other, name) for other in others)]
+            if all(each in found for each in names):
+                whole = torch.cat([found.pop(each)[...] for each in names])
+                found[re.sub(first, one.target_patterns[0], name)] = whole
+    return found
+
+
+def _operations(conversion: Any) -> Any:
+    return getattr(conversion, "operations", None) or ()
 
 
 @torch.no_grad()

@@ -281,7 +281,7 @@ def state_of(kind: str, layer: nn.Module, beside: Any) -> MixerSpec:
             passed, columns = heads * keys * (keys + values), heads * keys
         case {"ssm_state_size": size, "num_heads": heads, "head_dim": width}:  # Mamba-2
             products, state = 4, heads * width * size
-            passed, columns = heads * size * (1 + width), heads * size
+            passed, columns = heads * size * (1 + width), heads * width
         case {"ssm_state_size": size, "intermediate_size": width}:  # Mamba-1
             products, state = 9, width * size
         case {"num_heads": heads, "head_dim": width}:  # Kimi's delta attention

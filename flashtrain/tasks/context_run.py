@@ -156,16 +156,22 @@ def _layout_lines(
     causal = masks.causal(sharding.context)
     name = layout_for(sharding.layout, shape.layers, sharding.method)
     layout = LAYOUTS[name](causal, sharding.degree)
+    held = f"layout: {name}, {layout.held:,} tokens a device in blocks of {layout.block:,}"
+    windows = [one.window for one in mixers(shape.layers, AttentionSpec)]
+    if not windows:
+        return [held]
     make = make_mask(applied)
-    mask = (
-        None if make is None else row_mask(make, sharding.context, causal.queries.device)
-    ) or causal
+    mask = None if make is None else row_mask(make, sharding.context, causal.queries.device)
+    if mask is None:
+        mask = causal
+        if all(windows):  # they count the token itself
+            widest = max(one or 0 for one in windows)
+            mask = masks.sliding_window(sharding.context, (widest - 1, 0))
     uneven = imbalance(attention_work(layout, visible_keys(mask)))
     needed = max(sum(map(len, of_rank)) for of_rank in needed_keys(layout, mask))
     of_what, most = ("a row of one document", "at most ") if applied.documents else ("a row", "")
     return [
-        f"layout: {name}, {layout.held:,} tokens a device in blocks of "
-        f"{layout.block:,}; for {of_what} the busiest device attends {uneven:.2f} times the mean "
+        f"{held}; for {of_what} the busiest device attends {uneven:.2f} times the mean "
         f"and needs the keys and values of {most}{needed:,} tokens of others",
     ]
 

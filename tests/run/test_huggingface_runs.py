@@ -142,7 +142,7 @@ class SignalAt(pl.Callback):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["full", "lora", "qwen3_next", "nemotron_h"])
+@pytest.mark.parametrize("kind", ["full", "lora", "qwen3_next", "nemotron_h", "kimi_linear"])
 def test_two_devices_share_each_sequence_and_learn_what_one_does(
     kind: str, runs: TinyRuns, tmp_path: Path
 ) -> None:

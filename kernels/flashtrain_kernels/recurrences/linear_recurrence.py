@@ -46,8 +46,10 @@ def _carried(out: Tensor, final: Tensor, g: Tensor, q: Tensor, rows: SharedRows)
     # (1, t, H), of the state before a run, while its document goes on.
     decay = summed.masked_fill(~rows.carries[:, None], -torch.inf).exp()
     map_ = decay.flatten(0, 1)[rows.ends, :, None, None]
-    reads = q.repeat_interleave(out.shape[2] // q.shape[2], 2) * decay[..., None]
-    return out + rows.read(reads, rows.entering(map_, final[rows.last]))
+    states = rows.entering(map_, final[rows.last]).unflatten(1, (q.shape[2], -1))
+    # Of a group's heads at once: queries by heads would be as wide as all their states' keys.
+    found = rows.read(q, states.transpose(2, 3).flatten(3)).unflatten(3, (-1, out.shape[3]))
+    return out + found.flatten(2, 3) * decay[..., None]
 
 
 def state_space(
