@@ -86,7 +86,10 @@ class Check(Mode):
     """mode=check: whether a model's documents see each other, and what it declares is felt."""
 
     of_checkpoint = of_weights = of_recipe = True
-    example = ("mode=check model.path=MODEL", "do documents of a row see each other? and windows")
+    example = (
+        "mode=check recipe=hf model.config=llama-1b",
+        "do documents of a row see each other? are windows felt?",
+    )
 
     def uses(self, settings: Settings) -> tuple[str, ...]:
         return ("checkpoint", "weights", "attention", "context", "data", "mask", "model")

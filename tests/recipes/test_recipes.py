@@ -100,6 +100,7 @@ FIGURES = {
     "documents": "long-document-h200",
     "lengths": "gpt2-long-h200",
     "longest": "hf-long-h200",
+    "ruler": "ruler-qwen2.5-coder-h200",
     "speed": "context-speed-h200",
     "training": "bert-training-h200",
 }
