@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from flashtrain.report.figures import INK, new_figure, save, style, tokens_label
-from flashtrain.report.rows import values_of
 
 
 def ruler_figure(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
     """Draw the scores, 0 to 100, by task and length as a PNG, with a panel for each model."""
-    models, tasks, lengths = (values_of(rows, key) for key in ("model", "task", "length"))
+    keys = "model", "task", "length"
+    models, tasks, lengths = (list(dict.fromkeys(one[key] for one in rows)) for key in keys)
     figure = new_figure(1.2 + 0.32 * len(tasks), "RULER: score by task and length", rows)
     for at, model in enumerate(models, start=1):
         panel = figure.add_subplot(1, len(models), at)
