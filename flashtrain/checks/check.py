@@ -13,12 +13,24 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+import torch.distributed as dist
 from pytorch_lightning.utilities.seed import isolate_rng
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils._pytree import tree_leaves
 
 from flashtrain.announce import say
 from flashtrain.checks.declared import declared
-from flashtrain.checks.packed import LENGTHS, OURS, THEIRS, Batch, Packed, made_batch
+from flashtrain.checks.packed import (
+    LENGTHS,
+    OURS,
+    ROUNDING,
+    ROUNDING_16,
+    THEIRS,
+    Batch,
+    Packed,
+    made_batch,
+)
 from flashtrain.checks.questions import NONE, QUESTIONS, Report, Row, loss_of, vocabulary_of
 from flashtrain.checks.ranks import equals_ranks
 from flashtrain.distributed.context.batch import LABELS
@@ -63,13 +75,19 @@ def check(
         # Where it put them one after the other, whatever it says of them.
         joined = torch.equal(tokens.flatten(), documents)
         lengths = LENGTHS if joined and lengths is None else lengths
-    packed, modes = Packed(batch or made, lengths), [(one, one.training) for one in model.modules()]
+    packed = Packed(batch or made, lengths)
+    # A transformers decoder of ours is no submodule.
+    inner = [vars(one).get("module") for one in model.modules()]
+    modules = [*model.modules(), *(one for one in inner if isinstance(one, nn.Module))]
+    modes = [(one, one.training) for one in modules]
     model.eval()
     report = Report()
     try:
-        with isolate_rng():
+        # Compiled code would be compiled for each length, and the training's limit be used up.
+        with isolate_rng(), torch.compiler.set_stance("force_eager"):
             try:
-                if not loss_of(model, packed.batch).isfinite():
+                loss, packed.rounding = _first_loss(model, packed.batch)
+                if not loss.isfinite():
                     raise UserError("its loss is not finite (is there a label?)")
             except Exception as error:
                 fails = f"{type(model).__name__} fails on the batch: {first_line(error)}."
@@ -88,11 +106,29 @@ def check(
     return report
 
 
+def _first_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, float]:
+    """Return the loss of a batch, and how far losses are apart by rounding: autocast computes in 16
+    bits with weights of 32."""
+    sizes: set[int] = set()
+
+    def hear(_: Any, __: Any, output: Any) -> None:
+        tensors = (x for x in tree_leaves(output) if isinstance(x, Tensor))
+        sizes.update(x.dtype.itemsize for x in tensors if x.is_floating_point())
+
+    hook = register_module_forward_hook(hear)
+    try:
+        loss = loss_of(model, batch)
+    finally:
+        hook.remove()
+    return loss, ROUNDING_16 if min(sizes, default=4) < 4 else ROUNDING
+
+
 class LightningCheck(pl.Callback):
     """Checks a LightningModule on its first training batch."""
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        _check_first(pl_module, trainer.train_dataloader)
+        with trainer.precision_plugin.train_step_context():
+            _check_first(pl_module, trainer.train_dataloader)
 
 
 def trainer_check() -> Any:
@@ -108,7 +144,19 @@ def trainer_check() -> Any:
 
 
 def _check_first(model: Any, loader: Any) -> None:
-    with isolate_rng():  # a sampler draws: the training must not see other samples for it
-        report = check(model, next(iter(loader)))
+    # A sampler draws: the training must not see other samples for it.
+    drawing = {
+        getattr(one, "generator", None) for one in (loader, getattr(loader, "sampler", None))
+    }
+    kept = [(one, one.get_state()) for one in drawing if isinstance(one, torch.Generator)]
+    with isolate_rng():
+        batch = dict(next(iter(loader)))
+        for one, state in kept:
+            one.set_state(state)
+        if dist.is_initialized():  # sharded weights need the same forwards on all ranks
+            moved = {n: x.cpu() if isinstance(x, Tensor) else x for n, x in batch.items()}
+            dist.broadcast_object_list(found := [moved])
+            batch = found[0]
+        report = check(model, batch)
     say(f"checked the first batch:\n{report}")
     report.require()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from flashtrain.announce import say
 from flashtrain.checks.check import check
 from flashtrain.checks.questions import NONE
@@ -17,6 +19,8 @@ from flashtrain.tasks.language.evaluate import read_model
 from flashtrain.tasks.language.task import LanguageModel
 from flashtrain.training.hardware import Hardware
 
+SHORT = {"window": 20, "chunk": 32, "prefix": 50}  # which the checked row exceeds
+
 
 def run_check(settings: Settings, hardware: Hardware) -> dict[str, Any]:
     """Check the model that the settings name, print the table, and return it and the status."""
@@ -24,9 +28,12 @@ def run_check(settings: Settings, hardware: Hardware) -> dict[str, Any]:
     if not mask.documents:
         say("documents are packed as with data.document_mask=true, which these settings lack")
     plain = mask.name in ("causal", "document")
-    own = None if plain else make_mask(replace(mask, documents=True))
+    short = {name: min(most, x) for name, most in SHORT.items() if (x := getattr(mask, name))}
+    own = None if plain else make_mask(replace(mask, documents=True, **short))
     model = LanguageModel(_model(settings, hardware), document_mask=True, mask=own)
-    report = check(model, ranks=2)
+    half = hardware.kind == "cuda" and hardware.precision == "bf16-mixed"
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=half):
+        report = check(model, ranks=2)
     unasked = sum(row.verdict == NONE for row in report)
     words = f"; {unasked} questions could not be asked" * (unasked > 0)
     say(f"{report}\n{len(report.faults) or 'no'} faults found{words}")
@@ -34,11 +41,12 @@ def run_check(settings: Settings, hardware: Hardware) -> dict[str, Any]:
 
 
 def _model(settings: Settings, hardware: Hardware) -> Any:
-    """Return the model: on a GPU, or one of flashtrain's that is given, with its weights; else of
-    random weights, and a decoder of transformers in small."""
+    """Return the model: with its weights on a GPU, of a run, or where one of flashtrain's is given;
+    else of random weights, and a decoder of transformers in small."""
     theirs, attention = settings.model.name == "huggingface", hardware.attention
     given = settings.checkpoint or settings.weights or settings.model.path
-    if given is not None and (hardware.kind == "cuda" or not theirs):
+    whole = settings.checkpoint is not None or hardware.kind == "cuda" or not theirs
+    if given is not None and whole:
         return read_model(settings, hardware).model
     vocabulary = 1 if theirs else VOCABULARY
     model: Any = make_model(

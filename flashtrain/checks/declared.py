@@ -9,16 +9,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from flashtrain.checks.packed import Batch, Packed
-from flashtrain.checks.questions import FAULT, OK, ROUNDING, Row, loss_of, rounding, vocabulary_of
+from flashtrain.checks.packed import ROUNDING, Batch, Packed
+from flashtrain.checks.questions import FAULT, NONE, OK, Row, loss_of, vocabulary_of
 from flashtrain.integrations.huggingface_layers import decoder_layers
 from flashtrain.integrations.huggingface_specs import FEED_FORWARDS, layers_of
 from flashtrain.models.generation import row_mask
+from flashtrain.tasks.language.task import LanguageModel
 
 AT, TOKENS = 40, 131  # the token that is changed, of so many
 FELT = 1e-6  # of a layer's mean output: trained ones have few very large numbers
 NEAR = 8  # of so many last tokens of a row one feels the first ones, however sharp the attention
 LOW_CAP = 0.02  # which all scores feel
+MOST_TOKENS = 20_000  # of a row; chunks of 8,192 fit
 Kind = tuple[str, int | None, int | None]  # of a mixer, its window, its chunk
 
 
@@ -80,26 +82,31 @@ def _reach(model: Any, packed: Packed, layer: nn.Module, number: int, of: Kind) 
     """Return whether a changed token reaches the tokens that see it, and no other."""
     kind, window, chunk = of
     tokens = max(TOKENS, AT + 2 * max(window or 0, chunk or 0))
+    title = kind
+    if window is not None or chunk is not None:
+        title = f"chunk {chunk}" if window is None else f"window {window}"
+    if tokens > MOST_TOKENS:
+        return Row(f"layer {number}: {title}", NONE, f"it needs a row of {tokens:,} tokens")
     batch = packed.of_one(vocabulary_of(model), tokens)
     before, *after = (_output(model, layer, batch, change) for change in (0.0, -3.0, 2.0))
     moved = torch.stack([(one - before).abs().flatten(2).amax((0, 2)) for one in after]).amax(0)
     reached = (moved > FELT * before.abs().mean()).nonzero()[:, 0].tolist() or [AT]
-    title, begin, end = kind, AT, tokens - 1
+    begin, end = AT, tokens - 1
     least = end - NEAR if kind == "attention" else AT + 1  # a state may fade
     if window is not None:
-        title, end, least = f"window {window}", AT + window - 1, AT + window - 1
+        end = least = AT + window - 1
     elif chunk is not None:
-        title, end = f"chunk {chunk}", AT // chunk * chunk + chunk - 1
-        least = end
-    if getattr(model, "mask", None) is not None:  # of a LanguageModel
+        end = least = AT // chunk * chunk + chunk - 1
+    if isinstance(model, LanguageModel) and model.mask is not None:
         mask: Any = row_mask(model.mask, tokens, torch.device("cpu"))
         sees = mask.dense()[0, :, AT].nonzero()[:, 0].tolist()
         begin, end = sees[0], min(end, sees[-1])
         least = min(least, end)
-    if rounding(model) != ROUNDING:  # one token of many is rounded away
-        least = AT + 1
+    first = min(AT, begin + NEAR)  # a mask may show a token to those before it
+    if packed.rounding != ROUNDING:  # one token of many is rounded away
+        least, first = AT + 1, AT
     words = f"token {AT} reaches tokens {reached[0]} to {reached[-1]}"
-    right = begin <= reached[0] <= least <= reached[-1] <= end
+    right = begin <= reached[0] <= first and least <= reached[-1] <= end
     words += "" if right else f", expected {begin} to {end}"
     return Row(f"layer {number}: {title}", OK if right else FAULT, words)
 

@@ -18,6 +18,8 @@ POSITIONS = ("positions", "position_ids")
 THEIRS, OURS = ("input_ids", "position_ids", 0), ("tokens", "positions", 1)
 # 131 tokens, a prime, which no other dimension of a model is (token_probe).
 LENGTHS = (37, 5, 64, 1, 24)
+# How far losses are apart whose sums are of other sizes, in 32 and in 16 bits.
+ROUNDING, ROUNDING_16 = 1e-4, 2e-2
 
 Batch = dict[str, Any]
 
@@ -31,7 +33,8 @@ class Document(NamedTuple):
 
 
 class Packed:
-    """A batch with the documents that it holds.
+    """A batch with the documents that it holds; `rounding` is how far a model's losses of it may be
+    apart.
 
     Args:
         batch: tensors (B, S) by name: "input_ids" or "tokens", "labels" and others.
@@ -40,6 +43,7 @@ class Packed:
 
     def __init__(self, batch: Mapping[str, Any], lengths: Sequence[int] | None = None) -> None:
         self.batch: Batch = dict(batch)
+        self.rounding = ROUNDING
         self.name = next((name for name in TOKENS if name in batch), "")
         self.positions = next((name for name in POSITIONS if name in batch), "")
         if not self.name or not isinstance(batch.get(LABELS), Tensor):

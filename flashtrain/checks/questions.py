@@ -21,10 +21,10 @@ from flashtrain.models.trainable import Trainable
 from flashtrain.tasks.language.task import LanguageModel
 from flashtrain_kernels.loss_head import IGNORED
 
-# Of a loss: sums of other sizes are rounded otherwise, in 32 and in 16 bits.
-ROUNDING, ROUNDING_16 = 1e-4, 2e-2
 OK, FAULT, NONE = "ok", "FAULT", "-"
 MOST = 8  # documents of a batch that are asked about
+NEAR = 32  # tokens beside a changed document whose states are compared; losses are of all tokens
+PADDING = 3  # a token
 
 
 class Row(NamedTuple):
@@ -93,11 +93,6 @@ def compared(check: str, one: Tensor, other: Tensor, most: float, words: str) ->
     return Row(check, OK, "", figure) if figure <= most else Row(check, FAULT, words, figure)
 
 
-def rounding(model: nn.Module) -> float:
-    """Return how far a model's losses may be apart by rounding."""
-    return ROUNDING if next(model.parameters()).dtype.itemsize > 2 else ROUNDING_16
-
-
 def positions_restart(model: nn.Module, packed: Packed) -> Iterator[Row]:
     """Whether each document's positions are those that it has alone."""
     if name := packed.positions:
@@ -123,6 +118,8 @@ def apart(model: nn.Module, packed: Packed) -> Iterator[Row]:
     """Whether the border tokens of a document change no other document's loss; a fault names where
     a state of theirs first differs."""
     found = []
+    if len(packed.documents) < 2:
+        yield Row("documents apart", NONE, "the batch says of one document alone: give lengths=")
     for one in _some(packed.documents) if len(packed.documents) > 1 else ():
         others = [other for other in packed.documents if other != one]
         before, theirs = packed.scored(*others), packed.of(*others)
@@ -133,7 +130,8 @@ def apart(model: nn.Module, packed: Packed) -> Iterator[Row]:
         for place in {one.begin, one.end - 1}:
             tokens[one.row, place] += 1 if tokens[one.row, place] < 2 else -1
         run = partial(_run, model, (before, {**before, packed.name: tokens}), losses)
-        _, moved = probe(run, tokens.shape[1], theirs[0] & (len(tokens) == 1), shared=False)
+        near = Document(one.row, max(one.begin - NEAR, 0), one.end + NEAR)
+        _, moved = probe(run, tokens.shape[1], theirs & packed.of(near), shared=False)
         words = "another loss moves" + (f", first by {moved}" if moved else "")
         # Of small weights the loss hardly moves, though a state does.
         most = -1.0 if moved else EXACT
@@ -153,7 +151,7 @@ def as_alone(model: nn.Module, packed: Packed) -> Iterator[Row]:
         if bool((whole[LABELS] != IGNORED).any()):
             losses = loss_of(model, alone.scored(*alone.documents)), loss_of(model, whole)
             words = "a document has another loss alone"
-            found.append(compared("packed equals alone", *losses, rounding(model), words))
+            found.append(compared("packed equals alone", *losses, packed.rounding, words))
     yield from _worst(found)
 
 
@@ -166,7 +164,10 @@ def padding_unseen(model: Any, packed: Packed) -> Iterator[Row]:
             batch = {name: pad(x, around, value=-100 * (name == LABELS)) for name, x in one.items()}
             title, words = f"padding on the {side} unseen", "a document has another loss beside it"
             losses = loss_of(model, one), loss_of(model, batch)
-            yield compared(title, *losses, rounding(model), words)
+            other = batch[packed.name].masked_fill(batch["attention_mask"] == 0, PADDING)
+            moved = losses[1], loss_of(model, {**batch, packed.name: other})
+            rows = (compared(title, *losses, packed.rounding, words),)
+            yield from _worst((*rows, compared(title, *moved, EXACT, words)))
 
 
 def _some(documents: Sequence[Document]) -> Sequence[Document]:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from flashtrain.checks.packed import Packed
-from flashtrain.checks.questions import NONE, Row, compared, loss_of, rounding
+from flashtrain.checks.questions import NONE, Row, compared, loss_of
 from flashtrain.distributed.context.batch import LABELS, shard_batch
 from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.errors import first_line
@@ -40,7 +40,7 @@ def equals_ranks(model: nn.Module, packed: Packed, ranks: int, shard: Any) -> Ro
     if failures := [one for one in found if isinstance(one, str)]:
         return Row(title, NONE, failures[0])
     losses = loss_of(model, packed.batch), torch.tensor(found[0])
-    return compared(title, *losses, rounding(model), "their loss is another one")
+    return compared(title, *losses, packed.rounding, "their loss is another one")
 
 
 def _rank(

@@ -14,6 +14,8 @@ from flashtrain.integrations.huggingface_specs import EXPERTS, layers_of
 
 VOCABULARY, WINDOW = 256, 13  # tokens; WINDOW of chunks too
 FEED_FORWARD, MOST_EXPERTS = 128, 4  # which mix no tokens
+# Layers that read their part of an embedding, or other layers' keys (Gemma 3n and 4), all stay.
+READING_OTHERS = ("hidden_size_per_layer_input", "num_kv_shared_layers")
 
 
 def shrunk(module: Any) -> Any:
@@ -22,7 +24,8 @@ def shrunk(module: Any) -> Any:
     """
     config = deepcopy(module.config)
     text = config.get_text_config()
-    most = {"vocab_size": VOCABULARY, "sliding_window": WINDOW, "attention_chunk_size": WINDOW}
+    most = {"vocab_size_per_layer_input": VOCABULARY, "vocab_size": VOCABULARY}
+    most |= {"sliding_window": WINDOW, "attention_chunk_size": WINDOW}
     most |= {**dict.fromkeys(EXPERTS, MOST_EXPERTS), "num_experts_per_tok": 2}
     most |= {"n_group": 2, "topk_group": 1}
     for name, value in vars(text).items():
@@ -51,6 +54,8 @@ def shrunk(module: Any) -> Any:
 def _keep_one_of_each(module: Any) -> None:
     """Leave the first of the layers whose specs and modules are alike."""
     layers, config = decoder_layers(module), module.config.get_text_config()
+    if any(getattr(config, name, 0) for name in READING_OTHERS):
+        return
     kinds = [f"{spec} {layer}" for spec, layer in zip(layers_of(module), layers, strict=True)]
     kept = [number for number, kind in enumerate(kinds) if kind not in kinds[:number]]
     for one in module.modules():

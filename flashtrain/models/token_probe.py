@@ -39,10 +39,10 @@ def probe(
     Model.mixer"; None: nowhere.
 
     Args:
-        run: Computes one row of tokens (1, S) without random numbers; run(True) with some
-            of the tokens changed.
+        run: Computes rows of tokens (B, S) without random numbers; run(True) with some of the
+            tokens changed.
         tokens: S; choose a number that no other dimension of the model's tensors has.
-        others: The tokens that run(True) does not change.
+        others: The tokens that run(True) does not change: a slice of one row's, or (B, S) booleans.
         shared: Whether each token sees only itself in the attention that devices share; False: it
             is computed as ever, and what it moves is found too, however little.
     """
@@ -95,6 +95,7 @@ class _States(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self.before, self.tokens, self.others, self.shared = before, tokens, others, shared
+        self.rows = 1 if isinstance(others, slice) else len(others)
         self.modules, self.count = ModuleTracker(), Counter[Any]()
         self.moved: str | None = None
 
@@ -111,12 +112,8 @@ class _States(TorchDispatchMode):
         # What `empty` makes holds nothing yet, and neither does a view of it.
         if "empty" not in name and not getattr(func, "is_view", False):
             for x in tree_leaves(result):
-                if (
-                    isinstance(x, Tensor)
-                    and x.is_floating_point()
-                    and x.dim() > 2
-                    and x.shape[0] == 1
-                ):
+                known = isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 2
+                if known and x.shape[0] == self.rows:
                     self._look_at(f"{name} in {module}", x)
         return result
 
@@ -124,10 +121,11 @@ class _States(TorchDispatchMode):
         if list(x.shape).count(self.tokens) != 1:
             return
         self.count[where, x.shape] += 1
-        now = x.movedim(x.shape.index(self.tokens), 0)[self.others].to(
-            "cpu", torch.float64, copy=True
-        )
-        before = self.before.setdefault((where, x.shape, self.count[where, x.shape]), now)
+        key = where, x.shape, self.count[where, x.shape]
+        x = x.movedim(x.shape.index(self.tokens), 1)
+        x = x[0] if isinstance(self.others, slice) else x
+        now = x[self.others].to("cpu", torch.float64, copy=True)
+        before = self.before.setdefault(key, now)
         rounding = ROUNDING if self.shared else EXACT
         if now.numel() and (now - before).abs().max() > rounding * before.abs().max():
             self.moved = self.moved or where

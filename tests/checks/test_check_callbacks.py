@@ -45,14 +45,33 @@ def test_lightnings_trainer_ends_before_the_first_step_of_a_leaking_module() -> 
 
 def test_the_check_draws_no_random_number_of_the_training() -> None:
     """Else the first epoch of a shuffled loader would be of another order."""
-    loader = DataLoader(
-        documents(), 4, shuffle=True, collate_fn=transformers.DataCollatorWithFlattening()
-    )
-    trainer: Any = SimpleNamespace(train_dataloader=loader)
+    own = torch.Generator().manual_seed(1)
+    packed = transformers.DataCollatorWithFlattening()
+    loader = DataLoader(documents(), 4, shuffle=True, generator=own, collate_fn=packed)
+    plugin = pl.plugins.Precision()
+    trainer: Any = SimpleNamespace(train_dataloader=loader, precision_plugin=plugin)
     model = model_of("llama", "sdpa")
-    state = torch.get_rng_state()
+    state, of_loader = torch.get_rng_state(), own.get_state()
     flashtrain.LightningCheck().on_train_start(trainer, model)
     assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(own.get_state(), of_loader)
+
+
+def test_under_autocast_losses_may_differ_by_sixteen_bits() -> None:
+    """Weights are float32 there; trl trains so unless it is told otherwise."""
+
+    class Mixed(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model_of("llama", "sdpa")
+
+        def training_step(self, batch: Any, _: int) -> Any:
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.model(**batch, use_cache=False).loss
+
+    report = flashtrain.check(Mixed())
+    assert not report.faults, report
+    assert max(row.figure or 0 for row in report) > 1e-6  # they do differ
 
 
 def trained(model: Any, folder: Path, **options: Any) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import pytest
 from tiny_runs import run_mode
 
 from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.errors import UserError
 from flashtrain.integrations import huggingface_mixers
+from flashtrain.tasks.language.task import LanguageModel
 
 SMALL = "model.options={hidden_size: 64, num_attention_heads: 4, num_key_value_heads: 2}"
 
@@ -47,6 +50,27 @@ def test_a_fault_is_the_exit_status(monkeypatch: pytest.MonkeyPatch, caplog) -> 
     words = ("model.config=lfm3", f"+{SMALL}", "hardware=cpu")
     assert run_mode("mode=check", *words) == 1
     assert "FAULT documents apart" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "words", [("mask=window", "mask.window=256"), ("mask=prefix", "mask.prefix=50")]
+)
+def test_a_mask_of_the_settings_that_is_dropped_is_a_fault(words, monkeypatch, caplog) -> None:
+    caplog.set_level("INFO")
+    loss = LanguageModel.batch_loss
+    monkeypatch.setattr(
+        LanguageModel, "batch_loss", lambda self, batch: loss(unmasked(self), batch)
+    )
+    model = ("recipe=gpt2", "model=llama", "model.size=demo", "hardware=cpu")
+    assert run_mode("mode=check", *model, *words) == 1
+    assert "FAULT layer 0: attention" in caplog.text
+
+
+def unmasked(module: LanguageModel) -> LanguageModel:
+    """The module without its mask; documents stay apart."""
+    twin = copy(module)
+    twin.__dict__["mask"] = None
+    return twin
 
 
 def test_what_is_no_language_model_is_refused() -> None:

@@ -274,3 +274,17 @@ def test_a_model_that_fails_on_the_batch_is_no_model_without_faults() -> None:
         flashtrain.check(
             Ring(alone=True), {"input_ids": torch.zeros(1, 8).long(), "labels": torch.zeros(1, 8)}
         )
+
+
+def test_a_leak_is_found_in_a_batch_of_several_rows() -> None:
+    """Of many tokens the mean loss hardly moves."""
+    rows, tokens = 3, 211
+    torch.manual_seed(0)
+    ids = torch.randint(4, 64, (rows, tokens))
+    places = torch.cat([torch.arange(one) for one in (100, 61, 50)]).expand(rows, -1)
+    batch = {"input_ids": ids, "labels": ids.clone(), "position_ids": places}
+    batch["labels"][places == 0] = -100
+    report = flashtrain.check(model_of("lfm2", "sdpa"), batch)
+    (row,) = [row for row in report if row.check == "documents apart"]
+    assert (row.verdict, "conv" in row.words) == ("FAULT", True)
+    assert "documents apart" not in found(flashtrain.check(model_of("llama", "sdpa"), batch))
