@@ -76,7 +76,7 @@ def check(
         joined = torch.equal(tokens.flatten(), documents)
         lengths = LENGTHS if joined and lengths is None else lengths
     packed = Packed(batch or made, lengths)
-    # A transformers decoder of ours is no submodule.
+    # HuggingFaceDecoder.module is not among its submodules.
     inner = [vars(one).get("module") for one in model.modules()]
     modules = [*model.modules(), *(one for one in inner if isinstance(one, nn.Module))]
     modes = [(one, one.training) for one in modules]

@@ -175,7 +175,8 @@ def _joined(tensors: dict[str, Any], conversions: Any) -> dict[str, Any]:
     model it would join this device's shards of each, which are not its shard of the whole."""
     found = dict(tensors)
     for one in conversions:
-        of = [(type(part).__name__, getattr(part, "dim", None)) for part in _operations(one)]
+        parts = getattr(one, "operations", None) or ()
+        of = [(type(part).__name__, getattr(part, "dim", None)) for part in parts]
         if of != [("Concatenate", 0)]:
             continue
         first, *others = one.source_patterns
@@ -185,10 +186,6 @@ def _joined(tensors: dict[str, Any], conversions: Any) -> dict[str, Any]:
                 whole = torch.cat([found.pop(each)[...] for each in names])
                 found[re.sub(first, one.target_patterns[0], name)] = whole
     return found
-
-
-def _operations(conversion: Any) -> Any:
-    return getattr(conversion, "operations", None) or ()
 
 
 @torch.no_grad()

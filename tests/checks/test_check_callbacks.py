@@ -58,7 +58,7 @@ def test_the_check_draws_no_random_number_of_the_training() -> None:
 
 
 def test_under_autocast_losses_may_differ_by_sixteen_bits() -> None:
-    """Weights are float32 there; trl trains so unless it is told otherwise."""
+    """Autocast keeps the weights in float32. It is trl's default."""
 
     class Mixed(pl.LightningModule):
         def __init__(self) -> None:

@@ -87,14 +87,22 @@ def answered(monkeypatch: pytest.MonkeyPatch, *, stop_after: int = 99) -> list[i
     return asked
 
 
-def test_a_model_that_repeats_its_prompt_gets_100_and_what_was_killed_goes_on(
-    trained: Path, tmp_path: Path, text_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    trained = shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("ruler"))
-    words = ("mode=ruler", f"checkpoint={trained}", f"ruler.path={text_folder}", *WORDS)
+def killed(
+    trained: Path, tmp_path: Path, text_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, tuple[str, ...]]:
+    """A copy of the run with a command that was killed after four rows, and the command's words."""
+    run = shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("ruler"))
+    words = ("mode=ruler", f"checkpoint={run}", f"ruler.path={text_folder}", *WORDS)
     answered(monkeypatch, stop_after=4)
     with pytest.raises(KeyboardInterrupt):
         run_mode(*words)
+    return run, words
+
+
+def test_a_model_that_repeats_its_prompt_gets_100_and_what_was_killed_goes_on(
+    trained: Path, tmp_path: Path, text_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    trained, words = killed(trained, tmp_path, text_folder, monkeypatch)
     begun = read_result(trained / "ruler" / "result.json").rows
     assert len(begun) == 4
     asked = answered(monkeypatch)
@@ -132,11 +140,7 @@ def change_weights(run: Path) -> list[str]:
 def test_what_another_model_has_begun_is_left_alone(
     trained: Path, tmp_path: Path, text_folder: Path, monkeypatch: pytest.MonkeyPatch, change
 ) -> None:
-    trained = shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("ruler"))
-    words = ("mode=ruler", f"checkpoint={trained}", f"ruler.path={text_folder}", *WORDS)
-    answered(monkeypatch, stop_after=4)
-    with pytest.raises(KeyboardInterrupt):
-        run_mode(*words)
+    trained, words = killed(trained, tmp_path, text_folder, monkeypatch)
     asked = answered(monkeypatch)
     assert run_mode(*words, *change(trained)) == 0
     assert len(asked) == 6  # none is of the same step's other weights
