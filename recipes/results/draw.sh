@@ -18,3 +18,4 @@ draw documents long-document-h200.json
 draw accuracy lra-h200.json pathfinder-original-h200.json pathx-original-h200.json path256-original-h200.json
 draw curriculum pathx-original-training-h200.json
 draw ruler ruler-qwen2.5-coder-h200.json
+draw extend extend-smollm2-h200.json

@@ -98,6 +98,7 @@ FIGURES = {
     "attention-shapes": "attention-anchors-h200",
     "curriculum": "pathfinder-original-training-h200",
     "documents": "long-document-h200",
+    "extend": "extend-smollm2-h200",
     "lengths": "gpt2-long-h200",
     "longest": "hf-long-h200",
     "ruler": "ruler-qwen2.5-coder-h200",
