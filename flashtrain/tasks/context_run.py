@@ -83,7 +83,8 @@ def exchange_bytes_of(
     sharding: SequenceSharding | None, precision: str, shape: DecoderShape, micro_batch: int
 ) -> dict[str, int]:
     """Return the bytes of device memory for what devices exchange of attention ("exchange") and of
-    states ("state_exchange") in a layer; {} without context parallelism."""
+    states ("state_exchange", and "state_saved" until the backward) in a layer; {} without context
+    parallelism."""
     if sharding is None or sharding.degree == 1:
         return {}
     from flashtrain.distributed.context.exchange_memory import exchange_bytes, state_bytes
@@ -95,7 +96,8 @@ def exchange_bytes_of(
     states = [state_bytes(one.passed, one.columns, sizes, micro_batch) for one in passing(shape)]
     return {
         "exchange": 0 if choice is None else exchange_bytes(choice),
-        "state_exchange": max(states, default=0),
+        "state_saved": max((saved for saved, _ in states), default=0),
+        "state_exchange": max((temporary for _, temporary in states), default=0),
     }
 
 

@@ -157,6 +157,7 @@ def estimate_memory(
     context_degree: int = 1,
     exchange: int = 0,
     state_exchange: int = 0,
+    state_saved: int = 0,
     gradients_stay: bool = False,
     kernels: bool = True,
 ) -> MemoryEstimate:
@@ -182,7 +183,8 @@ def estimate_memory(
         context_degree: devices that share each sequence.
         exchange: bytes that one layer of attention needs while these devices exchange its data,
             with the kernels' sums.
-        state_exchange: bytes that one layer of states needs for those that these devices pass.
+        state_exchange, state_saved: bytes that one layer of states needs for those that these
+            devices pass, in its backward, and from its forward on.
         gradients_stay: whether gradients are always allocated (gradient accumulation, DDP's
             buckets); otherwise a step begins without any, as TrainingTask's does.
         kernels: whether a kernel writes the gradients of the logits over the logits; without it (on
@@ -196,7 +198,7 @@ def estimate_memory(
     savings = savings if blocks.plain else replace(savings, ffn_chunk=None)
     saved, block = 0.0, 0
     for layer, count in Counter(blocks.layers).items():
-        gated = layer.feed_forward.gated
+        gated, passes = layer.feed_forward.gated, layer.mixer.crosses_devices == "state"
         of_layer, temporary = block_bytes(
             layer,
             blocks,
@@ -216,8 +218,8 @@ def estimate_memory(
             else CHUNK_TENSORS,
             fused=compiled and context_degree == 1,
             attention=attention,
-            exchange=exchange * bool(mixers((layer,), AttentionSpec))
-            + state_exchange * (layer.mixer.crosses_devices == "state"),
+            exchange=exchange * bool(mixers((layer,), AttentionSpec)) + state_exchange * passes,
+            passed=state_saved * passes / tokens,
         )
         saved, block = saved + count * of_layer, max(block, temporary)
     outside = min(parameters, vocab_rows * embed) if outside is None else outside
@@ -291,6 +293,7 @@ def block_bytes(
     fused: bool,
     attention: str,
     exchange: int = 0,
+    passed: float = 0.0,
     chunk_tensors: int = CHUNK_TENSORS,
 ) -> tuple[float, int]:
     """Estimate the memory of one block's activations.
@@ -306,6 +309,7 @@ def block_bytes(
         savings: activation checkpointing, offloading, and the feed-forward in chunks.
         fused: whether attention is compiled together with the rest of the block.
         attention, exchange: as in estimate_memory.
+        passed: bytes of one token that the mixer saves for states that devices pass.
         chunk_tensors: number of tensors as wide as the feed-forward that one chunk of it needs.
 
     Returns:
@@ -332,6 +336,7 @@ def block_bytes(
     normalized = embed * activation
     wide = 0.0 if chunk else ffn_saved * ffn * activation * extra
     mixer_half = (normalized + mixer.inputs + mixer.result) * extra + dropped + mixer.scores
+    mixer_half += passed
     ffn_half = (stream + normalized) * extra + dropped + wide
     whole = stream * extra + mixer_half + ffn_half
     stored = mixer.selective if savings.checkpointing == "selective" else 0

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from flashtrain import Decoder, DecoderConfig
+from flashtrain.integrations.huggingface_specs import StateSpec
 from flashtrain.models.activation_checkpointing import MemorySavings
-from flashtrain.models.layer_spec import layers_alike
+from flashtrain.models.attention_spec import AttentionSpec
+from flashtrain.models.layer_spec import FeedForwardSpec, LayerSpec, layers_alike
 from flashtrain.training.memory import GIB, Blocks, MemoryEstimate, estimate_memory
 
 SHAPE = ("layers", "embed", "heads", "ffn", "gated", "rotary", "residual", "by_autograd")
@@ -342,3 +344,23 @@ def test_what_autograd_saves_in_eager_mode_is_within_the_estimate():
     )
     measured = saved_by_autograd(6) - saved_by_autograd(2)
     assert 0.7 * (many - few) < measured < many - few
+
+
+def test_states_that_pass_are_saved_in_every_layer_unless_it_is_computed_again():
+    states = LayerSpec(
+        StateSpec("linear_attention", 64, 6, 256, 64, None, 4096, 64), FeedForwardSpec(64)
+    )
+    attention = LayerSpec(AttentionSpec(4, 4, 16), FeedForwardSpec(64))
+    blocks = Blocks(64, (states, states, attention))
+    given = {"vocab_rows": 512, "context": 2048, "micro_batch": 1, "context_degree": 2}
+
+    def added(checkpointing: str) -> tuple[int, int]:
+        savings = MemorySavings(checkpointing)
+        without, having = (
+            estimate_memory(10**6, blocks, savings=savings, state_saved=saved, **given)
+            for saved in (0, 10**7)
+        )
+        return having.activations - without.activations, having.block - without.block
+
+    assert added("none") == (2 * 10**7, 0)
+    assert added("full") == (0, 10**7)

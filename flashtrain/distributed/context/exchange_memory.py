@@ -72,17 +72,19 @@ def exchange_bytes(choice: Choice) -> int:
     return whole + peak
 
 
-def state_bytes(passed: int, columns: int, sizes: Sizes, rows: int) -> int:
-    """Estimate the bytes that a layer of states takes on one rank for what the runs of zigzag pass:
-    maps as gathered and their gradients, states before runs, and the columns that yield the maps.
+def state_bytes(passed: int, columns: int, sizes: Sizes, rows: int) -> tuple[int, int]:
+    """Estimate the bytes that a layer of states takes on one rank for what the runs of zigzag pass,
+    as (saved for the backward, temporary): maps as gathered, states before runs, and the columns
+    that yield the maps, in float32 too; then their gradients.
 
     Args:
         passed, columns: as in StateSpec, the numbers of a run's map and of a token's columns.
         sizes: degree, tokens that a rank holds and bytes of an element; others are not read.
         rows: the rows of the micro-batch.
     """
-    columns *= sizes.held * (2 * sizes.bytes_each + 2 * SUM_BYTES)
-    return 3 * SUM_BYTES * RUNS * sizes.degree * rows * passed + columns
+    columns *= sizes.held * (sizes.bytes_each + SUM_BYTES)
+    maps = SUM_BYTES * RUNS * sizes.degree * rows * passed
+    return 2 * maps + columns, maps + columns
 
 
 def _gathered(sizes: Sizes) -> int:

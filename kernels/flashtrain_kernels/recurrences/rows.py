@@ -22,7 +22,8 @@ class Chunks(NamedTuple):
     def split(self, x: Tensor) -> Tensor:
         """Return x (B, S, ...) as (c, C, ...)."""
         zeros = x.new_zeros(len(self.begins) * self.size, *x.shape[2:])
-        return zeros.index_copy(0, self.slots, x.flatten(0, 1)).unflatten(0, (-1, self.size))
+        # index_copy would save x for its backward.
+        return zeros.index_put((self.slots,), x.flatten(0, 1)).unflatten(0, (-1, self.size))
 
     def join(self, x: Tensor, like: Tensor) -> Tensor:
         """Return x (c, C, ...) as (B, S, ...), with the B and S of `like`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from flashtrain.distributed.context import all_gather, local_attention, ring, ulysses
-from flashtrain.distributed.context.exchange_memory import SUM_BYTES, exchange_bytes
+from flashtrain.distributed.context.exchange_memory import SUM_BYTES, exchange_bytes, state_bytes
 from flashtrain.distributed.context.layouts import contiguous
 from flashtrain.distributed.context.local_attention import Saved, Scores
 from flashtrain.distributed.context.local_mask import FULL, BandCall, LocalMasks
@@ -20,7 +21,8 @@ from flashtrain.distributed.context.methods import AUTO, METHODS, choose_method
 from flashtrain.distributed.context.needed_keys import needed_keys
 from flashtrain.distributed.context.traffic import Sizes
 from flashtrain.distributed.context.transfers import Transfer
-from flashtrain_kernels import masks
+from flashtrain_kernels import masks, recurrences
+from flashtrain_kernels.recurrences import Rows, SharedRows, fla
 
 
 def needed(method: str, held: int, degree: int, heads: int = 16, kv_heads: int = 4) -> int:
@@ -151,3 +153,60 @@ def test_an_all_gather_of_seen_keys_takes_at_most_the_estimate_of_all(begins: li
             method.backward(Saved(dout, q, k, v, out, lse), Scores(0.125))
         # Dq as in the ring.
         assert backward.most <= needed("all-gather", 4096, 2) - q.numel() * SUM_BYTES + q.nbytes
+
+
+class Kernel(torch.autograd.Function):
+    """A kernel of fla-core's, which saves its inputs, as far as memory is concerned."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, g, beta, initial):
+        ctx.save_for_backward(q, k, v, g, beta, initial)
+        documents = 1 if initial is None else len(initial)
+        final = v.new_zeros(documents, v.shape[2], k.shape[3], v.shape[3], dtype=torch.float32)
+        return torch.zeros_like(v), final
+
+
+def kernel(q, k, v, g, beta=None, *, initial_state=None, **_):
+    return Kernel.apply(q, k, v, g, beta, initial_state)
+
+
+def bytes_saved(compute) -> int:
+    """Bytes of the storages that autograd saves of compute()."""
+    saved = {}
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        saved[x.untyped_storage()._cdata] = x.untyped_storage()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        compute()
+    return sum(one.nbytes() for one in saved.values())
+
+
+@pytest.mark.parametrize("operator", ["delta rule", "decayed sum"])
+def test_what_states_that_pass_leave_until_the_backward_is_estimated(operator, monkeypatch):
+    names = {"gated_delta_rule": "chunk_gated_delta_rule", "kda": "chunk_kda"}
+    for name, function in {**names, "simple_gla": "chunk_simple_gla"}.items():
+        monkeypatch.setitem(sys.modules, f"fla.ops.{name}", SimpleNamespace(**{function: kernel}))
+    monkeypatch.setattr(fla, "serves", lambda operator, x: None)
+    held, heads, groups, keys, values = 4096, 4, 2, 32, 32
+    whole = torch.cat([torch.arange(length) for length in (3000, 1000, 4192)])[None]
+    place = torch.arange(2 * held)
+    tokens = torch.stack((torch.cat((place[:2048], place[6144:])), place[2048:6144]))[None]
+
+    def number(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.randn(1, held, *sizes, dtype=dtype, requires_grad=True)
+
+    q, k, v = number(groups, keys), number(groups, keys), number(heads, values)
+    g, beta = number(heads, dtype=torch.float32), number(heads)
+    if operator == "delta rule":
+        passed, columns = heads * keys * (keys + values), heads * keys
+        run = lambda rows: recurrences.gated_delta_rule(q, k, v, g, beta, rows)  # noqa: E731
+    else:
+        passed, columns = heads * keys * (1 + values), heads * values
+        run = lambda rows: recurrences.decayed_sum(v, g, k, q, rows)  # noqa: E731
+    positions = whole[:, tokens[0, 0]]
+    shared = SharedRows(positions, whole, tokens, 0, lambda x: torch.stack((x, x)))
+    added = bytes_saved(lambda: run(shared)) - bytes_saved(lambda: run(Rows(positions)))
+    estimated, _ = state_bytes(passed, columns, Sizes(2, 1, 1, 1, held, 2), 1)
+    assert 0.9 * added < estimated < 1.1 * added
