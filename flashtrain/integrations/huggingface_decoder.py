@@ -156,8 +156,10 @@ class HuggingFaceDecoder(Trainable):
     def save_memory(self, savings: MemorySavings) -> None:
         """Use these memory options from now on; UserError for ffn_chunk where a layer has
         no known feed-forward."""
-        if savings.ffn_chunk is not None and any(
-            layer.feed_forward is None for layer in self.layers
+        specs = self.shape.layers if savings.ffn_chunk is not None else ()
+        if any(
+            layer.feed_forward is None and spec.feed_forward.width
+            for layer, spec in zip(self.layers, specs, strict=False)
         ):
             raise UserError(
                 f"memory.ffn_chunk does not support {type(self.module).__name__}. Set it to null."

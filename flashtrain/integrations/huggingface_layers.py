@@ -56,7 +56,9 @@ def first_position(module: Any) -> int:
 
 def feed_forward_of(layer: nn.Module) -> nn.Module | None:
     """Return a layer's feed-forward module, found by its name; None where there is none."""
-    found = (getattr(layer, name, None) for name in FEED_FORWARD)
+    # Nemotron-H's layers are one thing each, which they all call mixer.
+    alone = ("mixer",) if getattr(layer, "block_type", None) in FEED_FORWARD else ()
+    found = (getattr(layer, name, None) for name in (*FEED_FORWARD, *alone))
     return next((part for part in found if isinstance(part, nn.Module)), None)
 
 

@@ -195,8 +195,8 @@ def layers_of(module: Any) -> tuple[LayerSpec, ...]:
     return tuple(
         LayerSpec(
             mixer_of(own, kind, layer, rotary=rotary and bool(rotates)),
-            FeedForwardSpec(0)
-            if apart and kind not in FEED_FORWARDS
+            FeedForwardSpec(0)  # a mixer alone, as Mamba's layers are too
+            if feed_forward_of(layer) is None and (apart or kind == "linear_attention")
             else feed_forward_spec(own, layer),
         )
         for own, kind, layer, rotates in parts
@@ -273,19 +273,21 @@ def state_of(kind: str, layer: nn.Module, beside: Any) -> MixerSpec:
     mixes = mixes or [one for one in layer.modules() if hasattr(one, "slope_rate")]
     if not mixes:
         return OtherSpec(kind)
-    products = state = inverses = columns = 0
+    products = state = further = columns = 0
     passed = 0 if kind == "conv" else None
     match vars(mixes[0]):
         case {"num_v_heads": heads, "head_k_dim": keys, "head_v_dim": values}:  # gated delta rule
-            products, state, inverses = 6, heads * keys * values, CHUNK * heads
+            products, state, further = 6, heads * keys * values, CHUNK * heads
             passed, columns = heads * keys * (keys + values), heads * keys
         case {"ssm_state_size": size, "num_heads": heads, "head_dim": width}:  # Mamba-2
             products, state = 4, heads * width * size
+            # simple_gla has no groups: B and C of every head, and x times the step.
+            further = heads * (2 * size + width)
             passed, columns = heads * size * (1 + width), heads * width
         case {"ssm_state_size": size, "intermediate_size": width}:  # Mamba-1
             products, state = 9, width * size
         case {"num_heads": heads, "head_dim": width}:  # Kimi's delta attention
-            products, state, inverses = 6, heads * width**2, 2 * CHUNK * heads
+            products, state, further = 6, heads * width**2, 2 * CHUNK * heads
             passed, columns = 2 * heads * width**2, heads * width
         # Lightning attention.
         case {"num_attention_heads": heads, "head_dim": width, "block_size": _}:
@@ -300,7 +302,7 @@ def state_of(kind: str, layer: nn.Module, beside: Any) -> MixerSpec:
             inner = part.in_features
         elif isinstance(part, nn.Linear | nn.Conv1d):
             widths += part.out_features if isinstance(part, nn.Linear) else part.out_channels
-    return StateSpec(kind, state, products, widths + inverses, inner, beside, passed, columns)
+    return StateSpec(kind, state, products, widths + further, inner, beside, passed, columns)
 
 
 def feed_forward_spec(config: Any, layer: nn.Module) -> FeedForwardSpec:

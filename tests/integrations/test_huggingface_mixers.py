@@ -92,6 +92,19 @@ def test_rows_are_current_when_layers_are_computed_again(kind, checkpointing):
     assert worst(gradients(model.module), of_alone) < 3e-4
 
 
+@pytest.mark.parametrize("kind", ["nemotron_h", "mamba2"])
+def test_feed_forwards_in_chunks_leave_layers_that_have_none_alone(kind):
+    model = decoder(kind, torch.float32)
+    widths = [layer.feed_forward.width for layer in model.shape.layers]
+    assert widths == ([0, 16, 0, 48] if kind == "nemotron_h" else [0, 0])
+    model.save_memory(MemorySavings("full", ffn_chunk=50))
+    logits = model(TOKENS, positions=POSITIONS)
+    (logits * WEIGHTS).sum().backward()
+    expected, of_alone = of_each_alone(stock(kind, torch.float32))
+    assert error(logits, expected) < 1e-5
+    assert worst(gradients(model.module), of_alone) < 3e-4
+
+
 def test_without_positions_and_outside_of_the_decoder_transformers_own_functions_run():
     model, own = decoder("qwen3_5_text", torch.float32), stock("qwen3_5_text", torch.float32)
     packed = {"input_ids": TOKENS, "position_ids": POSITIONS, "use_cache": False}

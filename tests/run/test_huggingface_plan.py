@@ -173,6 +173,25 @@ def test_a_plan_says_what_devices_that_share_a_hybrid_s_sequences_pass(
     assert f"layout: {'contiguous' if kind == 'mamba2' else 'zigzag'}, 16,384 tokens" in lines
 
 
+@pytest.mark.parametrize(
+    ("name", "billions", "layers"), [("qwen3.5-9b", 8.954, 24), ("nemotron-3-nano-30b", 31.578, 23)]
+)
+def test_the_shapes_of_hybrids_are_those_published_and_are_planned(
+    name: str, billions: float, layers: int
+) -> None:
+    """Nemotron 3 Nano's report: 31.6B parameters, 3.2B for a token without the embeddings."""
+    settings = settings_of(name, "data.document_mask=true", "mode=plan")
+    with torch.device("meta"):
+        model = make_model(settings.model, vocab_size=0, context=32768, attention="flash")
+    assert model.parameter_count() / 1e9 == pytest.approx(billions, abs=1e-3)
+    assert sum(getattr(one.mixer, "state", 0) > 0 for one in model.shape.layers) == layers
+    if name.startswith("nemotron"):
+        assert model.flops_per_token(1) / 6e9 == pytest.approx(3.2, rel=0.05)
+    text = plan_language(settings, H200)
+    assert "does not fit: needs" in text
+    assert "memory.ffn_chunk=16384" in text
+
+
 def test_a_plan_s_states_have_the_size_of_a_run_s_map_whatever_the_context(tmp_path: Path) -> None:
     """Of Qwen3-Next's sizes: 32 heads, maps of 128 x 128 for states of 128 x 128, in float32."""
     for context in (8192, 32768):
