@@ -101,8 +101,7 @@ class HuggingFaceDecoder(Trainable):
         self.head = head_of(module)
         self.start: dict[str, Tensor] = {}  # weights of the adapters or, without, of all
         self.mixes = served(type(module))
-        if self.mixes:
-            serve_mixers(type(module))
+        self.tunable = self.mixes and serve_mixers(type(module))
         self.balance, self.first = balance_of(module), first_position(module)
         for layer in self.layers if self.balance is not None else []:
             if layer.feed_forward is not None:
@@ -182,6 +181,14 @@ class HuggingFaceDecoder(Trainable):
             settle = partial(settled, head_dim=head_dim) if causal and ours and head_dim else None
             layer.compile(settle, **{**options, "fullgraph": False})
         return True
+
+    def tune_kernels(self, device: torch.device, precision: str, *, shared: bool) -> None:
+        """Tune the kernels of a hybrid on a GPU (huggingface_tuning.tune); before it is sharded."""
+        if self.tunable:
+            from flashtrain.integrations.huggingface_tuning import tune
+
+            with torch.cuda.device(device):
+                tune(self.module, device, precision, shared=shared)
 
     def keep_in(self, precision: str) -> None:
         # Frozen weights are never updated, so that bfloat16 suffices for them in mixed precision.
@@ -265,9 +272,9 @@ class HuggingFaceDecoder(Trainable):
         arguments: see Decoder.forward."""
         numbered = positions is not None or (self.mixes and sharded_sequence() is not None)
         options = {"position_ids": self._positions(tokens, positions)} if numbered else {}
-        rows = self._rows(options.get("position_ids"))
         # Of a number Gemma 4 makes a slice of the masks.
         sliced = last_only and getattr(self.config, "num_kv_shared_layers", False)
+        rows = self._rows(options.get("position_ids")) if cache is None else None
         with using(rows), using(getattr(cache, "seen", None), SEEN):
             return self.module(
                 input_ids=tokens,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from flashtrain_kernels.recurrences import Rows, fla
 
 # Layers whose weights mixers read without calling them.
 READ_WEIGHTS = ("conv", "conv1d", "dt_proj")
+
+INSTALL = "Install the extra flashtrain[linear] with the versions of constraints-linear.txt"
 
 # The rows of the forward that runs in this thread; None outside of one.
 RUNNING: ContextVar[Rows | None] = ContextVar("rows", default=None)
@@ -47,36 +50,48 @@ def served(kind: type) -> bool:
     return not others and own.partition(".")[0] in FAMILIES
 
 
-def serve_mixers(kind: type) -> None:
-    """Make the recurrences and convolutions of a served hybrid's class compute within documents."""
-    module = sys.modules[kind.__module__]
+def serve_mixers(kind: type) -> bool:
+    """Make the recurrences and convolutions of a served hybrid's class compute within documents.
+    Return whether kernels of this machine's GPU run any of them; of the others a line says that
+    they are slow."""
+    module, gpu = sys.modules[kind.__module__], torch.cuda.is_available()
+    slow: dict[str, list[str]] = {}
+    fast = False
     for name, (of_rows, operator) in FUNCTIONS.items():
         owner_name, _, attribute = name.rpartition(".")
         owner = getattr(module, owner_name, None) if owner_name else module
         original = getattr(owner, attribute, None)
-        if original is None or hasattr(original, "of_rows"):
+        if original is None:
             continue
-        setattr(owner, attribute, _within_documents(original, of_rows))
-        reason = (
-            fla.unavailable(operator, torch.device("cuda"))
-            if operator and torch.cuda.is_available()
-            else None
-        )
-        if reason is not None:
-            say(f"{kind.__name__} computes its {operator} in plain torch, which is slow: {reason}")
+        on_gpu = gpu and operator is not None
+        reason = fla.unavailable(operator, torch.device("cuda")) if on_gpu else None
+        fast = fast or (on_gpu and reason is None)
+        if not hasattr(original, "of_rows"):
+            # Of rows with one document too, where transformers would call fla itself: also what it
+            # refuses in the backward.
+            kernels = on_gpu and operator in fla.OPERATORS and find_spec("fla") is not None
+            always = kernels or of_rows is _unfused
+            setattr(owner, attribute, _within_documents(original, of_rows, always))
+            if reason is not None:
+                slow.setdefault(reason, []).append(operator)
+    if slow:
+        parts = [f"{', '.join(names)} ({reason})" for reason, names in slow.items()]
+        line = f"{kind.__name__}: in plain torch, which is slow: {'; '.join(parts)}"
+        say(line if slow.keys() == {fla.NO_KERNEL} else f"{line}. {INSTALL}")
+    return fast
 
 
 def _within_documents(
-    original: Callable[..., Any], of_rows: Callable[..., Any]
+    original: Callable[..., Any], of_rows: Callable[..., Any], always: bool
 ) -> Callable[..., Any]:
-    """Return a function that calls of_rows(rows, *arguments) in a forward with packed rows, and
-    `original` elsewhere."""
+    """Return a function that calls of_rows(rows, *arguments) in a forward with packed rows, or
+    with any if `always`, and `original` elsewhere."""
 
     @torch.compiler.disable  # rows would become inputs of the graph, and be guarded by their values
     @wraps(original)
     def dispatched(*args: Any, **named: Any) -> Any:
         rows = RUNNING.get()
-        if rows is None or not (rows.packed or of_rows is _unfused):
+        if rows is None or not (rows.packed or always):
             return original(*args, **named)
         return of_rows(rows, *args, **named)
 
@@ -153,7 +168,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], str | None]] = {
     "torch_chunk_gated_delta_rule": (_delta_rule, "delta rule"),
     "chunk_kimi_delta_attention": (_delta_rule, "delta rule by channels"),
     "mamba2_chunk_scan": (_state_space, "decayed sum"),
-    "mamba_selective_scan": (_selective_scan, None),
+    "mamba_selective_scan": (_selective_scan, "selective scan"),
     "mamba2_split_conv1d_scan_combined": (_unfused, None),
     "mamba_inner_fn": (_unfused, None),
     "MiniMaxLightningAttention.forward": (_lightning, "decayed sum"),

@@ -262,15 +262,20 @@ def mixer_of(config: Any, kind: str, layer: nn.Module, *, rotary: bool) -> Mixer
     return attention
 
 
-def state_of(kind: str, layer: nn.Module, beside: Any) -> MixerSpec:
-    """Return the spec of a layer's recurrence or convolution, recognized by the names of its sizes
-    in transformers' modules. beside: the spec of attention in the same layer, or None."""
-    mixes = [
+def mixers_with_states(layer: nn.Module) -> list[nn.Module]:
+    """Return the modules of a layer that are recurrences or convolutions, by what they have."""
+    found = [
         one
         for one in layer.modules()
         if any(isinstance(part, nn.Conv1d) for part in one.children())
     ]
-    mixes = mixes or [one for one in layer.modules() if hasattr(one, "slope_rate")]
+    return found or [one for one in layer.modules() if hasattr(one, "slope_rate")]
+
+
+def state_of(kind: str, layer: nn.Module, beside: Any) -> MixerSpec:
+    """Return the spec of a layer's recurrence or convolution, recognized by the names of its sizes
+    in transformers' modules. beside: the spec of attention in the same layer, or None."""
+    mixes = mixers_with_states(layer)
     if not mixes:
         return OtherSpec(kind)
     products = state = further = columns = 0

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.strategies import Strategy
 
 from flashtrain.errors import RunFailed, UserError
@@ -22,7 +23,7 @@ from flashtrain.spec import TrainingSetup
 from flashtrain.training.checkpoint_callbacks import checkpoint_callbacks, keep_if_best
 from flashtrain.training.checkpoints import AtomicCheckpointIO, read_checkpoint
 from flashtrain.training.early_stopping import StopOnNonFinite
-from flashtrain.training.hardware import Hardware
+from flashtrain.training.hardware import Hardware, gpu_index
 from flashtrain.training.killed_ranks import killed_rank, lost_connection
 from flashtrain.training.loggers import close_loggers, log_summary, make_loggers
 from flashtrain.training.out_of_memory import (
@@ -87,6 +88,10 @@ def fit(
     trainer = make_trainer(
         settings, hardware, folder, own, accumulate=batching.accumulate, logs=logs
     )
+    tune = getattr(task.model, "tune_kernels", None)
+    if tune is not None and hardware.kind == "cuda":  # before ranks wait for each other
+        device = torch.device("cuda", gpu_index())
+        tune(device, hardware.precision, shared=settings.shares_sequences)
     try:
         try:
             with leading_ranks(settings.trainer.ranks > 1), naming_killed_ranks(trainer):

@@ -157,11 +157,15 @@ def attention_for(capability: tuple[int, int]) -> str:
     return "flash" if capability >= (8, 0) and has_triton else "sdpa"
 
 
-def _gpu() -> Hardware:
-    count = torch.cuda.device_count()
-    # Under torchrun, SLURM or Lightning's launcher each process owns the GPU of its local rank.
+def gpu_index() -> int:
+    """Return the number of this process's GPU: under torchrun, SLURM or Lightning's launcher that
+    of its local rank."""
     local_rank = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))
-    index = int(local_rank) % count if local_rank.isdigit() else 0
+    return int(local_rank) % torch.cuda.device_count() if local_rank.isdigit() else 0
+
+
+def _gpu() -> Hardware:
+    count, index = torch.cuda.device_count(), gpu_index()
     name = torch.cuda.get_device_name(index)
     capability = torch.cuda.get_device_capability(index)
     free, total = torch.cuda.mem_get_info(index)

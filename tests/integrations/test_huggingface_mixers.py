@@ -3,7 +3,10 @@ same class on it alone."""
 
 from __future__ import annotations
 
+import logging
 import sys
+import types
+from contextlib import nullcontext
 
 import hybrid_models
 import pytest
@@ -13,9 +16,10 @@ from hybrid_models import CONFIGS, LENGTHS, Wide, decoder, hybrid
 from torch.nn import functional as F
 
 from flashtrain.errors import UserError
-from flashtrain.integrations import huggingface_model
-from flashtrain.integrations.huggingface_mixers import served
+from flashtrain.integrations import huggingface_decoder, huggingface_mixers, huggingface_model
+from flashtrain.integrations.huggingface_mixers import serve_mixers, served, using
 from flashtrain.models.activation_checkpointing import MemorySavings
+from flashtrain_kernels.recurrences import Rows, fla
 
 TOKENS = torch.randint(3, 64, (2, sum(LENGTHS)), generator=torch.Generator().manual_seed(3))
 POSITIONS = torch.stack(
@@ -110,6 +114,46 @@ def test_without_positions_and_outside_of_the_decoder_transformers_own_functions
     packed = {"input_ids": TOKENS, "position_ids": POSITIONS, "use_cache": False}
     assert torch.equal(model(TOKENS), model.module(input_ids=TOKENS, use_cache=False).logits)
     assert error(model.module(**packed).logits, own(**packed).logits) < 1e-6
+
+
+REFUSED = "fla-core refuses Triton 3.6.0 on Hopper in the backward: expected 3.7.1 or later"
+
+
+@pytest.mark.parametrize("reason", [None, REFUSED, "fla-core is not installed"])
+def test_a_gpu_s_versions_are_known_before_weights_are_read_and_what_fla_refuses_is_not_called(
+    reason, monkeypatch, caplog
+):
+    """transformers calls fla-core whenever it can be imported, and it refuses in the backward."""
+    module = types.ModuleType("made_module")
+    module.torch_chunk_gated_delta_rule = lambda *_, **__: ("theirs", None)
+    monkeypatch.setitem(sys.modules, "made_module", module)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(fla, "unavailable", lambda operator, device: reason)
+    installed = reason != "fla-core is not installed"
+    monkeypatch.setattr(huggingface_mixers, "find_spec", lambda _: object() if installed else None)
+    with caplog.at_level(logging.INFO, "flashtrain"):
+        fast = serve_mixers(type("Made", (), {"__module__": "made_module"}))
+    assert fast == (reason is None)
+    assert [reason in line and "constraints-linear.txt" in line for line in caplog.messages] == (
+        [] if reason is None else [True]
+    )
+    q = k = v = torch.randn(1, 8, 2, 4)
+    g, beta = -torch.rand(1, 8, 2), torch.rand(1, 8, 2)
+    named = {"g": g, "beta": beta, "use_qk_l2norm_in_kernel": True}
+    for positions, ours in ((torch.arange(8)[None], installed), (torch.arange(8)[None] % 4, True)):
+        with using(Rows(positions)):
+            out, _ = module.torch_chunk_gated_delta_rule(q, k, v, **named)
+        assert isinstance(out, torch.Tensor) == ours
+    assert module.torch_chunk_gated_delta_rule(q, k, v, **named)[0] == "theirs"
+
+
+def test_a_call_with_a_cache_gets_transformers_own_functions(monkeypatch):
+    model, seen = decoder("qwen3_5_text", torch.float32).eval(), []
+    monkeypatch.setattr(
+        huggingface_decoder, "using", lambda rows, *_: seen.append(rows) or nullcontext()
+    )
+    model(TOKENS, positions=POSITIONS, cache=model.new_cache())
+    assert seen[0] is None
 
 
 def test_only_classes_of_transformers_own_modules_are_served():

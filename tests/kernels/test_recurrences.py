@@ -335,6 +335,7 @@ def test_no_nan_of_another_document_passes_from_device_to_device():
         ("convolution", "0.6.0", "3.6.0", 9, None),
         ("convolution", "0.5.2", "3.7.1", 9, "fla-core is 0.5.2"),
         ("convolution", None, "3.7.1", 9, "fla-core is not installed"),
+        ("selective scan", "0.6.0", "3.7.1", 9, "no kernel of it"),
     ],
 )
 def test_versions_that_would_fail_in_the_first_backward_are_known_before_it(

@@ -17,6 +17,8 @@ from .rows import Rows
 # in the first backward.
 WRONG_FROM, RIGHT_FROM = (3, 4, 0), (3, 7, 1)
 GATED = ("delta rule", "decayed sum")  # the operators that it concerns
+OPERATORS = (*GATED, "delta rule by channels", "convolution")
+NO_KERNEL = "fla-core has no kernel of it"
 
 
 def serves(operator: str, x: Tensor) -> str | None:
@@ -31,6 +33,8 @@ def serves(operator: str, x: Tensor) -> str | None:
 def unavailable(operator: str, device: torch.device) -> str | None:
     """Return None if the installed versions can run an operator forward and backward on
     a GPU, else the reason."""
+    if operator not in OPERATORS:
+        return NO_KERNEL
     try:
         found, triton = (metadata.version(name) for name in ("fla-core", "triton"))
     except metadata.PackageNotFoundError as error:
