@@ -182,13 +182,13 @@ class HuggingFaceDecoder(Trainable):
             layer.compile(settle, **{**options, "fullgraph": False})
         return True
 
-    def tune_kernels(self, device: torch.device, precision: str, *, shared: bool) -> None:
-        """Tune the kernels of a hybrid on a GPU (huggingface_tuning.tune); before it is sharded."""
+    def tune_kernels(self, gpu: int, precision: str, *, shared: bool) -> None:
+        """Tune a hybrid's kernels on this GPU (huggingface_tuning.tune), before it is sharded."""
         if self.tunable:
             from flashtrain.integrations.huggingface_tuning import tune
 
-            with torch.cuda.device(device):
-                tune(self.module, device, precision, shared=shared)
+            with torch.cuda.device(gpu):
+                tune(self.module, torch.device("cuda", gpu), precision, shared=shared)
 
     def keep_in(self, precision: str) -> None:
         # Frozen weights are never updated, so that bfloat16 suffices for them in mixed precision.

@@ -8,6 +8,7 @@ name in their module, where these are replaced by ones that know the rows of the
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -27,7 +28,6 @@ from flashtrain_kernels.recurrences import Rows, fla
 READ_WEIGHTS = ("conv", "conv1d", "dt_proj")
 
 INSTALL = "Install the extra flashtrain[linear] with the versions of constraints-linear.txt"
-
 # The rows of the forward that runs in this thread; None outside of one.
 RUNNING: ContextVar[Rows | None] = ContextVar("rows", default=None)
 
@@ -52,11 +52,9 @@ def served(kind: type) -> bool:
 
 def serve_mixers(kind: type) -> bool:
     """Make the recurrences and convolutions of a served hybrid's class compute within documents.
-    Return whether kernels of this machine's GPU run any of them; of the others a line says that
-    they are slow."""
+    Return whether kernels of this machine's GPU run any; a line says which others are slow."""
     module, gpu = sys.modules[kind.__module__], torch.cuda.is_available()
-    slow: dict[str, list[str]] = {}
-    fast = False
+    slow, fast = defaultdict[str, list[str]](list), False
     for name, (of_rows, operator) in FUNCTIONS.items():
         owner_name, _, attribute = name.rpartition(".")
         owner = getattr(module, owner_name, None) if owner_name else module
@@ -67,13 +65,12 @@ def serve_mixers(kind: type) -> bool:
         reason = fla.unavailable(operator, torch.device("cuda")) if on_gpu else None
         fast = fast or (on_gpu and reason is None)
         if not hasattr(original, "of_rows"):
-            # Of rows with one document too, where transformers would call fla itself: also what it
-            # refuses in the backward.
+            # Transformers would call fla itself, also what it refuses in the backward.
             kernels = on_gpu and operator in fla.OPERATORS and find_spec("fla") is not None
             always = kernels or of_rows is _unfused
             setattr(owner, attribute, _within_documents(original, of_rows, always))
             if reason is not None:
-                slow.setdefault(reason, []).append(operator)
+                slow[reason].append(operator)
     if slow:
         parts = [f"{', '.join(names)} ({reason})" for reason, names in slow.items()]
         line = f"{kind.__name__}: in plain torch, which is slow: {'; '.join(parts)}"

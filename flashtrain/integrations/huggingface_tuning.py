@@ -1,13 +1,13 @@
 """Tuning of flash-linear-attention's kernels for a hybrid, before its training begins.
 
-At a kernel's first call for new heads and dimensions Triton times its configurations, which takes
-minutes for all kernels of a layer. So each kind of mixer is first run forward and backward on a
-short row. Triton stores the times, and later runs on this machine read them.
+At the first call for new heads and dimensions Triton times a kernel's configurations: minutes for
+a layer. So each kind of mixer runs on a short row first. Triton stores the times for later runs.
 """
 
 from __future__ import annotations
 
 import hashlib
+from contextlib import nullcontext
 from copy import deepcopy
 from importlib import metadata
 from typing import Any
@@ -28,16 +28,16 @@ COMPUTED = {"bf16": torch.bfloat16, "16": torch.float16}  # by the beginning of 
 
 
 def tune(module: Any, device: torch.device, precision: str, *, shared: bool) -> None:
-    """Tune the kernels of a hybrid, unless this machine's cache has their times.
+    """Tune the kernels of transformers' hybrid, not sharded, unless this machine's cache has their
+    times; weights are not read.
 
     Args:
-        module: transformers' model, not sharded; its weights are not read.
         device: the current GPU.
-        precision: Lightning's name, such as "bf16-mixed"; the kernels compute in half alone.
+        precision: Lightning's name, such as "bf16-mixed".
         shared: whether devices will share sequences, which takes calls with states.
     """
     computed = COMPUTED.get(precision.partition("-")[0])
-    if computed is None:
+    if computed is None:  # in full precision plain torch computes
         return
     from triton import knobs
 
@@ -48,25 +48,19 @@ def tune(module: Any, device: torch.device, precision: str, *, shared: bool) -> 
     key = repr((sorted(mixers), gpu, versions, precision, shared)).encode()
     folder = default_cache_dir() / "triton"
     done = folder / f"{type(module).__name__}-{hashlib.sha256(key).hexdigest()[:16]}.tuned"
-
-    def run() -> None:
-        mixed = torch.autocast(device.type, computed, enabled=precision.endswith("mixed"))
-        with mixed, using(_rows(device, shared)):
-            for mixer in mixers.values():
-                _run(mixer, module.config.get_text_config().hidden_size, device)
-
-    with knobs.cache.scope():
+    # The first process tunes, the others wait and read.
+    alone = nullcontext() if done.exists() else only_writer(done, "XDG_CACHE_HOME")
+    mixed = torch.autocast(device.type, computed, enabled=precision.endswith("mixed"))
+    with knobs.cache.scope(), alone, mixed, using(_rows(device, shared)):
         knobs.cache.dir = str(folder)  # torch.compile changes TRITON_CACHE_DIR
         if not done.exists():
-            with only_writer(done, "XDG_CACHE_HOME"):  # others wait, and read the times
-                if not done.exists():
-                    say(
-                        f"tuning the kernels of {type(module).__name__} for {gpu}, which takes "
-                        f"minutes, once a machine (stored in {folder})"
-                    )
-                    run()
-                    return done.touch()
-        run()  # each process reads the times
+            say(
+                f"tuning the kernels of {type(module).__name__} for {gpu}, which takes minutes, "
+                f"once a machine (stored in {folder})"
+            )
+        for mixer in mixers.values():
+            _run(mixer, module.config.get_text_config().hidden_size, device)
+        done.touch()
 
 
 def _rows(device: torch.device, shared: bool) -> Rows:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.strategies import Strategy
 
 from flashtrain.errors import RunFailed, UserError
@@ -90,8 +89,7 @@ def fit(
     )
     tune = getattr(task.model, "tune_kernels", None)
     if tune is not None and hardware.kind == "cuda":  # before ranks wait for each other
-        device = torch.device("cuda", gpu_index())
-        tune(device, hardware.precision, shared=settings.shares_sequences)
+        tune(gpu_index(), hardware.precision, shared=settings.shares_sequences)
     try:
         try:
             with leading_ranks(settings.trainer.ranks > 1), naming_killed_ranks(trainer):

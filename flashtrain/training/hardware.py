@@ -158,8 +158,7 @@ def attention_for(capability: tuple[int, int]) -> str:
 
 
 def gpu_index() -> int:
-    """Return the number of this process's GPU: under torchrun, SLURM or Lightning's launcher that
-    of its local rank."""
+    """Return this process's GPU: that of its local rank (torchrun, SLURM, Lightning's launcher)."""
     local_rank = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))
     return int(local_rank) % torch.cuda.device_count() if local_rank.isdigit() else 0
 

@@ -136,4 +136,4 @@ def test_a_run_on_a_gpu_tunes_before_its_ranks_wait_for_each_other(tmp_path, mon
         fitting.fit(
             prepared, settings, hardware, tmp_path, resumed=None, started=0.0, finish=lambda _: {}
         )
-    assert order == [(torch.device("cuda", 3), "bf16-mixed", {"shared": False}), "fit"]
+    assert order == [(3, "bf16-mixed", {"shared": False}), "fit"]

@@ -23,7 +23,7 @@ _READ = {
     "step": f"{_EVERY} {_STEPS} command_steps",
     "bert": f"{_EVERY} {_STEPS} sample_units samples dropouts",
     "sequence": f"{_EVERY} tasks batches steps compile longest",
-    "huggingface": f"{_EVERY} {_STEPS} optimizer_step",
+    "huggingface": f"{_EVERY} {_STEPS} documents optimizer_step",
     "huggingface-long": "max_seconds models contexts steps",
     "context": f"{_EVERY} seqlens masks dtype longest reference shapes methods layouts degrees "
     "one_device_longest check_longest",

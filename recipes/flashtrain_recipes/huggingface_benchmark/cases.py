@@ -12,10 +12,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from flashtrain.integrations.huggingface_config import published_shapes
 from flashtrain.models.trainable import Trainable
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.decoders import make_model
+from flashtrain_recipes.harness.rows import Row
 from flashtrain_recipes.step_benchmark.cases import StepCase, batches_of, draw_tokens
 from flashtrain_recipes.step_benchmark.settings import LORA
 
@@ -32,13 +32,16 @@ class HuggingFaceCase(StepCase):
     base: Settings  # the settings of the run
     batch: int = 1
     layers: int | None = None  # None: as many as the shape has
+    documents: int = 1  # packed in each row
 
     def settings(self) -> Settings:
         """Return the settings of recipe=hf that train the case."""
         own = self.settings_of(self.base)
+        own.data.document_mask = self.documents > 1
         layers = {} if self.layers is None else {"num_hidden_layers": self.layers}
+        options = {**own.model.options, **layers}
         shape = self.model.removesuffix(LORA)
-        own.model = replace(own.model, name="huggingface", path=None, config=shape, options=layers)
+        own.model = replace(own.model, name="huggingface", path=None, config=shape, options=options)
         own.model.adapter = "lora" if self.model.endswith(LORA) else None
         return own
 
@@ -49,21 +52,39 @@ class HuggingFaceCase(StepCase):
                 self.settings().model, vocab_size=0, context=self.context, attention="flash"
             )
 
-    def draw(self, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
-        vocab_size = published_shapes()[self.model.removesuffix(LORA)]["vocab_size"]
-        return draw_tokens(vocab_size, self.batch, self.context, device, seed)
+    @cached_property
+    def positions(self) -> Tensor:
+        """Of a row's tokens, (S,), in documents as long as 1, 2, 3, ... parts of it."""
+        number, tokens = torch.arange(self.documents), torch.arange(self.context)
+        begins = self.context * number * (number + 1) // (self.documents * (self.documents + 1))
+        return tokens - begins[torch.searchsorted(begins, tokens, right=True) - 1]
+
+    def draw(self, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+        """Return tokens and labels; of packed rows positions and documents too, all (B, S)."""
+        vocab_size = self._on_meta.shape.vocab_size
+        drawn = draw_tokens(vocab_size, self.batch, self.context, device, seed)
+        packed = (self.positions, (self.positions == 0).cumsum(0)) if self.documents > 1 else ()
+        return *drawn, *(one.expand(self.batch, -1).to(device) for one in packed)
 
     def flops_per_token(self) -> float:
-        return self._on_meta.flops_per_token(self.context)
+        # Of the causal sequence that needs as many FLOPs as the row's documents.
+        return self._on_meta.flops_per_token(round(2 * self.positions.double().mean().item() + 1))
+
+    def columns(self) -> Row:
+        return super().columns() | ({"documents": self.documents} if self.documents > 1 else {})
+
+    def __str__(self) -> str:
+        return super().__str__() + (f" {self.documents} documents" if self.documents > 1 else "")
 
 
 def cases(settings: Settings) -> list[HuggingFaceCase]:
     """Return a case for every requested model, precision of weights, context and batch."""
     options = settings.benchmark
     return [
-        HuggingFaceCase(model, context, weights, settings, batch)
+        HuggingFaceCase(model, context, weights, settings, batch, documents=documents)
         for model in options.models
         for weights in options.weights
         for context in sorted(options.contexts)
         for batch in batches_of(options, context)
+        for documents in options.documents
     ]

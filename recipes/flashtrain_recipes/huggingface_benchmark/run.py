@@ -33,7 +33,7 @@ class HuggingFaceSteps(StepBenchmark):
 
     what = "training steps of transformers' decoders"
     columns = (
-        "model", "context", "batch", "weights", "implementation", "tokens_per_second",
+        "model", "context", "batch", "documents", "weights", "implementation", "tokens_per_second",
         "milliseconds", "mfu",
         "peak_memory_gib", "memory_estimate_gib", "memory", "over_eager", "over_compiled",
         "compile_seconds", "status",

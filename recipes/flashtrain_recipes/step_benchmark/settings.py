@@ -10,9 +10,9 @@ from flashtrain.settings.options import BertSize, DecoderSize, SampleUnit
 
 WEIGHTS = ("fp32", "bf16", "bf16-master")
 LORA = "-lora"  # a decoder's name ends so where adapters alone are trained
-_DECODERS = ("tiny", "llama-1b", "llama-3b", "llama-8b", "qwen3-8b")
+_SHAPES = "tiny llama-1b llama-3b llama-8b qwen3-8b qwen3.5-9b nemotron-3-nano-30b"
 STEP_MODELS = get_args(DecoderSize)
-HF_MODELS = tuple(name + end for name in _DECODERS for end in ("", LORA))
+HF_MODELS = tuple(name + end for name in _SHAPES.split() for end in ("", LORA))
 # benchmark.name: the models that it can have.
 MODELS = {
     "step": STEP_MODELS,
@@ -34,6 +34,8 @@ class StepSettings:
     contexts: list[int] = field(default_factory=lambda: [1024])
     # Numbers of sequences a step; null: as many as hold benchmark.tokens.
     batches: list[int] | None = None
+    # Numbers of documents, of unequal lengths, packed in a row of recipe=hf-speed.
+    documents: list[int] = field(default_factory=lambda: [1])
     # Dtypes of weights to measure: fp32 (under autocast), bf16, bf16-master (with float32 copies).
     weights: list[str] = field(default_factory=lambda: ["fp32"])
     steps: int = 10  # training steps in one sample of an implementation
@@ -64,5 +66,6 @@ class StepSettings:
                 one_of(f"benchmark.{setting}", given, possible)
         for dropout in self.dropouts:
             between("benchmark.dropouts", dropout, 0.0, 1.0, include_high=False)
+        at_least("benchmark.documents", min(self.documents, default=1), 1)
         if self.command_steps:  # it logs every tenth, and the first time is left out
             at_least("benchmark.command_steps", self.command_steps, 20)

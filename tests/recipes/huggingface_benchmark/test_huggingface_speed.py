@@ -31,6 +31,14 @@ WORDS = ("recipe=hf-speed", "hardware=cpu", "logger=none", "benchmark.contexts=[
          "benchmark.rounds=1", "benchmark.steps=1")  # fmt: skip
 
 
+# Of a hybrid.
+SMALL = (
+    "{hidden_size: 32, intermediate_size: 48, num_hidden_layers: 4, num_attention_heads: 2, "
+    "num_key_value_heads: 1, head_dim: 16, linear_key_head_dim: 8, linear_value_head_dim: 8, "
+    "linear_num_key_heads: 2, linear_num_value_heads: 4, vocab_size: 257}"
+)
+
+
 def case_of(model: str, *words: str, weights: str = "fp32") -> HuggingFaceCase:
     return HuggingFaceCase(model, 16, weights, compose_settings([*WORDS, *words]), batch=2)
 
@@ -50,7 +58,10 @@ def test_every_name_of_the_settings_is_there() -> None:
 
 @pytest.mark.parametrize(
     ("model", "billions"),
-    [("llama-1b", 1.236), ("llama-3b", 3.213), ("llama-8b", 8.030), ("qwen3-8b", 8.191)],
+    [
+        *(("llama-1b", 1.236), ("llama-3b", 3.213), ("llama-8b", 8.030), ("qwen3-8b", 8.191)),
+        ("qwen3.5-9b", 8.954),
+    ],
 )
 def test_the_shapes_have_the_published_models_parameters(model: str, billions: float) -> None:
     case = case_of(model)
@@ -92,6 +103,32 @@ def test_a_step_updates_the_weights_unless_it_is_to_have_none(updates: bool) -> 
         assert (
             (losses[0] - losses[-1] > 0.01) == updates == isinstance(step.optimizer, MasterWeights)
         )
+
+
+@pytest.mark.parametrize("model", ["tiny", "qwen3.5-9b"])
+def test_packed_rows_are_ours_alone_and_have_the_loss_and_flops_of_their_documents(
+    model: str,
+) -> None:
+    words = [] if model == "tiny" else [f"+model.options={SMALL}"]
+    base = compose_settings([*WORDS, *words])
+    case = HuggingFaceCase(model, 100, "fp32", base, batch=2, documents=4)
+    alone = HuggingFaceCase(model, 100, "fp32", base, batch=2)
+    assert [one.name for one in uncompiled() if one.applies(case)] == ["flashtrain"]
+    tokens, labels, positions, documents = case.draw(CPU, seed=1)
+    lengths = [10, 20, 30, 40]
+    assert torch.equal(positions[1], torch.cat([torch.arange(length) for length in lengths]))
+    assert torch.equal(documents[1].bincount()[1:], torch.tensor(lengths))
+    assert case.columns()["documents"] == 4
+    assert case.flops_per_token() == alone._on_meta.flops_per_token(30)  # 3000 / 100
+    assert alone.flops_per_token() == alone._on_meta.flops_per_token(100)
+    (ours,) = (one for one in uncompiled(updates=False) if one.applies(case))
+    loss, step = ours.build(case, CPU)(*case.draw(CPU, seed=1)), ours.build(alone, CPU)
+    ends = torch.tensor(lengths).cumsum(0)
+    parts = [
+        step(*(one[:, end - length : end] for one in (tokens, labels))) * length / 100
+        for length, end in zip(lengths, ends.tolist(), strict=True)
+    ]
+    torch.testing.assert_close(loss, sum(parts), rtol=1e-5, atol=1e-5)
 
 
 def test_a_run_has_a_row_for_each_implementation_and_batch_and_reports_how_much_faster(

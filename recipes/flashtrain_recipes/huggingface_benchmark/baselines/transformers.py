@@ -27,6 +27,9 @@ class Transformers(HuggingFaceBaseline):
     attention: str | None = "sdpa"
     by_layer: bool = False  # compile each layer by itself, instead of the whole model
 
+    def applies(self, case: HuggingFaceCase) -> bool:
+        return case.documents == 1  # packed, its hybrids see other documents
+
     def memory(self, case: HuggingFaceCase) -> MemoryChoice:
         model = self.decoder(case)
         self.saved(case, model)

@@ -90,7 +90,7 @@ def save_memory(settings: Settings, hardware: Hardware, model: Trainable) -> Mem
     return MemoryChoice(batching.savings.describe(), estimate)
 
 
-def batch_loss(task: LanguageModel, tokens: Tensor, labels: Tensor) -> Tensor:
-    """Return the task's loss for tokens and labels, each (B, S), of a batch
-    without a document mask."""
-    return task.batch_loss(cast(Batch, {"tokens": tokens, "labels": labels}))
+def batch_loss(task: LanguageModel, *batch: Tensor) -> Tensor:
+    """Return the task's loss for tokens, labels and, of packed rows, positions and documents."""
+    names = ("tokens", "labels", "positions", "documents")
+    return task.batch_loss(cast(Batch, dict(zip(names, batch, strict=False))))
