@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from tiny_runs import TINY
+
+from flashtrain_kernels.recurrences import fla
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 PROJECTS = {"flashtrain": CHECKOUT, "flashtrain_kernels": CHECKOUT / "kernels"}
@@ -42,6 +47,17 @@ strangers = {"flashtrain", "lightning", "pytorch_lightning", "hydra", "omegaconf
 print(flashtrain_kernels.__file__)
 print(" ".join(sorted(strangers & {name.partition(".")[0] for name in sys.modules})))
 """
+
+
+def test_the_versions_for_kernels_of_hybrids_are_those_that_the_extra_asks_for():
+    """And that fla-core takes on Hopper."""
+    lines = (CHECKOUT / "constraints-linear.txt").read_text().splitlines()
+    pinned = dict(line.partition(";")[0].split("==") for line in lines if "==" in line)
+    (asked,) = re.findall(r"^linear = (.*)$", (CHECKOUT / "pyproject.toml").read_text(), re.M)
+    for one in map(Requirement, ast.literal_eval(asked)):
+        assert one.specifier.contains(pinned[one.name])
+    assert fla._numbers(pinned["triton"]) >= fla.RIGHT_FROM
+    assert "-c constraints-all.txt" in lines
 
 
 @pytest.fixture(scope="session")

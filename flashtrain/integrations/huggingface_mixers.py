@@ -66,11 +66,10 @@ def serve_mixers(kind: type) -> bool:
         fast = fast or (on_gpu and reason is None)
         if not hasattr(original, "of_rows"):
             # Transformers would call fla itself, also what it refuses in the backward.
-            kernels = on_gpu and operator in fla.OPERATORS and find_spec("fla") is not None
-            always = kernels or of_rows is _unfused
+            always = on_gpu and operator in fla.OPERATORS and find_spec("fla") is not None
             setattr(owner, attribute, _within_documents(original, of_rows, always))
             if reason is not None:
-                slow[reason].append(operator)
+                slow[reason].append(str(operator))
     if slow:
         parts = [f"{', '.join(names)} ({reason})" for reason, names in slow.items()]
         line = f"{kind.__name__}: in plain torch, which is slow: {'; '.join(parts)}"
@@ -88,7 +87,7 @@ def _within_documents(
     @wraps(original)
     def dispatched(*args: Any, **named: Any) -> Any:
         rows = RUNNING.get()
-        if rows is None or not (rows.packed or always):
+        if rows is None or not (rows.packed or always or of_rows is _unfused):
             return original(*args, **named)
         return of_rows(rows, *args, **named)
 

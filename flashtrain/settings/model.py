@@ -72,9 +72,9 @@ class ModelSettings:
     residual: str = option("compute", Residual)
     # A folder of transformers or of peft, a name of the hub, or a run (model=huggingface).
     path: str | None = None
-    # For random weights (model=huggingface): a config.json; tiny, llama-1b, llama-3b,
-    # llama-8b or qwen3-8b, which have these models' sizes; or a type such as llama with
-    # transformers' default sizes.
+    # For random weights (model=huggingface): a config.json; tiny, llama-1b, llama-3b, llama-8b,
+    # qwen3-8b, qwen3.5-9b or nemotron-3-nano-30b, which have these models' sizes; or a type such
+    # as llama with transformers' default sizes.
     config: str | None = None
     # Lora (Hu et al. 2021): train two thin matrices at each target alone.
     adapter: str | None = option(None, Adapter)

@@ -14,7 +14,8 @@ from torch import Tensor
 from flashtrain_kernels import recurrences
 from flashtrain_kernels.recurrences import Rows, delta_rule, fla, linear_recurrence
 
-pytestmark = NEEDS_GPU
+# None of them calls attention.
+pytestmark = [*NEEDS_GPU, pytest.mark.parametrize("path", ["portable"], indirect=True)]
 LENGTHS = [700, 1, 64, 5, 1200, 78]  # of the first row's documents; the second row is one
 TOKENS = sum(LENGTHS)
 # A rounding to bfloat16 is 2^-9 of a number on average, and kernels round between products too:

@@ -61,7 +61,7 @@ class HuggingFaceCase(StepCase):
 
     def draw(self, device: torch.device, seed: int) -> tuple[Tensor, ...]:
         """Return tokens and labels; of packed rows positions and documents too, all (B, S)."""
-        vocab_size = self._on_meta.shape.vocab_size
+        vocab_size = self._on_meta.shape.vocab_size  # type: ignore[union-attr]
         drawn = draw_tokens(vocab_size, self.batch, self.context, device, seed)
         packed = (self.positions, (self.positions == 0).cumsum(0)) if self.documents > 1 else ()
         return *drawn, *(one.expand(self.batch, -1).to(device) for one in packed)
