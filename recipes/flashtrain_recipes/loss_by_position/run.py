@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from flashtrain.folders.new_folder import make_unique
 from flashtrain.models.generation import MaskMaker, row_mask
 from flashtrain.models.trainable import Trainable
 from flashtrain.report.figures import Rows, line_figure
-from flashtrain.report.rows import RESULT, Row, write_result
+from flashtrain.report.rows import RESULT, Row, read_result, write_result
 from flashtrain.report.table import make_table
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.attention_masks import make_mask
@@ -42,6 +43,7 @@ COLUMNS = (
     "position", "loss", "loss_low", "loss_high", "other_document", "gain", "gain_low", "gain_high",
     "documents",
 )  # fmt: skip
+COMPARED = ("difference", "difference_low", "difference_high")
 
 
 def score_positions(settings: Settings, hardware: Hardware) -> list[Row]:
@@ -50,11 +52,13 @@ def score_positions(settings: Settings, hardware: Hardware) -> list[Row]:
     rows.
 
     Raises:
-        UserError: fewer than two held-out documents are long enough.
+        UserError: fewer than two held-out documents are long enough, or positions.against is of
+            others.
     """
     options = settings.positions
     length = options.length or settings.context
-    trained = read_model(settings.having(context=max(settings.context, length)), hardware)
+    context = settings.context if options.stride else max(settings.context, length)
+    trained = read_model(settings.having(context=context), hardware)
     data = held_out_data(trained, settings, hardware)
     data.prepare_data()
     data.setup()
@@ -66,22 +70,27 @@ def score_positions(settings: Settings, hardware: Hardware) -> list[Row]:
         most=options.documents,
     )
     mask, dtype = make_mask(settings.applied_mask, packed=False), autocast_dtype(hardware.precision)
+    reads = {"context": context, "stride": options.stride, "mask": mask}
     with torch.autocast(hardware.kind, dtype=dtype, enabled=dtype is not None):
-        losses = document_losses(trained.model, documents, mask=mask)
-        control = document_losses(trained.model, behind_another(documents), mask=mask)
+        losses = document_losses(trained.model, documents, **reads)
+        control = document_losses(trained.model, behind_another(documents), **reads)
     model = {
         "model": settings.named(settings.model.label),
         "context": settings.context,
         "step": trained.step,
         "length": length,
+        "text": crc32(documents.numpy().tobytes()),
     }
     rows = [{**model, **row} for row in position_rows(losses, control, seed=settings.seed)]
+    if options.against is not None:
+        rows = differences(rows, read_result(options.against).rows, seed=settings.seed)
     doubt = why_not_held_out(trained.settings, trained.folder)
     say(
         f"{trained.checkpoint}: {len(documents)} documents of {data.source.describe()}, "
         f"{length:,} tokens of each, loss in nats a token" + (f"; {doubt}" if doubt else "")
     )
-    make_table(rows, COLUMNS, "other_document: behind another document's first half").print()
+    shown = COLUMNS if options.against is None else COLUMNS[:4] + COMPARED
+    make_table(rows, shown, "other_document: behind another document's first half").print()
     own = settings.checkpoint is not None
     parent = trained.folder if own else Path(settings.output) / trained.folder.name
     folder = make_unique(parent, "positions")
@@ -120,22 +129,34 @@ def behind_another(documents: Tensor) -> Tensor:
 
 @torch.no_grad()
 def document_losses(
-    model: Trainable, documents: Tensor, *, mask: MaskMaker | None = None
+    model: Trainable,
+    documents: Tensor,
+    *,
+    context: int | None = None,
+    stride: int | None = None,
+    mask: MaskMaker | None = None,
 ) -> np.ndarray:
     """Return the losses in nats, (N, S) float64, of tokens 1 to S of each row of
     `documents` (N, S + 1); one row is read at a time.
 
     Args:
+        context: tokens that are read at once; None: S.
+        stride: tokens by which they move on: each label beyond the first `context` is predicted
+            from more than context - stride tokens; None: the context.
         mask: makes the mask that the model was trained with; None: its own rule.
     """
     device, length = next(model.parameters()).device, documents.shape[1] - 1
-    seen = None if mask is None else row_mask(mask, length, device)
+    context = min(context or length, length)
+    ends = [*range(context, length, min(stride or context, context)), length]
+    seen = None if mask is None else row_mask(mask, context, device)
     given = {} if seen is None else {"mask": seen}
     found = []
-    for row in documents:
-        read = row.to(device)[None]
+    for row in documents.to(device):
+        read = torch.stack([row[end - context : end + 1] for end in ends])
         losses = model.token_losses(read[:, :-1], read[:, 1:].contiguous(), **given)
-        found.append(losses[0].double().cpu().numpy())
+        new = [context, *np.diff(ends)]  # of each reading the labels that none before it had
+        parts = [one[context - count :] for one, count in zip(losses, new, strict=True)]
+        found.append(torch.cat(parts).double().cpu().numpy())
     return np.stack(found)
 
 
@@ -160,8 +181,29 @@ def position_rows(losses: np.ndarray, control: np.ndarray, *, seed: int) -> list
         for name, values in measured.items():
             found = mean_interval(values.sum(axis=1), counts, drawn)
             row |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
-        rows.append({**row, "documents": documents})
+        means = " ".join(f"{mean:.5f}" for mean in measured["loss"].mean(axis=1))
+        rows.append({**row, "documents": documents, "losses": means})
     return rows
+
+
+def differences(rows: Sequence[Row], others: Rows, *, seed: int) -> list[Row]:
+    """Return the rows with their loss less that of `others`, another result's rows of the same
+    documents, and its 95% interval, resampled in pairs. Raises UserError for other documents."""
+    same = ("text", "position")
+    if [[row.get(name) for name in same] for row in others] != [
+        [row[n] for n in same] for row in rows
+    ]:
+        raise UserError(
+            "positions.against is of other documents: expected a result.json of mode=positions "
+            "with the same tokenizer, text, positions.length and positions.documents."
+        )
+    found = []
+    for both in zip(rows, others, strict=True):
+        ours, theirs = (np.array(row["losses"].split(), dtype=float) for row in both)
+        drawn = draws(len(ours), RESAMPLES, seed)
+        less = mean_interval(ours - theirs, np.ones(len(ours)), drawn)
+        found.append({**both[0], **dict(zip(COMPARED, less, strict=True))})
+    return found
 
 
 def _edges(length: int, half: int) -> list[int]:

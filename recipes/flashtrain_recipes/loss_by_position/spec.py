@@ -22,10 +22,15 @@ class PositionsSettings:
     # results of different lengths ones of the same documents.
     at_least: int | None = None
     documents: int = 20  # how many of these documents, at most
+    # Tokens by which a model whose context is shorter moves on; null: it reads documents whole.
+    stride: int | None = None
+    # A result.json of another model on the same documents, from which the differences are shown.
+    against: str | None = None
 
     def check(self) -> None:
         at_least("positions.length", self.length, 2)
         at_least("positions.documents", self.documents, 2)
+        at_least("positions.stride", self.stride, 1)
 
 
 class Positions(Mode):

@@ -15,6 +15,7 @@ from flashtrain.models import Decoder, DecoderConfig
 from flashtrain.report.rows import read_result
 from flashtrain_recipes.loss_by_position.run import (
     behind_another,
+    differences,
     document_losses,
     position_rows,
     whole_documents,
@@ -31,6 +32,34 @@ def test_a_documents_losses_are_those_of_its_logits() -> None:
         model(documents[:, :-1]).transpose(1, 2), documents[:, 1:], reduction="none"
     )
     np.testing.assert_allclose(document_losses(model, documents), expected.detach(), atol=1e-5)
+
+
+@pytest.mark.parametrize("stride", [None, 4, 5, 99])
+def test_a_shorter_context_moves_on_by_the_stride(stride: int | None) -> None:
+    torch.manual_seed(0)
+    model = Decoder(DecoderConfig.of_size("demo", vocab_size=50, context=8), attention="sdpa")
+    documents = torch.randint(0, 50, (2, 22))
+    found = document_losses(model.eval(), documents, context=8, stride=stride)
+    step = min(stride or 8, 8)
+    for place in range(21):  # label `place` is read first where a window ends at or behind it
+        end = next(one for one in (*range(8, 21, step), 21) if one > place)
+        logits = model(documents[:, end - 8 : end])[:, place - end]
+        expected = F.cross_entropy(logits, documents[:, place + 1], reduction="none")
+        np.testing.assert_allclose(found[:, place], expected.detach(), atol=1e-5)
+
+
+def test_two_models_are_compared_on_the_same_documents_in_pairs() -> None:
+    hard = np.random.default_rng(0).uniform(1, 5, (9, 1))  # documents differ more than models do
+    better, worse = (np.tile(hard + less, (1, 512)) for less in (0.0, 0.02))
+    rows, others = (
+        [{**row, "text": 7} for row in position_rows(one, one, seed=0)] for one in (better, worse)
+    )
+    for row in differences(rows, others, seed=0):
+        assert row["difference"] == pytest.approx(-0.02, abs=1e-4)
+        assert row["difference_low"] < row["difference_high"] < 0
+    for unlike in ([{**row, "text": 8} for row in others], others[:1], [{"position": "0 to 256"}]):
+        with pytest.raises(UserError, match=r"positions\.against"):
+            differences(rows, unlike, seed=0)
 
 
 def test_the_control_keeps_the_second_half_behind_the_next_documents_first() -> None:
@@ -81,3 +110,23 @@ def test_the_mode_leaves_a_table_rows_and_a_figure(trained, capsys) -> None:
     assert (trained / "positions" / "positions.png").is_file()
     words = {"mode=positions", f"checkpoint={trained}", "positions.length=30"}
     assert words < {*result.command.split()}
+
+
+def test_a_model_of_a_shorter_context_is_scored_on_longer_documents(trained, capsys) -> None:
+    words = ["mode=positions", f"checkpoint={trained}", "positions.documents=2"]
+    for more in (["positions.length=60"], ["positions.length=60", "positions.stride=16"]):
+        settings = settings_from_checkpoint([*words, *more])
+        if len(more) == 1:
+            with pytest.raises(UserError):
+                modes.run_mode(settings)
+    assert modes.run_mode(settings) == 0
+    (first,) = sorted(trained.glob("positions*/result.json"), key=lambda one: one.stat().st_mtime)[
+        -1:
+    ]
+    assert read_result(first).rows[-1]["end"] == 60
+    settings = settings_from_checkpoint([*words, *more, f"positions.against={first}"])
+    assert modes.run_mode(settings) == 0
+    (again,) = sorted(trained.glob("positions*/result.json"), key=lambda one: one.stat().st_mtime)[
+        -1:
+    ]
+    assert [row["difference"] for row in read_result(again).rows] == [0.0] * 2
