@@ -24,7 +24,7 @@ from flashtrain.models.attention_functions import AnyMask, padding_mask, plan_ma
 from flashtrain.models.block import make_blocks, norm_of
 from flashtrain.models.block_pattern import DENSE, BlockPattern
 from flashtrain.models.classifier_config import GREY_LEVELS, ClassifierConfig
-from flashtrain.models.positions import AxialRotaryPositions, RotaryPositions
+from flashtrain.models.positions import AxialRotaryPositions, LearnedPositions, RotaryPositions
 from flashtrain.models.sequence_pooling import AttentionPooling, max_of_tokens, mean_of_tokens
 from flashtrain_kernels import linear_cross_entropy
 from flashtrain_kernels.loss_head import IGNORED
@@ -79,6 +79,8 @@ class Classifier(nn.Module):
         embed = config.embed
         grey = config.inputs == "grey"
         self.embedding = GreyEmbedding(embed) if grey else nn.Embedding(config.vocab_size, embed)
+        learned = config.positions == "learned"
+        self.position_embedding = LearnedPositions(config.length, embed) if learned else None
         self.mask_embedding = nn.Parameter(torch.empty(embed)) if config.grey_bins else None
         self.dropout = nn.Dropout(config.dropout)
         rotary = partial(_rotary, config)
@@ -110,7 +112,8 @@ class Classifier(nn.Module):
     def reset_parameters(self) -> None:
         """Initialize embeddings normally, layers as torch does, and scale the layers that write
         into the residual stream by 1/sqrt(2 layers) (Radford et al. 2019)."""
-        for parameter in (*self.embedding.parameters(), self.mask_embedding):
+        places = [] if self.position_embedding is None else [self.position_embedding.weight]
+        for parameter in (*self.embedding.parameters(), self.mask_embedding, *places):
             if parameter is not None:
                 nn.init.normal_(parameter, std=INITIAL_STD)
         with torch.no_grad():
@@ -165,6 +168,8 @@ class Classifier(nn.Module):
         x = self.embedding(tokens if self.config.inputs == "grey" else tokens.int())
         if masked is not None and self.mask_embedding is not None:
             x = torch.where(masked[..., None], self.mask_embedding, x)
+        if self.position_embedding is not None:
+            x = x + self.position_embedding(positions)
         x = self.dropout(x)
         dropout = self.config.dropout if self.training else 0.0
         mask = plan_mask(

@@ -15,7 +15,7 @@ from flashtrain.models.positions import AXIAL_BASE, check_rotary
 
 POOLINGS = ("mean", "max", "attention")
 INPUTS = ("tokens", "grey")
-POSITIONS = ("rotary", "axial")
+POSITIONS = ("rotary", "axial", "learned")
 GREY_LEVELS = 256
 
 
@@ -30,8 +30,8 @@ class ClassifierConfig(AlikeLayers):
         inputs: "tokens" (numbers below vocab_size, looked up in a table) or "grey" (grey levels
             0..255 as a value in [-1, 1] times one learned vector plus another, so that levels which
             no training image had mean something, as a curriculum of differing contrasts needs).
-        positions: "rotary", or "axial" (rotary by row and column of a square
-            image of `side` pixels).
+        positions: "rotary", "axial" (rotary by row and column of a square image of `side`
+            pixels), or "learned" (a vector for each place up to `length`).
         rope_base: Base of the rotary angles (None: 10000, axial 100).
         pooling: How a sequence's states become one vector: their "mean", their component-wise
             "max", or "attention" (sequence_pooling.AttentionPooling).

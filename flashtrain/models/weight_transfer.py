@@ -41,6 +41,8 @@ def carry_weights(model: Classifier, config: ClassifierConfig, state: dict[str, 
         and config.pooling != model.config.pooling
     ):
         differing.append("pooling")
+    if config.positions == "learned" and model.config.length != config.length:
+        differing.append("length")
     if model.config.layers < config.layers:
         differing.append("layers")
     if differing:

@@ -241,6 +241,22 @@ def test_weights_are_carried_to_a_larger_image() -> None:
     assert large(pixels(side=16)).shape == (3, 2)
 
 
+def test_learned_positions_tell_tokens_apart_and_are_carried_to_the_same_length() -> None:
+    learned = replace(PIXELS, positions="learned", pooling="mean")
+    model, images = build(learned), pixels()
+    assert not torch.allclose(model(images.flip(1)), model(images))
+    carried = build(replace(learned, dropout=0.1), seed=1).eval()
+    carry_weights(carried, model.config, model.state_dict())
+    torch.testing.assert_close(carried(images), model(images))
+    with pytest.raises(UserError, match="length=64"):
+        carry_weights(
+            build(replace(learned, length=256, side=16)), model.config, model.state_dict()
+        )
+    with torch.no_grad():
+        model.position_embedding.weight.zero_()  # nothing else knows an order
+    torch.testing.assert_close(model(images.flip(1)), model(images))
+
+
 def test_layers_that_are_added_change_nothing_until_they_learn() -> None:
     shallow, deep = build(PIXELS), build(replace(PIXELS, layers=5), seed=1)
     carry_weights(deep, shallow.config, shallow.state_dict())
@@ -294,7 +310,7 @@ def test_pathx_has_under_a_million_parameters_and_the_cost_that_its_note_says() 
         ({"inputs": "colour"}, "unknown inputs"),
         ({"classes": 1}, "classes=1"),
         ({"grey_bins": 100}, "power of two"),
-        ({"positions": "learned"}, "unknown positions"),
+        ({"positions": "sinusoidal"}, "unknown positions"),
         ({"pattern": "diagonal"}, "unknown attention pattern"),
         ({"pattern": "tiles", "positions": "rotary", "side": None}, "square images"),
         ({"inputs": "tokens"}, "grey_bins=16 for masked tokens"),

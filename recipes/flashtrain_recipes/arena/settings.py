@@ -64,8 +64,11 @@ class ClassifierSettings:
     embed: int = 128  # width of the classifier
     layers: int = 4  # blocks of the classifier
     heads: int = 2  # attention heads of the classifier
-    # How positions are encoded; null: axial for images, rotary for others.
+    ffn: int | None = None  # width of the feed-forward layers; null: four times embed
+    # How positions are encoded: rotary, axial, learned; null: axial for images, rotary for others.
     positions: str | None = None
+    # What a grey level is: grey, a number, or tokens, one of 256 tokens; null: grey.
+    inputs: str | None = None
     pooling: str = "max"  # how the outputs of a sequence become one: mean, max or attention
     # Probability of dropping embeddings, attention weights and outputs of the classifier's blocks.
     dropout: float = 0.0
@@ -76,7 +79,7 @@ class ClassifierSettings:
     pattern_local: int = 1
 
     def check(self) -> None:
-        for name in ("embed", "layers", "heads"):
+        for name in ("embed", "layers", "heads", "ffn"):
             at_least(f"classifier.{name}", getattr(self, name), 1)
         between("classifier.dropout", self.dropout, 0.0, 1.0, include_high=False)
 

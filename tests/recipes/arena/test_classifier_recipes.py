@@ -12,7 +12,10 @@ from jobs import run_job
 from tiny_runs import each
 
 from flashtrain.command.compose import compose_settings
+from flashtrain.data.sequences import SequenceShape
 from flashtrain.files.shipped import recipe_files
+from flashtrain.models.classifier import Classifier
+from flashtrain_recipes.arena.build import classifier_config
 
 IMAGES = ("pathfinder.train_images=8", "pathfinder.validation_images=4")
 FEW = tuple(f"sequence.{part}=8" for part in ("train", "validation", "test"))
@@ -57,6 +60,21 @@ def local_data(recipe: str, folder: Path) -> list[str]:
     else:
         return []
     return [f"sequence.path={folder}"]
+
+
+def test_the_papers_model_of_images_can_be_named() -> None:
+    """FlashAttention's Table 3 has the hyperparameters of Nystromformer's code: two layers of 64,
+    feed-forward layers of 128, learned positions, grey levels as tokens."""
+    words = "embed=64 layers=2 heads=2 ffn=128 positions=learned inputs=tokens pooling=mean"
+    settings = compose_settings(
+        ["recipe=lra-image", *(f"classifier.{word}" for word in words.split())]
+    )
+    shape = SequenceShape(classes=10, length=1024, side=32)
+    model = Classifier(classifier_config(settings.classifier, shape))
+    layer = 4 * (64 * 64 + 64) + 2 * 64 * 128 + 128 + 64 + 4 * 64
+    head = 64 * 64 + 64 + 64 * 10 + 10
+    own = model.mask_embedding.numel() + model.pixel_head.weight.numel()
+    assert model.parameter_count() - own == (256 + 1024) * 64 + 2 * layer + 2 * 64 + head
 
 
 def test_every_such_recipe_is_tried() -> None:
