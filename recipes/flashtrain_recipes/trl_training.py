@@ -1,0 +1,97 @@
+"""TRL's SFTTrainer on what a finished run of recipe=sft read: the same packed input_ids and
+position_ids, model, optimizer and schedule. Needs trl.
+
+    python -m flashtrain_recipes.trl_training RUN [ATTENTION]    # writes RUN/trl/result.json
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from flashtrain.folders.run_folder import read_settings, read_summary
+from flashtrain.report.rows import RESULT, write_result
+from flashtrain.run.machine import adapt_to_machine
+from flashtrain.settings.command_line import CommandLine
+from flashtrain.tasks.language.evaluate import read_model
+from flashtrain.tasks.language.prepare import make_data
+from flashtrain.tasks.optimization import optimization_options
+from flashtrain.training.metrics_file import METRICS, read_metrics
+
+
+def main(run: str, attention: str = "sdpa") -> None:
+    """Train with transformers' attention of this name; write a row of either trainer."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl import SFTConfig, SFTTrainer
+
+    folder = Path(run)
+    settings, hardware = adapt_to_machine(read_settings(folder), CommandLine.of([]))
+    ours, gpu = read_summary(folder), hardware.kind == "cuda"
+    settings.trainer.steps, settings.trainer.epochs = ours["steps"], None
+    data, times = make_data(settings, hardware), []
+    data.prepare_data()
+    data.setup()
+    data.batch_size, data.accumulate = ours["micro_batch"], ours["batch"] // ours["micro_batch"]
+
+    def batches() -> Iterator[dict[str, Any]]:
+        for number, batch in enumerate(data.train_dataloader()):
+            if number % data.accumulate == 0:
+                torch.cuda.synchronize() if gpu else None
+                times.append(time.perf_counter())
+            labels = torch.full_like(batch["labels"], -100)  # of a token itself, as theirs are
+            labels[:, 1:] = batch["labels"][:, :-1]
+            positions = batch["positions"].long()
+            yield {"input_ids": batch["tokens"], "position_ids": positions, "labels": labels}
+
+    class SameBatches(SFTTrainer):
+        def get_train_dataloader(self) -> Any:
+            return batches()
+
+    module: Any = read_model(settings, hardware).model.module
+    module.set_attn_implementation(attention)
+    make = optimization_options(settings)
+    optimizer = make["make_optimizer"](module)
+    options = SFTConfig(
+        str(folder / "trl"), max_steps=ours["steps"], logging_steps=1, save_strategy="no",
+        report_to="none", bf16=gpu, use_cpu=not gpu, max_length=None, remove_unused_columns=False,
+        per_device_train_batch_size=data.batch_size, gradient_accumulation_steps=data.accumulate,
+        max_grad_norm=make["gradient_clip"], gradient_checkpointing=ours["memory"] != "none",
+        dataset_kwargs={"skip_prepare_dataset": True},
+    )  # fmt: skip
+    trainer = SameBatches(
+        module,
+        args=options,
+        train_dataset=Dataset.from_dict({"input_ids": [[0]], "labels": [[0]]}),  # is not read
+        processing_class=AutoTokenizer.from_pretrained(settings.model.path),
+        optimizers=(optimizer, make["make_schedule"](optimizer)),
+    )
+    trainer.train()
+    theirs = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    warm = len(times) // 10  # steps
+    speed = (len(times) - 1 - warm) * settings.trainer.tokens_per_step / (times[-1] - times[warm])
+    peak = torch.cuda.max_memory_allocated() / 2**30 if gpu else None
+    own = [row["train_loss"] for row in read_metrics(folder / METRICS) if "train_loss" in row]
+    same = {name: ours[name] for name in ("model", "context", "steps", "micro_batch", "memory")}
+    columns = ("implementation", "tokens_per_second", "peak_memory_gib")
+    rows: list[dict[str, Any]] = []
+    for losses, *values in (
+        (own, "flashtrain", ours["tokens_per_second"], ours["peak_memory_gib"]),
+        (theirs, f"TRL, {attention}", speed, peak),
+    ):
+        last = losses[-max(1, len(losses) // 10) :]
+        means = {"train_loss_mean": fmean(losses), "train_loss": fmean(last)}
+        rows.append({**dict(zip(columns, values, strict=True)), **same, **means})
+        print(rows[-1])
+    command = f"python -m flashtrain_recipes.trl_training {run} {attention}"
+    write_result(folder / "trl" / RESULT, settings.recipe, command, rows)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
