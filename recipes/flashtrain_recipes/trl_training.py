@@ -1,5 +1,5 @@
-"""TRL's SFTTrainer on what a finished run of recipe=sft read: the same packed input_ids and
-position_ids, model, optimizer and schedule. Needs trl.
+"""TRL's SFTTrainer on what a finished run of recipe=sft trainer.log_every=1 read: the same packed
+input_ids and position_ids, model, optimizer and schedule. Needs trl.
 
     python -m flashtrain_recipes.trl_training RUN [ATTENTION]    # writes RUN/trl/result.json
 """
@@ -26,7 +26,7 @@ from flashtrain.training.metrics_file import METRICS, read_metrics
 
 
 def main(run: str, attention: str = "sdpa") -> None:
-    """Train with transformers' attention of this name; write a row of either trainer."""
+    """Train with transformers' attention of this name; print and write a row of either trainer."""
     from datasets import Dataset
     from transformers import AutoTokenizer
     from trl import SFTConfig, SFTTrainer
@@ -42,8 +42,7 @@ def main(run: str, attention: str = "sdpa") -> None:
 
     def batches() -> Iterator[dict[str, Any]]:
         for number, batch in enumerate(data.train_dataloader()):
-            if number % data.accumulate == 0:
-                torch.cuda.synchronize() if gpu else None
+            if number % data.accumulate == 0:  # the loss of the step before has been logged
                 times.append(time.perf_counter())
             labels = torch.full_like(batch["labels"], -100)  # of a token itself, as theirs are
             labels[:, 1:] = batch["labels"][:, :-1]
@@ -65,30 +64,26 @@ def main(run: str, attention: str = "sdpa") -> None:
         max_grad_norm=make["gradient_clip"], gradient_checkpointing=ours["memory"] != "none",
         dataset_kwargs={"skip_prepare_dataset": True},
     )  # fmt: skip
-    trainer = SameBatches(
-        module,
-        args=options,
-        train_dataset=Dataset.from_dict({"input_ids": [[0]], "labels": [[0]]}),  # is not read
-        processing_class=AutoTokenizer.from_pretrained(settings.model.path),
-        optimizers=(optimizer, make["make_schedule"](optimizer)),
-    )
+    unread = Dataset.from_dict({"input_ids": [[0]], "labels": [[0]]})
+    tokenizer = AutoTokenizer.from_pretrained(settings.model.path)
+    trainer = SameBatches(module, args=options, train_dataset=unread, processing_class=tokenizer,
+                          optimizers=(optimizer, make["make_schedule"](optimizer)))  # fmt: skip
     trainer.train()
     theirs = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-    warm = len(times) // 10  # steps
-    speed = (len(times) - 1 - warm) * settings.trainer.tokens_per_step / (times[-1] - times[warm])
-    peak = torch.cuda.max_memory_allocated() / 2**30 if gpu else None
     own = [row["train_loss"] for row in read_metrics(folder / METRICS) if "train_loss" in row]
-    same = {name: ours[name] for name in ("model", "context", "steps", "micro_batch", "memory")}
-    columns = ("implementation", "tokens_per_second", "peak_memory_gib")
-    rows: list[dict[str, Any]] = []
-    for losses, *values in (
-        (own, "flashtrain", ours["tokens_per_second"], ours["peak_memory_gib"]),
-        (theirs, f"TRL, {attention}", speed, peak),
-    ):
-        last = losses[-max(1, len(losses) // 10) :]
-        means = {"train_loss_mean": fmean(losses), "train_loss": fmean(last)}
-        rows.append({**dict(zip(columns, values, strict=True)), **same, **means})
-        print(rows[-1])
+    timed = times[len(times) // 10 :]  # without warm-up
+    rate = settings.trainer.tokens_per_step * (len(timed) - 1) / (timed[-1] - timed[0])
+    peak = torch.cuda.max_memory_allocated() / 2**30 if gpu else None
+    same = {key: ours[key] for key in ("model", "context", "steps", "micro_batch", "memory")}
+    rows = [
+        {"implementation": name, **same, "tokens_per_second": speed,
+         "peak_memory_gib": memory, "train_loss_mean": fmean(losses), "train_loss": losses[-1]}
+        for name, losses, speed, memory in (
+            ("flashtrain", own, ours["tokens_per_second"], ours["peak_memory_gib"]),
+            (f"TRL, {attention}", theirs, rate, peak),
+        )
+    ]  # fmt: skip
+    print(*rows, sep="\n")
     command = f"python -m flashtrain_recipes.trl_training {run} {attention}"
     write_result(folder / "trl" / RESULT, settings.recipe, command, rows)
 

@@ -13,7 +13,6 @@ from typing import cast
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from flashtrain.data.packing import PackedSamples, Spans
@@ -22,11 +21,11 @@ from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import read_settings
 from flashtrain.models.decoder import Decoder
 from flashtrain.models.generation import MaskMaker, row_mask
+from flashtrain.models.trainable import Trainable
 from flashtrain.tasks.attention_masks import make_mask
 from flashtrain.tasks.language.trained import load_trained, move
 from flashtrain.training.hardware import Hardware
 
-TOKENS_PER_PASS = 65536
 # One context's losses in nats, (N, T) float64 each: in one forward pass, and sliding
 # (score_windows). A key ends the names of its columns.
 Scores = dict[str, np.ndarray]
@@ -89,8 +88,41 @@ def _across_documents(cache: OpenTokens, held_out: Spans, window: int, most: int
 
 
 @torch.no_grad()
+def document_losses(
+    model: Trainable,
+    documents: Tensor,
+    *,
+    context: int | None = None,
+    stride: int | None = None,
+    mask: MaskMaker | None = None,
+) -> np.ndarray:
+    """Return the losses in nats, (N, S) float64, of tokens 1 to S of each row of
+    `documents` (N, S + 1); one reading at a time.
+
+    Args:
+        context: tokens that are read at once; None: S.
+        stride: tokens by which they move on: each label beyond the first `context` is predicted
+            from more than context - stride tokens; None: the context.
+        mask: makes the mask that the model was trained with; None: its own rule.
+    """
+    device, length = next(model.parameters()).device, documents.shape[1] - 1
+    context = min(context or length, length)
+    ends = [*range(context, length, min(stride or context, context)), length]
+    seen = None if mask is None else row_mask(mask, context, device)
+    given = {} if seen is None else {"mask": seen}
+    found = []
+    for row in documents.to(device):
+        losses = row.new_empty(length, dtype=torch.float64)
+        for end in reversed(ends):  # a label that several read is that of the first
+            read = row[None, end - context : end + 1]
+            own = model.token_losses(read[:, :-1], read[:, 1:].contiguous(), **given)
+            losses[end - context : end] = own[0]
+        found.append(losses.cpu().numpy())
+    return np.stack(found)
+
+
 def score_windows(
-    model: Decoder,
+    model: Trainable,
     windows: Tensor,
     *,
     context: int,
@@ -98,9 +130,8 @@ def score_windows(
     stride: int | None = None,
     autocast: torch.dtype | None = None,
     mask: MaskMaker | None = None,
-) -> Tensor:
-    """Return the losses, in nats, of the last tokens of each window, (windows,
-    scored) float32 on the CPU.
+) -> np.ndarray:
+    """Return the losses, in nats, of the last tokens of each window, (windows, scored) float64.
 
     Models of different contexts predict the same tokens, windows[:, -scored:].
 
@@ -108,36 +139,17 @@ def score_windows(
         windows: (windows, W + 1) int64: W tokens to read, and the label of the last.
         context: tokens that the model reads in one forward pass.
         scored: how many tokens at each window's end are predicted.
-        stride: how many tokens at the end of a forward pass are scored: each is predicted from more
-            than context - stride tokens. None: one pass scores all, as in training, the first from
-            context - scored + 1 tokens.
+        stride: how many tokens at the end of a forward pass are scored (document_losses). None: one
+            pass scores all, as in training, the first from context - scored + 1 tokens.
         autocast: the dtype of the blocks' matrix products; None: the weights' dtype.
         mask: makes the mask that the model was trained with; None: causal.
     """
-    size, device = windows.shape[1] - 1, next(model.parameters()).device
     step = scored if stride is None else min(stride, scored)
-    rows = max(1, TOKENS_PER_PASS // context)
-    losses = torch.empty(len(windows), scored)
-    model.eval()
-    for first in range(0, len(windows), rows):
-        part = windows[first : first + rows].to(device)
-        for begin in range(0, scored, step):
-            count = min(step, scored - begin)
-            end = size - scored + begin + count
-            read = part[:, max(0, end - context) : end]
-            with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
-                seen = None if mask is None else row_mask(mask, read.shape[1], device)
-                hidden = model.hidden(read, mask=seen)[:, -count:]
-            for row, (states, labels) in enumerate(
-                zip(hidden, part[:, end - count + 1 : end + 1], strict=True)
-            ):
-                # V is large: row by row.
-                logits = model.logits(states[None].to(model.token_embedding.weight.dtype))[0]
-                exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
-                losses[first + row, begin : begin + count] = F.cross_entropy(
-                    exact, labels, reduction="none"
-                )
-    return losses
+    read = windows[:, -(context + scored - step) - 1 :]
+    kind = next(model.eval().parameters()).device.type
+    with torch.autocast(kind, dtype=autocast, enabled=autocast is not None):
+        losses = document_losses(model, read, context=context, stride=step, mask=mask)
+    return losses[:, -scored:]
 
 
 def score_run(
@@ -162,10 +174,7 @@ def score_run(
     score = partial(
         score_windows, model, windows, context=context, scored=scored, autocast=dtype, mask=mask
     )
-    return {
-        kind: score(stride=step).double().numpy()
-        for kind, step in ((WHOLE, None), (SLIDING, stride))
-    }
+    return {kind: score(stride=step) for kind, step in ((WHOLE, None), (SLIDING, stride))}
 
 
 def autocast_dtype(precision: str) -> torch.dtype | None:

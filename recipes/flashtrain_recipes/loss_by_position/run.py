@@ -20,8 +20,6 @@ from flashtrain.announce import say
 from flashtrain.data.packing import Spans
 from flashtrain.errors import UserError
 from flashtrain.folders.new_folder import make_unique
-from flashtrain.models.generation import MaskMaker, row_mask
-from flashtrain.models.trainable import Trainable
 from flashtrain.report.figures import Rows, line_figure
 from flashtrain.report.rows import RESULT, Row, read_result, write_result
 from flashtrain.report.table import make_table
@@ -30,7 +28,7 @@ from flashtrain.tasks.attention_masks import make_mask
 from flashtrain.tasks.held_out import why_not_held_out
 from flashtrain.tasks.language.evaluate import held_out_data, read_model
 from flashtrain.training.hardware import Hardware
-from flashtrain_recipes.long_context.evaluate import autocast_dtype
+from flashtrain_recipes.long_context.evaluate import autocast_dtype, document_losses
 from flashtrain_recipes.long_context.intervals import RESAMPLES, draws, mean_interval
 from flashtrain_recipes.scored_command import scored_command
 
@@ -52,8 +50,7 @@ def score_positions(settings: Settings, hardware: Hardware) -> list[Row]:
     rows.
 
     Raises:
-        UserError: fewer than two held-out documents are long enough, or positions.against is of
-            others.
+        UserError: fewer than two documents are long enough, or positions.against is of others.
     """
     options = settings.positions
     length = options.length or settings.context
@@ -89,7 +86,7 @@ def score_positions(settings: Settings, hardware: Hardware) -> list[Row]:
         f"{trained.checkpoint}: {len(documents)} documents of {data.source.describe()}, "
         f"{length:,} tokens of each, loss in nats a token" + (f"; {doubt}" if doubt else "")
     )
-    shown = COLUMNS if options.against is None else COLUMNS[:4] + COMPARED
+    shown = COLUMNS if options.against is None else COLUMNS[:5] + COMPARED
     make_table(rows, shown, "other_document: behind another document's first half").print()
     own = settings.checkpoint is not None
     parent = trained.folder if own else Path(settings.output) / trained.folder.name
@@ -127,39 +124,6 @@ def behind_another(documents: Tensor) -> Tensor:
     return torch.cat((documents.roll(-1, dims=0)[:, :half], documents[:, half:]), dim=1)
 
 
-@torch.no_grad()
-def document_losses(
-    model: Trainable,
-    documents: Tensor,
-    *,
-    context: int | None = None,
-    stride: int | None = None,
-    mask: MaskMaker | None = None,
-) -> np.ndarray:
-    """Return the losses in nats, (N, S) float64, of tokens 1 to S of each row of
-    `documents` (N, S + 1); one row is read at a time.
-
-    Args:
-        context: tokens that are read at once; None: S.
-        stride: tokens by which they move on: each label beyond the first `context` is predicted
-            from more than context - stride tokens; None: the context.
-        mask: makes the mask that the model was trained with; None: its own rule.
-    """
-    device, length = next(model.parameters()).device, documents.shape[1] - 1
-    context = min(context or length, length)
-    ends = [*range(context, length, min(stride or context, context)), length]
-    seen = None if mask is None else row_mask(mask, context, device)
-    given = {} if seen is None else {"mask": seen}
-    found = []
-    for row in documents.to(device):
-        read = torch.stack([row[end - context : end + 1] for end in ends])
-        losses = model.token_losses(read[:, :-1], read[:, 1:].contiguous(), **given)
-        new = [context, *np.diff(ends)]  # of each reading the labels that none before it had
-        parts = [one[context - count :] for one, count in zip(losses, new, strict=True)]
-        found.append(torch.cat(parts).double().cpu().numpy())
-    return np.stack(found)
-
-
 def position_rows(losses: np.ndarray, control: np.ndarray, *, seed: int) -> list[Row]:
     """Return a row for each range of positions: the mean loss, the control's in the second half
     of the documents, and what the own first half gains, each with its 95% interval.
@@ -189,10 +153,8 @@ def position_rows(losses: np.ndarray, control: np.ndarray, *, seed: int) -> list
 def differences(rows: Sequence[Row], others: Rows, *, seed: int) -> list[Row]:
     """Return the rows with their loss less that of `others`, another result's rows of the same
     documents, and its 95% interval, resampled in pairs. Raises UserError for other documents."""
-    same = ("text", "position")
-    if [[row.get(name) for name in same] for row in others] != [
-        [row[n] for n in same] for row in rows
-    ]:
+    own, other = ([(row.get("text"), row["position"]) for row in one] for one in (rows, others))
+    if own != other:
         raise UserError(
             "positions.against is of other documents: expected a result.json of mode=positions "
             "with the same tokenizer, text, positions.length and positions.documents."

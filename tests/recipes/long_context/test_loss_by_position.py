@@ -13,10 +13,10 @@ from flashtrain.data.packing import Spans
 from flashtrain.errors import UserError
 from flashtrain.models import Decoder, DecoderConfig
 from flashtrain.report.rows import read_result
+from flashtrain_recipes.long_context.evaluate import document_losses
 from flashtrain_recipes.loss_by_position.run import (
     behind_another,
     differences,
-    document_losses,
     position_rows,
     whole_documents,
 )
