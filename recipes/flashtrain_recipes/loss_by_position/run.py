@@ -184,4 +184,5 @@ def positions_figure(rows: Rows, path: str | Path) -> Path:
 
 
 def _groups(rows: Rows) -> Sequence[str]:
-    return ("model", "series") if len({row.get("model") for row in rows}) > 1 else ("series",)
+    differ = [name for name in ("model", "context") if len({row.get(name) for row in rows}) > 1]
+    return (*differ, "series")

@@ -14,6 +14,7 @@ from flashtrain.errors import UserError
 from flashtrain.models import Decoder, DecoderConfig
 from flashtrain.report.rows import read_result
 from flashtrain_recipes.long_context.evaluate import document_losses
+from flashtrain_recipes.loss_by_position import run
 from flashtrain_recipes.loss_by_position.run import (
     behind_another,
     differences,
@@ -94,6 +95,19 @@ def test_ranges_double_and_the_second_half_has_the_gain_of_the_first() -> None:
     assert "gain" not in first
     assert last["gain"] == pytest.approx(0.5)
     assert 0.4 < last["gain_low"] < 0.5 < last["gain_high"] < 0.6
+
+
+def test_models_of_several_contexts_are_lines_of_their_own(monkeypatch, tmp_path) -> None:
+    drawn = {}
+    monkeypatch.setattr(
+        run, "line_figure", lambda rows, x, y, groups, *_, **__: drawn.update(of=groups)
+    )
+    rows = position_rows(np.ones((3, 512)), np.ones((3, 512)), seed=0)
+    both = [{**row, "model": "gpt2", "context": context} for row in rows for context in (256, 512)]
+    run.positions_figure(both, tmp_path / "positions.png")
+    assert drawn["of"] == ("context", "series")
+    run.positions_figure(both[::2], tmp_path / "positions.png")
+    assert drawn["of"] == ("series",)
 
 
 def test_the_mode_leaves_a_table_rows_and_a_figure(trained, capsys) -> None:
