@@ -180,9 +180,6 @@ def positions_figure(rows: Rows, path: str | Path) -> Path:
          "loss_low": row["other_document_low"], "loss_high": row["other_document_high"]}
         for row in rows if row.get("other_document") is not None
     ]  # fmt: skip
-    return line_figure(drawn, "end", "loss", _groups(rows), path, title="Loss by position")
-
-
-def _groups(rows: Rows) -> Sequence[str]:
     differ = [name for name in ("model", "context") if len({row.get(name) for row in rows}) > 1]
-    return (*differ, "series")
+    groups = (*differ, "series")
+    return line_figure(drawn, "end", "loss", groups, path, title="Loss by position")
