@@ -59,7 +59,7 @@ class Constants(NamedTuple):
     paired: bool  # tiles of queries come in pairs
     packed: bool = False  # sequences are packed
     bounded: bool = False  # a softcap bounds the exponents (_is_bounded)
-    ranked: bool = False  # tiles of packed sequences come by rank
+    counted: bool = False  # programs take the next tile from a counter
 
 
 @gluon.jit(do_not_specialize=NOT_SPECIALISED)
@@ -68,8 +68,8 @@ def forward_kernel(
     stride_tr,
     stride_rows, plane, heads, total, section, tiles, block_m, block_s, section_m, section_s,
     heads_m, heads_s,
-    seqlen_q, seqlen_k, band_left, band_right, scale, q_ptr, k_ptr, v_ptr, out_ptr, F: gl.constexpr,
-    C: gl.constexpr,
+    seqlen_q, seqlen_k, band_left, band_right, scale, q_ptr, k_ptr, v_ptr, out_ptr, counter,
+    F: gl.constexpr, C: gl.constexpr,
 ):  # fmt: skip
     """Kernel: one program computes out and lse of one or more tiles of queries. *_desc: TMA
     descriptors; rows_ptr to plane: from mask_arguments; heads to heads_s: a Work; band_*: the
@@ -126,13 +126,13 @@ def forward_kernel(
         note_origin(origins, 12, out_ptr, out_desc.strides)
     else:
         origins = q_full
-    if C.ranked:  # an item beside each tile of queries in flight: sequence, head, first query
+    if C.counted:  # an item beside each tile of queries in flight: sequence, head, first query
         handed = gl.allocate_shared_memory(
             gl.int32, [3 * Q_TILES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])
         )
     else:
         handed = q_full
-    fetch = (descriptors, buffers, barriers, work, bounds, mask, list_ptr, handed)
+    fetch = (descriptors, buffers, barriers, work, bounds, mask, list_ptr, handed, counter)
     compute = (
         descriptors,
         buffers,
@@ -206,10 +206,13 @@ def forward_launch(call: Call, out: torch.Tensor, lse: torch.Tensor) -> GluonLau
     programs = min(total, tile.programs * multiprocessors(q.device)) if tile.programs else total
     box_q, box_k = (1, tile.rows, 1, block_d), (1, tile.block_k, 1, block_d)
     bounded = _is_bounded(q, options)
+    # Where tiles are uneven, the next one is whoever's comes to it first.
+    counted = (packed is not None or features.intervals > 0) and tile.programs > 0
+    counter = torch.zeros(1, dtype=torch.int32, device=q.device) if counted else lse
     constants = Constants(
         tile.consumers, tile.rows, tile.block_k, tile.stages, tile.q_stages, tile.turns, tile.tight,
         tile.registers, head_dim, block_d, group, max(1, features.block_k // tile.block_k), paired,
-        packed is not None, bounded, packed is not None and tile.programs > 0,
+        packed is not None, bounded, counted,
     )  # fmt: skip
     return GluonLaunch(
         kernel=forward_kernel,
@@ -219,7 +222,7 @@ def forward_launch(call: Call, out: torch.Tensor, lse: torch.Tensor) -> GluonLau
             descriptor(out, box_q),
             lse, *mask, heads, total, section, tiles, *divisors,
             seqlen_q, seqlen_k, options.left or 0, options.right or 0, scale_of(options, bounded),
-            q, k, v, out,
+            q, k, v, out, counter,
         ),
         constants={"F": features, "C": constants},
         options={"num_warps": 4, "maxnreg": tile.cap} if tile.cap else {"num_warps": 4},

@@ -12,6 +12,7 @@ from .alibi import load_slope
 from .assembly import exp2_few, note, noted, opaque, reciprocal
 from .dropout_rng import keep_scale
 from .forward_masks import interval_rows, key_position, origin, pieces_of, place, sees
+from .triton_compat import AGAIN
 
 _NOTHING = gl.constexpr(-3.0e38)
 
@@ -35,14 +36,32 @@ def rows_of(origins, PLACE: gl.constexpr, batch, head, DTYPE: gl.constexpr):
 
 
 @gluon.jit
-def attend_again(
-    row, item, work, bounds, mask, list_ptr, rows_ptr, lse_ptr, terms, scale, origins,
-    DTYPE: gl.constexpr,
-    F: gl.constexpr, C: gl.constexpr, LAYOUT: gl.constexpr, FIRST: gl.constexpr,
+def attend_tile_again(item, W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
+    """Recompute and store the rows of consumer warpgroup W of a tile of queries. arguments:
+    forward_warps.consume's."""
+    descriptors = arguments[0]
+    DTYPE: gl.constexpr = descriptors[0].dtype
+    ROWS: gl.constexpr = C.rows
+    COLUMNS: gl.constexpr = min(C.block_d, AGAIN)  # what the registers hold
+    PARTS: gl.constexpr = C.block_d // COLUMNS
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+    row = item[2] + W * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
+    for part in gl.static_range(PARTS):
+        _attend_again(row, item, arguments[3:], DTYPE, F, C, LAYOUT, part * COLUMNS)
+
+
+@gluon.jit
+def _attend_again(
+    row, item, arguments, DTYPE: gl.constexpr, F: gl.constexpr, C: gl.constexpr,
+    LAYOUT: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
     """Recompute and store lse and, from column FIRST on, as many columns of out as LAYOUT has, for
     the queries `row` of tile `item`: (batch row or packed sequence, head, first query). origins:
     from note_origin."""
+    work, bounds, mask, list_ptr, rows_ptr, lse_ptr, terms, origins, _handed = arguments
+    scale = terms
+    if F.softcap:
+        scale = terms[8]
     BLOCK_K: gl.constexpr = C.block_k
     TILES: gl.constexpr = C.tiles
     TILE_Q: gl.constexpr = C.consumers * C.rows

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .sequences import LANES, find, find_by_rank
+from .sequences import LANES, find
 
 
 class Work(NamedTuple):
@@ -75,31 +75,39 @@ def work_item(number, work, bounds, mask, list_ptr, C: gl.constexpr):
     as its number-th; a first query past Sq means that there is none (in an incomplete pair).
     With C.packed (sequence, head, first query in the sequence). list_ptr: where packed
     sequences' queries end."""
-    TILE_Q: gl.constexpr = C.consumers * C.rows
     if C.paired:
         index = gl.minimum((number // 2) * gl.num_programs(0) + gl.program_id(0), work.total - 1)
         pair = _divide(index, work.section_m, work.section_s)
         row = index - pair * work.section
         tile = gl.where(number % 2 == 0, 2 * work.section - 1 - row, row)
+        item = _item(pair, tile, work, bounds, mask, list_ptr, C)
     else:
         index = gl.minimum(number * gl.num_programs(0) + _place_in_round(number), work.total - 1)
-        block = _divide(index, work.block_m, work.block_s)
-        rest = index - block * (work.tiles * work.section)
-        row = _divide(rest, work.section_m, work.section_s)
-        pair = block * work.section + rest - row * work.section
-        tile = work.tiles - 1 - row
+        item = item_of(index, work, bounds, mask, list_ptr, C)
+    return item
+
+
+@gluon.jit
+def item_of(index, work, bounds, mask, list_ptr, C: gl.constexpr):
+    """Return what work_item does, of tile `index` of all."""
+    block = _divide(index, work.block_m, work.block_s)
+    rest = index - block * (work.tiles * work.section)
+    row = _divide(rest, work.section_m, work.section_s)
+    pair = block * work.section + rest - row * work.section
+    return _item(pair, work.tiles - 1 - row, work, bounds, mask, list_ptr, C)
+
+
+@gluon.jit
+def _item(pair, tile, work, bounds, mask, list_ptr, C: gl.constexpr):
     batch = _divide(pair, work.heads_m, work.heads_s)
     head = pair - batch * work.heads
+    TILE_Q: gl.constexpr = C.consumers * C.rows
     if C.packed:
         # Each warp searches by itself.
         lanes = gl.arange(
             0, LANES, layout=gl.BlockedLayout([LANES // 32], [32], [gl.num_warps()], [0])
         )
-        if C.ranked:
-            rank = work.tiles - 1 - tile
-            batch, tile = find_by_rank(rank, lanes, list_ptr, mask.plane, bounds.seqlen_q, TILE_Q)
-        else:
-            batch, tile = find(tile, lanes, list_ptr, mask.plane, bounds.seqlen_q, TILE_Q)
+        batch, tile = find(tile, lanes, list_ptr, mask.plane, bounds.seqlen_q, TILE_Q)
     return batch, head, tile * TILE_Q
 
 

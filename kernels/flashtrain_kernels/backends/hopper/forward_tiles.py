@@ -13,7 +13,6 @@ from .tiles import ForwardTile
 # (kernels/dev/OPTIMISATION.md).
 PLANNED = (64, 64)
 PACKED_LONG = {64: 1024, 128: 512}  # tokens
-MAX_RANKED = 1024  # sequences among which a tile is found soon enough
 
 # One consumer warpgroup of 64 queries, several programs a multiprocessor: short
 # sequences, windows and masks.
@@ -29,18 +28,11 @@ _LARGE = {
 }
 # D = 64, short, no mask.
 _MIDDLE = ForwardTile(1, 64, 128, 2, turns=False, programs=2, q_stages=2, cap=128)
-# Packed sequences, long and short ones on average. A program a tile: the GPU
-# shares out what is uneven.
+# Packed sequences, long and short ones on average.
 PACKED = {
-    64: (_LARGE[64]._replace(programs=0, stages=2, q_stages=1), _SMALL[64]._replace(programs=0)),
-    128: (
-        _LARGE[128]._replace(programs=0, stages=2, q_stages=1, tight=True),
-        _SMALL[128]._replace(programs=0),
-    ),
+    64: (_LARGE[64], _SMALL[64]),
+    128: (_LARGE[128]._replace(tight=True), _SMALL[128]),
 }
-# Long ones, causal: programs that do several tiles each, longest first. Measured: 1.02 to 1.12
-# of a program a tile.
-RANKED = {64: _LARGE[64], 128: _LARGE[128]._replace(tight=True)}
 # Tiles of 128 x 128, for blocks of that size and larger.
 _TWO = {64: ForwardTile(2, 64, 128, 3, q_stages=2, programs=1), 128: _LARGE[128]}
 
@@ -56,17 +48,13 @@ def _measured_tile(q: Tensor, k: Tensor, options: Options) -> ForwardTile:
     if width == 256:
         return _LARGE[256]
     if isinstance(mask, Mask):
-        return _SMALL[width]._replace(programs=0)
+        return _SMALL[width]
     if isinstance(mask, Sequences):
         short = keys < PACKED_LONG[width] * mask.number or (
             width == 64 and options.left is not None
         )
         if width == 64 and options.dropout_p > 0:
             return (_MIDDLE if short else _TWO[64])._replace(programs=0)
-        causal = options.right is not None and options.left is None
-        ranked = causal and mask.number <= MAX_RANKED and triton_compat.ranks_tiles()
-        if ranked and not short and not options.dropout_p:
-            return RANKED[width]
         return PACKED[width][short]
     if isinstance(mask, BlockMask):
         return _TWO[width] if min(mask.block_size) >= 128 else _SMALL[width]._replace(programs=0)

@@ -24,11 +24,12 @@ from .assembly import (
     stores_done,
     unpacked,
 )
+from .backward_schedule import take_number
 from .dropout_rng import drop, first_round, keep_scale
 from .forward_masks import hide, origin, pieces_of, place
-from .forward_recompute_nonfinite import attend_again, rows_of
-from .forward_schedule import hand_over, handed_over, rounds, work_item
-from .triton_compat import AGAIN, load_tile, store_tile
+from .forward_recompute_nonfinite import attend_tile_again, rows_of
+from .forward_schedule import hand_over, handed_over, item_of, rounds, work_item
+from .triton_compat import load_tile, store_tile
 
 # The row maximum of a row that has seen nothing yet. Finite, so that exp2(-inf -
 # maximum) is 0 and never NaN.
@@ -51,7 +52,33 @@ def _fetch(descriptor, place_in_tensor, full, empty, buffer, number, C: gl.const
 def produce(arguments, F: gl.constexpr, C: gl.constexpr):
     """Run the producer warp: load each consumer's queries, then tiles of keys and
     values, keys a tile ahead."""
-    descriptors, buffers, barriers, work, bounds, mask, list_ptr, handed = arguments
+    _descriptors, _buffers, barriers, work, bounds, mask, list_ptr, handed, counter = arguments
+    taken = 0
+    if C.counted:
+        number = 0
+        index = gl.program_id(0)
+        while index < work.total:
+            item = item_of(index, work, bounds, mask, list_ptr, C)
+            index = take_number(counter) + gl.num_programs(0)
+            taken = _produce_tile(number, item, taken, arguments, F, C)
+            number += 1
+        CONSUMERS: gl.constexpr = C.consumers
+        for w in gl.static_range(CONSUMERS):  # a tile of no head ends the consumers' loops
+            place_q = (number % C.q_stages) * CONSUMERS + w
+            mbarrier.wait(barriers[1].index(place_q), ((number // C.q_stages) & 1) ^ 1)
+            hand_over((number, number * 0 - 1, number), handed, place_q)
+            mbarrier.arrive(barriers[0].index(place_q), count=1)
+    else:
+        for number in range(0, rounds(work, C.paired)):
+            item = work_item(number, work, bounds, mask, list_ptr, C)
+            taken = _produce_tile(number, item, taken, arguments, F, C)
+
+
+@gluon.jit
+def _produce_tile(number, item, taken, arguments, F: gl.constexpr, C: gl.constexpr):
+    """Load what a tile of queries needs, `number` of this program's. Return how many tiles of keys
+    were loaded, with the `taken` before."""
+    descriptors, buffers, barriers, _work, bounds, mask, list_ptr, handed, _counter = arguments
     q_desc, k_desc, v_desc, _out_desc = descriptors
     q_smem, k_smem, v_smem, _out_smem = buffers
     q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
@@ -59,39 +86,34 @@ def produce(arguments, F: gl.constexpr, C: gl.constexpr):
     TILE_Q: gl.constexpr = C.consumers * C.rows
     BLOCK_K: gl.constexpr = C.block_k
     TILES: gl.constexpr = C.tiles
-    PAIRED: gl.constexpr = C.paired
-    taken = 0
-    for number in range(0, rounds(work, PAIRED)):
-        batch, head, first_query = work_item(number, work, bounds, mask, list_ptr, C)
-        item = (batch, head, first_query)
-        batch, queries_at, keys_at, own = origin(batch, bounds, mask, list_ptr, C.packed)
-        kv_head = head // C.group
-        pieces = pieces_of(batch, head, first_query, own, mask, F, TILE_Q, BLOCK_K)
-        count = gl.maximum(gl.where(first_query < own.seqlen_q, pieces.masked + pieces.full, 0), 1)
-        place_q = (number % C.q_stages) * C.consumers
-        free = ((number // C.q_stages) & 1) ^ 1
-        for w in gl.static_range(CONSUMERS):
-            mbarrier.wait(q_empty.index(place_q + w), free)
-            if C.ranked:
-                hand_over(item, handed, place_q + w)
-            mbarrier.expect(q_full.index(place_q + w), C.rows * C.block_d * 2)
-            load_tile(
-                q_desc,
-                [batch, queries_at + first_query + w * C.rows, head, 0],
-                q_full.index(place_q + w),
-                q_smem.index(place_q + w),
-            )
-        before = keys_at + place(0, pieces, list_ptr, F, TILES, BLOCK_K)
-        _fetch(k_desc, [batch, before, kv_head, 0], k_full, k_empty, k_smem, taken, C)
-        for step in range(1, count):
-            key = keys_at + place(step, pieces, list_ptr, F, TILES, BLOCK_K)
-            _fetch(k_desc, [batch, key, kv_head, 0], k_full, k_empty, k_smem, taken + step, C)
-            _fetch(
-                v_desc, [batch, before, kv_head, 0], v_full, v_empty, v_smem, taken + step - 1, C
-            )
-            before = key
-        taken += count
-        _fetch(v_desc, [batch, before, kv_head, 0], v_full, v_empty, v_smem, taken - 1, C)
+    batch, head, first_query = item
+    batch, queries_at, keys_at, own = origin(batch, bounds, mask, list_ptr, C.packed)
+    kv_head = head // C.group
+    pieces = pieces_of(batch, head, first_query, own, mask, F, TILE_Q, BLOCK_K)
+    count = gl.maximum(gl.where(first_query < own.seqlen_q, pieces.masked + pieces.full, 0), 1)
+    place_q = (number % C.q_stages) * C.consumers
+    free = ((number // C.q_stages) & 1) ^ 1
+    for w in gl.static_range(CONSUMERS):
+        mbarrier.wait(q_empty.index(place_q + w), free)
+        if C.counted:
+            hand_over(item, handed, place_q + w)
+        mbarrier.expect(q_full.index(place_q + w), C.rows * C.block_d * 2)
+        load_tile(
+            q_desc,
+            [batch, queries_at + first_query + w * C.rows, head, 0],
+            q_full.index(place_q + w),
+            q_smem.index(place_q + w),
+        )
+    before = keys_at + place(0, pieces, list_ptr, F, TILES, BLOCK_K)
+    _fetch(k_desc, [batch, before, kv_head, 0], k_full, k_empty, k_smem, taken, C)
+    for step in range(1, count):
+        key = keys_at + place(step, pieces, list_ptr, F, TILES, BLOCK_K)
+        _fetch(k_desc, [batch, key, kv_head, 0], k_full, k_empty, k_smem, taken + step, C)
+        _fetch(v_desc, [batch, before, kv_head, 0], v_full, v_empty, v_smem, taken + step - 1, C)
+        before = key
+    taken += count
+    _fetch(v_desc, [batch, before, kv_head, 0], v_full, v_empty, v_smem, taken - 1, C)
+    return taken
 
 
 @gluon.jit
@@ -233,6 +255,59 @@ def _store_rows(buffer, place_out, left, origins, C: gl.constexpr):
 def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
     """Run consumer warpgroup W: compute the rows [W * C.rows, (W + 1) * C.rows)
     of each tile of queries."""
+    work, bounds, mask, list_ptr = arguments[3:7]
+    q_full, handed = arguments[2][0], arguments[11]
+    taken = 0
+    if C.turns and C.consumers - 1 == W:
+        barrier("arrive", _TURN)
+    BLOCK_D: gl.constexpr = C.block_d
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    ROWS: gl.constexpr = C.rows
+    nothing = gl.zeros([ROWS], gl.float32, layout=gl.SliceLayout(1, LAYOUT))
+    if C.counted:
+        mbarrier.wait(q_full.index(W), 0)
+        batch, head, first_query = handed_over(handed, W)
+        number = 0
+        while head >= 0:
+            item = (batch, head, first_query)
+            taken, spoilt, _following = _consume_tile(
+                number, item, taken, nothing, W, arguments, F, C
+            )
+            if gl.max((spoilt != spoilt).to(gl.int32), 0) > 0:
+                tma.store_wait(0)
+                stores_done()
+                attend_tile_again(item, W, arguments, F, C)
+            number += 1
+            arrived = (number % C.q_stages) * C.consumers + W
+            mbarrier.wait(q_full.index(arrived), (number // C.q_stages) & 1)
+            batch, head, first_query = handed_over(handed, arrived)
+        tma.store_wait(0)
+    else:
+        batch, head, first_query = work_item(0, work, bounds, mask, list_ptr, C)
+        for number in range(0, rounds(work, C.paired)):
+            item = (batch, head, first_query)
+            taken, nothing, following = _consume_tile(
+                number, item, taken, nothing, W, arguments, F, C
+            )
+            batch, head, first_query = following
+        tma.store_wait(0)
+        if F.left or F.right or F.intervals or F.block_q or C.packed:
+            # A hidden value that is NaN or inf, perhaps: its weight is 0, and the product NaN.
+            # Rare, so looked at once.
+            stores_done()
+            if gl.max((nothing != nothing).to(gl.int32), 0) > 0:
+                for number in range(0, rounds(work, C.paired)):
+                    item = work_item(number, work, bounds, mask, list_ptr, C)
+                    attend_tile_again(item, W, arguments, F, C)
+
+
+@gluon.jit
+def _consume_tile(
+    number, item, taken, nothing, W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr
+):
+    """Compute this warpgroup's rows of the tile of queries `item`, `number` of this program's.
+    Return (tiles of keys taken, with those before; `nothing` with 0 times the output added; the
+    item that follows, without C.counted)."""
     # The order of the products, C.turns and C.tight: kernels/dev/HOPPER.md. C.bounded: a softcap
     # bounds the exponents, so that one number for all stands for the maximum of a row, and nothing
     # is looked for or rescaled.
@@ -248,7 +323,7 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
         lse_ptr,
         scale,
         origins,
-        handed,
+        _handed,
     ) = arguments
     terms = scale
     if F.softcap:
@@ -260,163 +335,127 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
     BLOCK_K: gl.constexpr = C.block_k
     BLOCK_D: gl.constexpr = C.block_d
     TILES: gl.constexpr = C.tiles
-    PAIRED: gl.constexpr = C.paired
     DTYPE: gl.constexpr = q_smem.dtype
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_K, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
     S_ROWS: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
-    O_ROWS: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
     no_scores = gl.zeros([ROWS, BLOCK_K], gl.float32, layout=S_LAYOUT)
-    taken = 0
-    if C.turns and C.consumers - 1 == W:
-        barrier("arrive", _TURN)
-    nothing = gl.zeros([ROWS], gl.float32, layout=O_ROWS)
-    if not C.ranked:
-        batch, head, first_query = work_item(0, work, bounds, mask, list_ptr, C)
-    for number in range(0, rounds(work, PAIRED)):
-        if C.ranked:
-            arrived = (number % C.q_stages) * C.consumers + W
-            mbarrier.wait(q_full.index(arrived), (number // C.q_stages) & 1)
-            batch, head, first_query = handed_over(handed, arrived)
-        if F.dropout:
-            stream = load_stream(rows_ptr, batch, head)
-        if F.alibi:  # of scores that are not scaled yet
-            slope = load_slope(rows_ptr, mask.rows_batch, batch, mask.plane, head, C.packed) / scale
-        batch, queries_at, _keys_at, own = origin(batch, bounds, mask, list_ptr, C.packed)
-        pieces = pieces_of(batch, head, first_query, own, mask, F, TILE_Q, BLOCK_K)
-        some = gl.where(first_query < own.seqlen_q, pieces.masked + pieces.full, 0)
-        # A tile of queries that sees nothing visits one tile, wholly hidden.
-        count = gl.maximum(some, 1)
-        masked = gl.where(some == 0, 1, pieces.masked)
-        row = first_query + W * ROWS + gl.arange(0, ROWS, layout=S_ROWS)
-        if F.dropout:
-            queries = first_round(stream, row + (own.seqlen_k - own.seqlen_q))
-        item = (batch, head, first_query)
-        place_q = (number % C.q_stages) * C.consumers + W
-        q = q_smem.index(place_q).reshape([ROWS, BLOCK_D])
-        if not C.ranked:
-            mbarrier.wait(q_full.index(place_q), (number // C.q_stages) & 1)
-        k = _arrived(k_full, k_smem, taken, C)
+    batch, head, first_query = item
+    if F.dropout:
+        stream = load_stream(rows_ptr, batch, head)
+    if F.alibi:  # of scores that are not scaled yet
+        slope = load_slope(rows_ptr, mask.rows_batch, batch, mask.plane, head, C.packed) / scale
+    batch, queries_at, _keys_at, own = origin(batch, bounds, mask, list_ptr, C.packed)
+    pieces = pieces_of(batch, head, first_query, own, mask, F, TILE_Q, BLOCK_K)
+    some = gl.where(first_query < own.seqlen_q, pieces.masked + pieces.full, 0)
+    # A tile of queries that sees nothing visits one tile, wholly hidden.
+    count = gl.maximum(some, 1)
+    masked = gl.where(some == 0, 1, pieces.masked)
+    row = first_query + W * ROWS + gl.arange(0, ROWS, layout=S_ROWS)
+    if F.dropout:
+        queries = first_round(stream, row + (own.seqlen_k - own.seqlen_q))
+    place_q = (number % C.q_stages) * C.consumers + W
+    q = q_smem.index(place_q).reshape([ROWS, BLOCK_D])
+    if not C.counted:
+        mbarrier.wait(q_full.index(place_q), (number // C.q_stages) & 1)
+    k = _arrived(k_full, k_smem, taken, C)
+    scores = hopper.warpgroup_mma(q, k.permute((1, 0)), no_scores, use_acc=False, is_async=True)
+    scores = hopper.warpgroup_mma_wait(0, [scores])
+    mbarrier.arrive(k_empty.index(taken % C.stages), count=1)
+    scores = _capped(scores, terms, F)
+    if F.alibi:
+        first_key = place(0, pieces, list_ptr, F, TILES, BLOCK_K)
+        scores = lean(scores, (row + (own.seqlen_k - own.seqlen_q - first_key))[:, None], slope)
+    if masked > 0:
+        scores = hide(
+            scores, row, 0, some > 0, item, own, mask, list_ptr, rows_ptr, F, TILE_Q, TILES
+        )
+    row_max = gl.full([ROWS], terms[2] if C.bounded else _NOTHING, gl.float32, layout=S_ROWS)
+    weights, rescale, row_max = _softmax(scores, row_max, scale, C)
+    row_sum = _sums(weights, C)
+    if F.dropout:
+        first_key = place(0, pieces, list_ptr, F, TILES, BLOCK_K)
+        weights = drop(weights, queries, first_key, stream, mask.rows_batch)
+    p = _rounded(weights, DTYPE, P_LAYOUT, C)
+    acc = gl.zeros([ROWS, BLOCK_D], gl.float32, layout=O_LAYOUT)
+    for step in range(1, count):
+        k = _arrived(k_full, k_smem, taken + step, C)
+        if C.turns:
+            barrier("sync", _TURN + W)
         scores = hopper.warpgroup_mma(q, k.permute((1, 0)), no_scores, use_acc=False, is_async=True)
-        scores = hopper.warpgroup_mma_wait(0, [scores])
-        mbarrier.arrive(k_empty.index(taken % C.stages), count=1)
+        v = _arrived(v_full, v_smem, taken + step - 1, C)
+        if C.tight:
+            acc = _rescaled(acc, stay(rescale), C)
+        acc = hopper.warpgroup_mma(_operand(p, DTYPE, P_LAYOUT, C), v, acc, is_async=True)
+        if C.turns:
+            barrier("arrive", _TURN + (W + 1) % C.consumers)
+        scores = hopper.warpgroup_mma_wait(1, [scores])
+        mbarrier.arrive(k_empty.index((taken + step) % C.stages), count=1)
         scores = _capped(scores, terms, F)
         if F.alibi:
-            first_key = place(0, pieces, list_ptr, F, TILES, BLOCK_K)
+            first_key = place(step, pieces, list_ptr, F, TILES, BLOCK_K)
             scores = lean(scores, (row + (own.seqlen_k - own.seqlen_q - first_key))[:, None], slope)
-        if masked > 0:
+        if step < masked:
             scores = hide(
-                scores, row, 0, some > 0, item, own, mask, list_ptr, rows_ptr, F, TILE_Q, TILES
+                scores, row, step, True, item, own, mask, list_ptr, rows_ptr, F, TILE_Q, TILES
             )
-        row_max = gl.full([ROWS], terms[2] if C.bounded else _NOTHING, gl.float32, layout=S_ROWS)
         weights, rescale, row_max = _softmax(scores, row_max, scale, C)
-        row_sum = _sums(weights, C)
+        row_sum = _add(row_sum, rescale, weights, C)
         if F.dropout:
-            first_key = place(0, pieces, list_ptr, F, TILES, BLOCK_K)
+            first_key = place(step, pieces, list_ptr, F, TILES, BLOCK_K)
             weights = drop(weights, queries, first_key, stream, mask.rows_batch)
-        p = _rounded(weights, DTYPE, P_LAYOUT, C)
-        acc = gl.zeros([ROWS, BLOCK_D], gl.float32, layout=O_LAYOUT)
-        for step in range(1, count):
-            k = _arrived(k_full, k_smem, taken + step, C)
-            if C.turns:
-                barrier("sync", _TURN + W)
-            scores = hopper.warpgroup_mma(
-                q, k.permute((1, 0)), no_scores, use_acc=False, is_async=True
-            )
-            v = _arrived(v_full, v_smem, taken + step - 1, C)
-            if C.tight:
-                acc = _rescaled(acc, stay(rescale), C)
-            acc = hopper.warpgroup_mma(_operand(p, DTYPE, P_LAYOUT, C), v, acc, is_async=True)
-            if C.turns:
-                barrier("arrive", _TURN + (W + 1) % C.consumers)
-            scores = hopper.warpgroup_mma_wait(1, [scores])
-            mbarrier.arrive(k_empty.index((taken + step) % C.stages), count=1)
-            scores = _capped(scores, terms, F)
-            if F.alibi:
-                first_key = place(step, pieces, list_ptr, F, TILES, BLOCK_K)
-                scores = lean(
-                    scores, (row + (own.seqlen_k - own.seqlen_q - first_key))[:, None], slope
-                )
-            if step < masked:
-                scores = hide(
-                    scores, row, step, True, item, own, mask, list_ptr, rows_ptr, F, TILE_Q, TILES
-                )
-            weights, rescale, row_max = _softmax(scores, row_max, scale, C)
-            row_sum = _add(row_sum, rescale, weights, C)
-            if F.dropout:
-                first_key = place(step, pieces, list_ptr, F, TILES, BLOCK_K)
-                weights = drop(weights, queries, first_key, stream, mask.rows_batch)
-            if C.tight:
-                following_p = _rounded(weights, DTYPE, P_LAYOUT, C)
-                # Never; but ptxas would move the wait below to before the softmax.
-                if bounds.seqlen_q < 0:
-                    mbarrier.wait(q_full.index(0), 0)
-            acc = hopper.warpgroup_mma_wait(0, [acc])
-            mbarrier.arrive(v_empty.index((taken + step - 1) % C.stages), count=1)
-            if C.tight:
-                p = following_p
-            else:
-                acc = _rescaled(acc, rescale, C)
-                p = _rounded(weights, DTYPE, P_LAYOUT, C)
-        taken += count
-        v = _arrived(v_full, v_smem, taken - 1, C)
         if C.tight:
-            acc = _rescaled(acc, rescale, C)
-        acc = hopper.warpgroup_mma(_operand(p, DTYPE, P_LAYOUT, C), v, acc, is_async=True)
-        if BLOCK_D <= 128:
-            mbarrier.arrive(q_empty.index(place_q), count=1)
-        if not C.ranked:
-            # While the product runs.
-            following = work_item(number + 1, work, bounds, mask, list_ptr, C)
+            following_p = _rounded(weights, DTYPE, P_LAYOUT, C)
+            # Never; but ptxas would move the wait below to before the softmax.
+            if bounds.seqlen_q < 0:
+                mbarrier.wait(q_full.index(0), 0)
         acc = hopper.warpgroup_mma_wait(0, [acc])
-        mbarrier.arrive(v_empty.index((taken - 1) % C.stages), count=1)
-
-        if F.dropout:
-            acc = acc * keep_scale(mask.rows_batch)
+        mbarrier.arrive(v_empty.index((taken + step - 1) % C.stages), count=1)
         if C.tight:
-            row_sum = gl.convert_layout(gl.sum(row_sum, 1), S_ROWS)
-        place_out = [batch, queries_at + first_query + W * ROWS, head, 0]
-        lse_base = lse_ptr + (batch * work.heads + head).to(gl.int64) * bounds.seqlen_q + queries_at
-        inside = row < own.seqlen_q
-        if F.left or F.right or F.intervals or F.block_q or C.packed:
-            nothing += gl.sum(acc * 0.0, 1)
-        left = own.seqlen_q - first_query - W * ROWS
-        out = out_smem.index(W)
-        _finish(
-            acc,
-            row_sum,
-            row_max,
-            lse_base + row,
-            inside,
-            out,
-            descriptors[3],
-            place_out,
-            left,
-            origins,
-            C,
-        )
-        if BLOCK_D > 128:
-            tma.store_wait(0)
-            mbarrier.arrive(q_empty.index(place_q), count=1)
-        if not C.ranked:
-            batch, head, first_query = following
-    tma.store_wait(0)
+            p = following_p
+        else:
+            acc = _rescaled(acc, rescale, C)
+            p = _rounded(weights, DTYPE, P_LAYOUT, C)
+    taken += count
+    v = _arrived(v_full, v_smem, taken - 1, C)
+    if C.tight:
+        acc = _rescaled(acc, rescale, C)
+    acc = hopper.warpgroup_mma(_operand(p, DTYPE, P_LAYOUT, C), v, acc, is_async=True)
+    if BLOCK_D <= 128:
+        mbarrier.arrive(q_empty.index(place_q), count=1)
+    following = item
+    if not C.counted:
+        # While the product runs.
+        following = work_item(number + 1, work, bounds, mask, list_ptr, C)
+    acc = hopper.warpgroup_mma_wait(0, [acc])
+    mbarrier.arrive(v_empty.index((taken - 1) % C.stages), count=1)
+
+    if F.dropout:
+        acc = acc * keep_scale(mask.rows_batch)
+    if C.tight:
+        row_sum = gl.convert_layout(gl.sum(row_sum, 1), S_ROWS)
+    place_out = [batch, queries_at + first_query + W * ROWS, head, 0]
+    lse_base = lse_ptr + (batch * work.heads + head).to(gl.int64) * bounds.seqlen_q + queries_at
+    inside = row < own.seqlen_q
     if F.left or F.right or F.intervals or F.block_q or C.packed:
-        # A hidden value that is NaN or inf, perhaps: its weight is 0, and the product NaN.
-        # Rare, so looked at once.
-        stores_done()
-        if gl.max((nothing != nothing).to(gl.int32), 0) > 0:
-            for number in range(0, rounds(work, PAIRED)):
-                batch, head, first_query = work_item(number, work, bounds, mask, list_ptr, C)
-                COLUMNS: gl.constexpr = min(BLOCK_D, AGAIN)  # what the registers hold
-                LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
-                o_rows = (
-                    first_query + W * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
-                )
-                for part in gl.static_range(BLOCK_D // COLUMNS):
-                    attend_again(
-                        o_rows, (batch, head, first_query), work, bounds, mask, list_ptr, rows_ptr,
-                        lse_ptr, terms,
-                        scale, origins, DTYPE, F, C, LAYOUT, part * COLUMNS,
-                    )  # fmt: skip
+        nothing += gl.sum(acc * 0.0, 1)
+    left = own.seqlen_q - first_query - W * ROWS
+    out = out_smem.index(W)
+    _finish(
+        acc,
+        row_sum,
+        row_max,
+        lse_base + row,
+        inside,
+        out,
+        descriptors[3],
+        place_out,
+        left,
+        origins,
+        C,
+    )
+    if BLOCK_D > 128:
+        tma.store_wait(0)
+        mbarrier.arrive(q_empty.index(place_q), count=1)
+    return taken, nothing, following

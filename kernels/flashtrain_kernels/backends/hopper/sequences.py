@@ -56,54 +56,6 @@ def find(slot, lanes, cu_ptr, sequences, tokens, TILE: tl.constexpr):
 
 
 @triton.jit
-def _tiles_from(level, number, cu_ptr, sequences, tokens, TILE: tl.constexpr):
-    """Return, for each sequence `number`, how many of its tiles have at least `level` tiles before
-    them in the sequence; 0 for numbers past the last sequence."""
-    begin = begin_of(number, cu_ptr, sequences, tokens)
-    end = begin_of(number + 1, cu_ptr, sequences, tokens)
-    tiles = (tl.maximum(end - begin, 0) + TILE - 1) // TILE
-    return tl.where(number < sequences, tl.maximum(tiles - level, 0), 0)
-
-
-@triton.jit
-def find_by_rank(rank, lanes, cu_ptr, sequences, tokens, TILE: tl.constexpr):
-    """Return (sequence, tile within it) of the tile with a given rank. Rank 0 is the tile furthest
-    into its sequence, which under a causal mask sees the most keys; then come the tiles before,
-    then tiles of tokens past all sequences, then numbers without work. There are as many ranks as
-    slots. lanes: arange(128)."""
-    COUNT: tl.constexpr = lanes.shape[0]
-    # Of level m and above there are S(m) tiles, fewer for each level. Wanted: the last m with
-    # S(m) > rank, in [level, level + span), and S(m + 1), which come before that level's tiles.
-    level = 0
-    span = tokens // TILE + 1
-    before = 0
-    total = 0
-    looking = True
-    while looking:
-        half = span // 2
-        tiles = lanes * 0
-        for first in range(0, sequences, COUNT):
-            tiles += _tiles_from(level + half, first + lanes, cu_ptr, sequences, tokens, TILE)
-        total = tl.sum(tiles, 0)
-        # The first look is at level 0 only where that is the only one; `before` is S(level + span).
-        more = (total > rank) & (half > 0)
-        level = tl.where(more, level + half, level)
-        before = tl.where(more | (half == 0), before, total)
-        span = tl.where(more, span - half, half)
-        looking = half > 0
-    # Now `total` is S(level).
-    place = rank - before  # among the sequences that have a tile of this level
-    found = 0
-    for first in range(0, sequences, COUNT):
-        has = (_tiles_from(level, first + lanes, cu_ptr, sequences, tokens, TILE) > 0).to(tl.int32)
-        here = (has > 0) & (tl.cumsum(has, 0) == place + 1)
-        found += tl.sum(tl.where(here, first + lanes, 0), 0)
-        place -= tl.sum(has, 0)
-    tail = rank >= total  # then level 0 was left, and S(0) found
-    return tl.where(tail, sequences, found), tl.where(tail, rank - total, level)
-
-
-@triton.jit
 def sequence_of(number, cu_q_ptr, cu_k_ptr, sequences, bounds, OF_KEYS: tl.constexpr):
     """Return (first query, first key, Bounds) of sequence `number`. Past the last sequence the
     Bounds have no queries (OF_KEYS) or no keys, so that a tile there computes nothing.

@@ -32,12 +32,6 @@ def forward_tile(tile: ForwardTile) -> ForwardTile:
     return tile._replace(tight=False, cap=max(tile.cap, 104) if tile.cap else 0)
 
 
-def ranks_tiles() -> bool:
-    """Return whether tiles of packed sequences are computed in the order of sequences.find_by_rank,
-    which spills registers from Triton 3.8 on."""
-    return environment.release() < (3, 8)
-
-
 def backward_options(head_dim: int, intervals: int) -> dict[str, Any]:
     """Return compile options of the fused backward kernel. intervals: key ranges a query
     of a Mask sees, 0 to 2."""
