@@ -14,7 +14,7 @@ import triton.language as tl
 
 from flashtrain_kernels import reference
 from flashtrain_kernels.backends.hopper.backward_rows import finish_kernel, prepare_kernel
-from flashtrain_kernels.backends.hopper.sequences import find_by_rank, slots
+from flashtrain_kernels.backends.hopper.sequences import find, slots
 from flashtrain_kernels.backends.portable.launch import features_of, strides_of
 from flashtrain_kernels.masks import Sequences
 from flashtrain_kernels.options import Options
@@ -77,41 +77,40 @@ def test_gradients_computed_again_are_the_references(pairs, tails, window, head_
 
 
 @triton.jit
-def ranks_kernel(cu_ptr, found_ptr, sequences, tokens, TILE: tl.constexpr):
-    rank = tl.program_id(0)
-    number, tile = find_by_rank(rank, tl.arange(0, 128), cu_ptr, sequences, tokens, TILE)
-    tl.store(found_ptr + 2 * rank, number)
-    tl.store(found_ptr + 2 * rank + 1, tile)
+def slots_kernel(cu_ptr, found_ptr, sequences, tokens, TILE: tl.constexpr):
+    slot = tl.program_id(0)
+    number, tile = find(slot, tl.arange(0, 128), cu_ptr, sequences, tokens, TILE)
+    tl.store(found_ptr + 2 * slot, number)
+    tl.store(found_ptr + 2 * slot + 1, tile)
 
 
-RANKED = [
+ROWS = [
     ([130, 1, 64, 0, 301, 193, 128, 7], 5, 64), ([517], 0, 128), ([0, 0], 300, 128), ([0], 1, 64),
     ([128], 0, 128),
     ([1301, 0, 704], 9, 192), ([0] * 130 + [500, 130], 70, 128),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("lengths", "tail", "tile"), RANKED)
-def test_every_tile_has_one_rank_and_the_furthest_in_come_first(lengths, tail, tile):
+@pytest.mark.parametrize(("lengths", "tail", "tile"), ROWS)
+def test_every_tile_has_one_slot_and_slots_go_along_the_row(lengths, tail, tile):
     ends = torch.tensor([0, *lengths]).cumsum(0).int()
     tokens, number = int(ends[-1]) + tail, len(lengths)
     count = slots(tokens, number, tile)
     found = torch.full((count, 2), -1, dtype=torch.int32)
-    ranks_kernel[(count,)](ends, found, number, tokens, TILE=tile)
-    tiles = [(n, m) for n, length in enumerate(lengths) for m in range(-(-length // tile))]
-    tiles.sort(key=lambda place: (-place[1], place[0]))
-    assert -(-tail // tile) <= count - len(tiles)
-    tiles += [(number, m) for m in range(count - len(tiles))]  # the tail, and no work
-    assert [tuple(place) for place in found.tolist()] == tiles
+    slots_kernel[(count,)](ends, found, number, tokens, TILE=tile)
+    places = [tuple(place) for place in found.tolist()]
+    assert places == sorted(set(places))
+    tiles = {(n, m) for n, length in enumerate([*lengths, tail]) for m in range(-(-length // tile))}
+    assert tiles <= set(places)
 
 
 @pytest.mark.parametrize(
     "ends", [[0, 2000, 400], [7, 100, 400], [0, -5, 400], [0, 300, 200], [0, 400, 0, 400]]
 )
-def test_ranks_of_boundaries_that_cannot_be_are_within_the_row(ends):
+def test_slots_of_boundaries_that_cannot_be_are_within_the_row(ends):
     count = slots(400, len(ends) - 1, 64)
     found = torch.full((count, 2), -1, dtype=torch.int32)
-    ranks_kernel[(count,)](
+    slots_kernel[(count,)](
         torch.tensor(ends, dtype=torch.int32), found, len(ends) - 1, 400, TILE=64
     )
     assert found.ge(0).all()
