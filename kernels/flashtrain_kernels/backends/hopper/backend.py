@@ -164,7 +164,7 @@ def _plan_blocks(
     from .forward_tiles import PLANNED as OF_FORWARD
 
     portable = tile_table.plan_blocks(device, width, dtype)
-    own = OF_FORWARD if forward else portable[0:2]
+    own = OF_FORWARD[width] if forward else portable[0:2]
     return (*own, *portable[2:4], *(OF_BACKWARD if backward else portable[4:6]))
 
 

@@ -9,9 +9,9 @@ from ..portable.tile_table import width_of
 from . import triton_compat
 from .tiles import ForwardTile
 
-# The tiles that masks are planned for: small ones waste least at documents' borders
-# (kernels/dev/OPTIMISATION.md).
-PLANNED = (64, 64)
+# The tiles that masks are planned for at each head dimension: small ones waste least at documents'
+# borders, at D = 128 large ones are faster (kernels/dev/OPTIMISATION.md).
+PLANNED = {64: (64, 64), 128: (128, 128)}
 PACKED_LONG = {64: 1024, 128: 512}  # tokens
 
 # One consumer warpgroup of 64 queries, several programs a multiprocessor: short
@@ -38,8 +38,7 @@ _TWO = {64: ForwardTile(2, 64, 128, 3, q_stages=2, programs=1), 128: _LARGE[128]
 
 
 def forward_tile(q: Tensor, k: Tensor, options: Options) -> ForwardTile:
-    """Return the tile sizes and launch settings of a call. A mask's plan is for
-    tiles of 64 x 64 (PLANNED)."""
+    """Return the tile sizes and launch settings of a call."""
     return triton_compat.forward_tile(_measured_tile(q, k, options))
 
 
@@ -48,7 +47,7 @@ def _measured_tile(q: Tensor, k: Tensor, options: Options) -> ForwardTile:
     if width == 256:
         return _LARGE[256]
     if isinstance(mask, Mask):
-        return _SMALL[width]
+        return _SMALL[64] if width == 64 else _LARGE[128]
     if isinstance(mask, Sequences):
         short = keys < PACKED_LONG[width] * mask.number or (
             width == 64 and options.left is not None
