@@ -26,7 +26,10 @@ WINDOWS = {"packed": (-1, 0), "packed full": (-1, -1), "packed window": (256, 0)
 def intervals(count: int, length: int, permuted: bool = False) -> Mask:
     table = empty(B, 8, 16, dtype=torch.int32)
     plan = Plan(
-        table, table, table, (*forward_tiles.PLANNED[64], *forward_tiles.PLANNED[64], *backward.PLANNED)
+        table,
+        table,
+        table,
+        (*forward_tiles.PLANNED[64], *forward_tiles.PLANNED[64], *backward.PLANNED[64]),
     )
     keys = empty(B, length, dtype=torch.int32) if permuted else None
     return Mask(empty(3 + 2 * count, B, length, dtype=torch.int32), keys, length, plan)

@@ -93,21 +93,21 @@ def plain(jitted: Any, **replaced: Any) -> Any:
     return made
 
 
-def packed_call(cu_q, cu_k, total_q, total_k, window, heads=1, kv_heads=1, together=1):
-    """A backward_schedule.Call of packed sequences, and what stands for names in the
-    functions that it is given to."""
+def packed_call(cu_q, cu_k, total_q, total_k, window, heads=1, kv_heads=1, together=1, keys=128):
+    """A backward_schedule.Call of packed sequences in items of `keys` keys, and what stands for
+    names in the functions that it is given to."""
     from flashtrain_kernels.backends.hopper import backward_schedule, sequences
     from flashtrain_kernels.backends.portable.tiles import Bounds
 
     number, find = len(cu_q) - 1, plain(sequences.find)
     bounds = Bounds(total_q, total_k, -max(window[0], 0), max(window[1], 0))
-    tiles, items = sequences.slots(total_q, number, 64), sequences.slots(total_k, number, 128)
+    tiles, items = sequences.slots(total_q, number, 64), sequences.slots(total_k, number, keys)
     ends = Pointer(cu_k), Pointer(cu_q)
     call = backward_schedule.Call(
         1.0, heads, bounds, tiles, items, kv_heads, together, None, None, *ends, None, None, None
     )
     noted, found = (
-        lambda notes, place: Integer(number),
+        lambda notes, place: Integer(number if notes is None or place == 9 else notes[place]),
         lambda *given: tuple(map(Integer, find(*given))),
     )
     return call, {"noted": noted, "find": found, "opaque": lambda x: x}

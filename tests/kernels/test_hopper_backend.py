@@ -11,6 +11,7 @@ import torch
 from flashtrain_kernels import block_sparse, dispatch, environment, masks
 from flashtrain_kernels.backends import Call
 from flashtrain_kernels.backends.hopper import backend as hopper
+from flashtrain_kernels.backends.portable.tile_table import width_of
 from flashtrain_kernels.options import Options
 
 pytestmark = pytest.mark.skipif(
@@ -97,6 +98,11 @@ EVERYTHING = torch.ones(1, 8, 8, dtype=torch.bool)
 IN_BLOCKS = {
     "mask": block_sparse.block_mask(EVERYTHING, block_size=128, seqlen_q=1024, seqlen_k=1024)
 }
+# A plan's tiles by width where planning_gpu has no other: forward, dQ, dK and dV.
+TILES = {
+    64: (64, 64, 32, 32, 64, 128), 128: (128, 128, 32, 32, 64, 128),
+    256: (128, 64, 128, 64, 64, 64),
+}  # fmt: skip
 SERVED = [
     ({"head_dim": head_dim, "kv_heads": kv_heads}, {**band, **rich})
     for head_dim, kv_heads, band in itertools.product((64, 128), (1, 2), BANDS)
@@ -174,7 +180,7 @@ def test_a_deterministic_backward_is_served_but_with_masks(requested, gpu):
 
 
 @pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (100, 0)], ids=str)
-@pytest.mark.parametrize("head_dim", [64, 96, 128])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 200, 256])
 def test_packed_sequences_are_served_in_both_passes_wherever_no_mask_is_made_of_them(
     head_dim, window, gpu
 ):
@@ -183,18 +189,18 @@ def test_packed_sequences_are_served_in_both_passes_wherever_no_mask_is_made_of_
     q, k, v = tensors(head_dim=head_dim)
     assert hopper.finds_sequences(CUDA, head_dim, q.dtype, False)
     sequences = masks.Sequences(cu, cu, 1024, 1024, window)
-    for rich in ({}, SLOPES) if head_dim != 96 else ({},):
+    for rich in ({}, SLOPES) if head_dim in (64, 128) else ({}, {"softcap": 3.0}):
         options = Options(0.125, **rich).by_boundaries(sequences)
         assert [hopper.serves(Call(q, k, v, options), way) for way in ("forward", "backward")] == [
             None,
             None,
         ]
-        assert hopper.changes_sequences(options, head_dim) == bool(rich)
+        assert hopper.changes_sequences(options, head_dim) == ("alibi_slopes" in rich)
     rows = [x.expand(2, -1, -1, -1) for x in (q, k, v)]
     assert "more than one row" in hopper.serves(Call(*rows, options), "forward")
     for others in (
         (40, BF16, False),
-        (256, BF16, False),
+        (264, BF16, False),
         (64, torch.float32, False),
         (64, BF16, True),
     ):
@@ -210,7 +216,7 @@ def test_documents_and_block_masks_are_served_and_planned_for_their_tiles(gpu):
     assert sizes[4:] == (64, 128)  # and of the backward
 
 
-@pytest.mark.parametrize("head_dim", [64, 96, 128])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
 def test_masks_with_positions_of_keys_are_served_and_planned_as_others_are(head_dim, planning_gpu):
     order = torch.arange(1024).flip(0)
     for whole in (masks.causal(1024), masks.global_window(1024, 5, (100, 0))):
@@ -218,7 +224,7 @@ def test_masks_with_positions_of_keys_are_served_and_planned_as_others_are(head_
         assert mask.keys is not None
         for softcap in (0.0, 3.0):
             planned = mask.planned(head_dim, BF16, softcap=softcap > 0)
-            assert planned.plan.blocks == (64, 64, 32, 32, 64, 128)
+            assert planned.plan.blocks == TILES[width_of(head_dim)]
             call = Call(
                 *tensors(head_dim, kv_heads=1), Options(0.125, mask=planned, softcap=softcap)
             )
@@ -245,12 +251,17 @@ def test_the_forward_reads_positions_of_keys_and_calls_without_them_have_no_argu
     assert given[6] == 0  # the stride of a mask that all rows share: so do its keys
 
 
-def test_masks_of_wide_heads_are_left_to_the_portable_kernels(gpu):
+@pytest.mark.parametrize("head_dim", [136, 200, 256])
+def test_masks_of_wide_heads_are_served_but_block_masks(head_dim, gpu):
     gpu()
-    for options in (DOCUMENTS, IN_BLOCKS):
-        with dispatch.force("hopper"):
-            assert all("mask" in reason for reason in refusals(*tensors(256), **options))
-        assert refusals(*tensors(128), **options)[0] is None
+    for deterministic in (False, True):
+        assert refusals(*tensors(head_dim), **DOCUMENTS, deterministic=deterministic) == (
+            None,
+            None,
+        )
+    with dispatch.force("hopper"):
+        assert all("block masks" in reason for reason in refusals(*tensors(head_dim), **IN_BLOCKS))
+    assert refusals(*tensors(128), **IN_BLOCKS)[0] is None
 
 
 def test_dropout_of_packed_sequences_is_served_with_one_cu_seqlens(gpu):
@@ -278,17 +289,13 @@ def test_dropout_of_packed_sequences_is_served_with_one_cu_seqlens(gpu):
 
 def test_masks_with_a_softcap_are_planned_for_the_tiles_of_those_that_serve_them(planning_gpu):
     mask = DOCUMENTS["mask"]
-    for head_dim in (64, 96, 128):
+    for head_dim in (64, 96, 128, 200, 256):
+        blocks = TILES[width_of(head_dim)]
         planned = mask.planned(head_dim, BF16, softcap=True)
-        assert (
-            planned.plan.blocks
-            == mask.planned(head_dim, BF16).plan.blocks
-            == (64, 64, 32, 32, 64, 128)
-        )
+        assert planned.plan.blocks == mask.planned(head_dim, BF16).plan.blocks == blocks
         assert refusals(*tensors(head_dim), mask=planned, softcap=3.0) == (None, None)
         call = Call(*tensors(head_dim), Options(0.125, mask=planned, softcap=3.0))
         assert hopper._readied(call).options.mask.plan is planned.plan
-    assert mask.planned(256, BF16, softcap=True).plan.blocks == (16,) * 6
     assert mask.planned(64, BF16, rich=True, softcap=True).plan.blocks == (16,) * 6
 
 
@@ -361,7 +368,6 @@ def test_forcing_the_portable_kernels_is_a_reason(gpu):
     ("left", "right"), [(False, False), (False, True), (True, False), (True, True)]
 )
 def test_no_item_of_the_backward_visits_a_tile_that_is_not_there(keys, left, right):
-    """Items come in pairs of 64 keys at D = 256: the second may lie past Sk."""
     from plain_jit import plain
 
     from flashtrain_kernels.backends.hopper import backward_schedule
@@ -373,7 +379,7 @@ def test_no_item_of_the_backward_visits_a_tile_that_is_not_there(keys, left, rig
     ):
         tiles = -(-seqlen_q // 64)
         bounds = Bounds(seqlen_q, seqlen_k, seqlen_k - seqlen_q - 20, seqlen_k - seqlen_q)
-        for item in range(-(-seqlen_k // 128) * (128 // keys)):
+        for item in range(-(-seqlen_k // keys)):
             reach = band_tiles(item * keys, bounds, left, right, keys, False)
             visited = range(reach.first, reach.past)
             assert not visited or 0 <= visited[0] <= visited[-1] < tiles

@@ -195,23 +195,37 @@ def test_at_d_256_a_program_has_queries_of_its_own_and_visits_all_that_they_see(
 ):
     from plain_jit import plain
 
-    from flashtrain_kernels.backends.hopper import backward_dq_d256, backward_kernel
+    from flashtrain_kernels.backends.hopper import (
+        backward_dq_d256,
+        backward_kernel,
+        forward_masks,
+    )
+    from flashtrain_kernels.backends.portable.launch import Features
     from flashtrain_kernels.backends.portable.tiles import Bounds
 
     bounds, tiles = Bounds(seqlen_q, seqlen_k, left or 0, right or 0), -(-seqlen_q // 128)
     call = backward_dq_d256.Call(
-        1.0, heads, bounds, tiles, None, batch * heads, together, None, None, None, None
+        1.0, heads, tiles, None, batch * heads, together, None, None, None, None
     )
-    choices = backward_kernel.Choices(stages=2, left=left is not None, right=right is not None)
-    work, seen = plain(backward_dq_d256._work), visible(seqlen_q, seqlen_k, left, right)
-    programs = [work(number, call, choices) for number in range(tiles * batch * heads)]
+    choices, mask = backward_kernel.Choices(stages=2), forward_masks.MaskTables(*[None] * 6)
+    f = Features(left=left is not None, right=right is not None)
+    work, pieces_of, place = map(
+        plain, (backward_dq_d256._work, backward_dq_d256._pieces, forward_masks.place)
+    )
+    seen = visible(seqlen_q, seqlen_k, left, right)
+    programs = [
+        work(number, call, bounds, mask, None, choices) for number in range(tiles * batch * heads)
+    ]
     assert sorted(program[:3] for program in programs) == [
         (b, h, tile * 128) for b in range(batch) for h in range(heads) for tile in range(tiles)
     ]
-    for _batch, _head, first, begin, past, full_begin, full_past in programs:
-        for tile in range(-(-seqlen_k // 64)):
-            pairs = seen[first : first + 128, tile * 64 :][:, :64]
-            assert begin <= tile < past or not pairs.any()
-            if full_begin <= tile < full_past:
+    for item in programs:
+        pieces, steps = pieces_of(item, mask, f)
+        visited = [place(step, pieces, None, f, 1, 64) for step in range(steps)]
+        assert len({*visited}) == steps
+        for key in range(0, seqlen_k, 64):
+            pairs = seen[item.first : item.first + 128, key:][:, :64]
+            assert key in visited or not pairs.any()
+            if key in visited[pieces.masked :]:
                 assert pairs.all()
                 assert pairs.shape[1] == 64

@@ -71,6 +71,17 @@ def bounds(total_q, total_k, window):
     return Bounds(total_q, total_k, -max(window[0], 0), max(window[1], 0))
 
 
+def seen_in_tile(row, column, hidden, own, f):
+    """What a tile of queries counts of a tile of keys: forward_masks.hide."""
+    seen = np.broadcast_to(row < own.seqlen_q, np.broadcast_shapes(row.shape, column.shape))
+    if hidden:
+        past = np.minimum(row + own.right + 1, own.seqlen_k) if f.right else own.seqlen_k
+        seen = seen & (column < past)
+        if f.left:
+            seen = seen & (column >= row + own.left)
+    return seen
+
+
 @settings(max_examples=150)
 @given(packing=packings(), tile=st.sampled_from([(64, 64), (128, 128), (192, 128)]))
 def test_the_forwards_tiles_visit_each_visible_pair_once_and_store_each_row_once(packing, tile):
@@ -99,23 +110,15 @@ def test_the_forwards_tiles_visit_each_visible_pair_once_and_store_each_row_once
             inside = step if hidden else step - pieces.masked
             at = position(inside, 0, pieces, None, hidden, False, f, 1, width, width)
             row, column = first + np.arange(rows)[:, None], at + np.arange(width)[None, :]
-            seen = np.ones((rows, width), bool)
-            if hidden:  # forward_masks.hide
-                seen = column < (
-                    np.minimum(row + own.right + 1, own.seqlen_k) if f.right else own.seqlen_k
-                )
-                if f.left:
-                    seen = seen & (column >= row + own.left)
-            seen = seen & (row < own.seqlen_q)
-            r, c = np.nonzero(seen)
+            r, c = np.nonzero(seen_in_tile(row, column, hidden, own, f))
             np.add.at(count, (query + first + r, key + at + c), 1)
     assert np.array_equal(count, wanted.astype(int))
     assert np.array_equal(stored, np.ones(total_q, int))
 
 
 @settings(max_examples=150)
-@given(packing=packings())
-def test_the_backwards_items_visit_each_visible_pair_once_and_store_each_key_once(packing):
+@given(packing=packings(), keys=st.sampled_from([64, 128]))
+def test_the_backwards_items_visit_each_visible_pair_once_and_store_each_key_once(packing, keys):
     from plain_jit import Pointer, lanes, packed_call, plain
 
     from flashtrain_kernels.backends.hopper import (
@@ -129,12 +132,15 @@ def test_the_backwards_items_visit_each_visible_pair_once_and_store_each_key_onc
     wanted = visible(*packing)
     number = len(cu_q) - 1
     choices = backward_kernel.Choices(
-        stages=3, left=window[0] >= 0, right=window[1] >= 0, packed=True
+        stages=3, left=window[0] >= 0, right=window[1] >= 0, packed=True, keys=keys
     )
-    call, replaced = packed_call(cu_q, cu_k, total_q, total_k, window)
+    call, replaced = packed_call(cu_q, cu_k, total_q, total_k, window, keys=keys)
     tiles, items = call.query_tiles, call.key_tiles
     find, begin_of = plain(sequences.find), plain(sequences.begin_of)
-    work_of = plain(backward_schedule.work_of, **replaced)
+    work_of, place_of, sequence_of_tile = (
+        plain(getattr(backward_schedule, name), **replaced)
+        for name in ("work_of", "place_of", "sequence_of_tile")
+    )
     hide = plain(backward_parts.hide, opaque=lambda x: x)
     tile_of, first_step = plain(backward_schedule.tile_of), plain(backward_schedule.first_step)
     # The rows that the first kernel gives each slot of queries, and the last one stores dQ for.
@@ -150,9 +156,11 @@ def test_the_backwards_items_visit_each_visible_pair_once_and_store_each_key_onc
     )
     count, stored = np.zeros(wanted.shape, int), np.zeros(total_k, int)
     for item in range(items):
-        walk, _masks, first_key, head_place = work_of(item, call, None, choices)
+        found = sequence_of_tile(place_of(item, call, choices)[0], call, number, choices)
+        notes = None if keys == 128 else dict(enumerate(found, backward_schedule.FOUND.value))
+        walk, _masks, first_key, head_place = work_of(item, call, notes, choices)
         assert (head_place, walk.item_tile) == (0, item)
-        real = max(0, min(128, walk.bounds.seqlen_k - first_key))
+        real = max(0, min(keys, walk.bounds.seqlen_k - first_key))
         stored[walk.keys_at + first_key : walk.keys_at + first_key + real] += 1
         steps, member, _ = first_step(walk, choices)
         assert steps == 0 or real > 0
@@ -161,8 +169,8 @@ def test_the_backwards_items_visit_each_visible_pair_once_and_store_each_key_onc
             # Else what is loaded and what the workspaces hold were apart.
             first, queries = of_tile[tile]
             assert walk.queries_at + tile * 64 == first
-            key = first_key + np.arange(128)[:, None]
-            s = np.zeros((128, 64))
+            key = first_key + np.arange(keys)[:, None]
+            s = np.zeros((keys, 64))
             if masked:
                 s = hide(s, tile, key, key, walk.bounds, None, choices, None)
             # Others' log-sum-exp is +inf.
@@ -170,6 +178,39 @@ def test_the_backwards_items_visit_each_visible_pair_once_and_store_each_key_onc
             np.add.at(count, (first + q, walk.keys_at + first_key + k), 1)
     assert np.array_equal(count, wanted.astype(int))
     assert np.array_equal(stored, np.ones(total_k, int))
+
+
+@settings(max_examples=150)
+@given(packing=packings())
+def test_the_programs_of_dq_at_d_256_visit_each_visible_pair_once_and_store_each_row_once(packing):
+    from plain_jit import Pointer, plain
+
+    from flashtrain_kernels.backends.hopper import backward_dq_d256 as of_dq
+    from flashtrain_kernels.backends.hopper import backward_kernel, forward_masks, sequences
+
+    cu_q, cu_k, total_q, total_k, window = packing
+    wanted, f, number = visible(*packing), features(window), len(cu_q) - 1
+    tiles, row_tiles = (sequences.slots(total_q, number, rows) for rows in (128, 64))
+    mask = forward_masks.MaskTables(Pointer(cu_k), 0, 0, 0, 0, number)
+    choices = backward_kernel.Choices(stages=2, packed=True)
+    call = of_dq.Call(1.0, 1, tiles, row_tiles, 1, 1, None, None, None, None)
+    work, pieces_of, place = map(plain, (of_dq._work, of_dq._pieces, forward_masks.place))
+    count, stored = np.zeros(wanted.shape, int), np.zeros(total_q, int)
+    for program in range(tiles):
+        whole = bounds(total_q, total_k, window)
+        item = work(program, call, whole, mask, Pointer(cu_q), choices)
+        real = max(0, min(128, item.bounds.seqlen_q - item.first))
+        stored[item.queries_at + item.first : item.queries_at + item.first + real] += 1
+        assert real == 0 or item.tile + (item.first + real - 1) // 64 < row_tiles
+        pieces, steps = pieces_of(item, mask, f)
+        assert steps == 0 or real > 0
+        for step in range(steps):
+            at = place(step, pieces, None, f, 1, 64)
+            row, column = item.first + np.arange(128)[:, None], at + np.arange(64)[None, :]
+            r, c = np.nonzero(seen_in_tile(row, column, step < pieces.masked, item.bounds, f))
+            np.add.at(count, (item.queries_at + item.first + r, item.keys_at + at + c), 1)
+    assert np.array_equal(count, wanted.astype(int))
+    assert np.array_equal(stored, np.ones(total_q, int))
 
 
 @settings(max_examples=60)

@@ -82,8 +82,6 @@ def _serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | 
 
     if q.shape[3] > 256 or q.shape[3] % 8:
         return "the head dimension must be a multiple of 8, at most 256"
-    if q.shape[3] > 128 and options.mask is not None:
-        return "masks only with head dimensions up to 128"
     if not options.scale > 0:
         return "the scale must be positive"
     reason = why_not_change(q, k, options)
@@ -91,8 +89,11 @@ def _serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | 
         return reason
     if isinstance(options.mask, Sequences) and q.shape[0] != 1:
         return "packed sequences in a batch of more than one row"
-    if isinstance(options.mask, BlockMask) and min(options.mask.block_size) < 64:
-        return "block masks only with blocks of at least 64 queries and keys"
+    if isinstance(options.mask, BlockMask):
+        if q.shape[3] > 128:
+            return "block masks only with head dimensions up to 128"
+        if min(options.mask.block_size) < 64:
+            return "block masks only with blocks of at least 64 queries and keys"
     if not (q.numel() and k.numel()):
         return "nothing to compute"
     if max(q.shape[1], k.shape[1]) >= 1 << 30 or q.shape[0] * q.shape[2] * q.shape[1] >= 1 << 31:
@@ -132,7 +133,7 @@ def _both_passes(head_dim: int) -> bool:
     """Return whether the Hopper kernels run the forward and the backward of calls with a mask at
     this head dimension."""
     # Under torch.compile head_dim may be symbolic: comparisons make constants of it.
-    return True if head_dim >= 64 and head_dim <= 128 and head_dim % 8 == 0 else False  # noqa: SIM210
+    return True if head_dim >= 64 and head_dim <= 256 and head_dim % 8 == 0 else False  # noqa: SIM210
 
 
 @constant
@@ -147,16 +148,15 @@ def plan_blocks(
     direction of its calls. If they run one, the other's sizes are the portable kernels'. Arguments:
     see Backend.plan_blocks."""
     # Under torch.compile head_dim may be symbolic: comparisons make constants of it.
-    width = tile_table.width_of(head_dim)
-    forward = True if head_dim % 8 == 0 and width <= 128 else False  # noqa: SIM210 - a constant
-    if rich or (softcap and not forward):
+    if rich or not (head_dim % 8 == 0 and head_dim <= 256):
         return None
-    return _plan_blocks(mask.queries.device, width, dtype, forward, _both_passes(head_dim))
+    width = tile_table.width_of(head_dim)
+    return _plan_blocks(mask.queries.device, width, dtype, _both_passes(head_dim))
 
 
 @constant  # torch.compile may neither look for a GPU nor trace through the tables
 def _plan_blocks(
-    device: torch.device, width: int, dtype: torch.dtype, forward: bool, backward: bool
+    device: torch.device, width: int, dtype: torch.dtype, backward: bool
 ) -> tuple[int, ...] | None:
     if dtype.itemsize != 2 or unavailable(device) is not None:
         return None
@@ -164,8 +164,8 @@ def _plan_blocks(
     from .forward_tiles import PLANNED as OF_FORWARD
 
     portable = tile_table.plan_blocks(device, width, dtype)
-    own = OF_FORWARD[width] if forward else portable[0:2]
-    return (*own, *portable[2:4], *(OF_BACKWARD if backward else portable[4:6]))
+    own = OF_BACKWARD[width] if backward else ()
+    return (*OF_FORWARD[width], *portable[2 : 6 - len(own)], *own)
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
@@ -202,10 +202,11 @@ def backward(call: Call, gradients: Gradients) -> None:
 def describe(call: Call, direction: Direction) -> str:
     """Return the tile sizes of a call as text; for the backward also whether a program
     takes all keys of a head."""
-    from .backward import PLANNED, has_whole_heads
+    from .backward import QUERIES, has_whole_heads, keys_of_item
     from .forward_tiles import forward_tile
 
     if direction == "forward":
         return str(forward_tile(call.q, call.k, call.options))
     whole = ", whole heads in a program" if has_whole_heads(call.q, call.k, call.options) else ""
-    return f"{PLANNED[0]} queries x {PLANNED[1]} keys{whole}"
+    keys = keys_of_item(tile_table.width_of(call.q.shape[3]))
+    return f"{QUERIES} queries x {keys} keys{whole}"

@@ -22,7 +22,7 @@ from ..portable.launch import (
     table_of,
 )
 from ..portable.tile_table import width_of
-from .backward_dq_d256 import dq_kernel
+from .backward_dq_d256 import ROWS, dq_kernel
 from .backward_kernel import Choices, backward_kernel
 from .backward_rows import FLAGS, finish_kernel, prepare_kernel
 from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, BLOCKS, PLAN
@@ -34,7 +34,8 @@ from .softcap import scale_of
 from .triton_compat import backward_options
 
 QUERIES, KEYS = BLOCK_Q.value, BLOCK_K.value
-PLANNED = (QUERIES, KEYS)  # the tiles that masks are planned for
+# The tiles that masks are planned for, by width: of dK and dV, before them those of a dQ apart.
+PLANNED = {64: (QUERIES, KEYS), 128: (QUERIES, KEYS), 256: (ROWS.value, 64, QUERIES, 64)}
 # Up to how many keys, and with how much of a workspace, programs have whole heads at D = 64: causal
 # ones up to SHORT_KEYS, beyond which a queue of items is faster. How full the last round of heads
 # must make the programs' time: whole heads save a quarter of a causal call, else some 7%.
@@ -56,7 +57,7 @@ UNSORTED_TILES = 4
 # of dK and dV may take.
 ITEM_HEADS, PART_BYTES, PART_BYTES_OF_ITEM = 4, 256 << 20, 2 * KEYS * 128 * 4
 # Of windows at D = 128 and of packed sequences, how many heads' items lie together.
-WINDOW_HEADS, PACKED_HEADS = 8, {64: 16, 128: 8}
+WINDOW_HEADS, PACKED_HEADS = 8, {64: 16, 128: 8, 256: 8}
 # And where dQ is added up in one order: with more, fewer items wait; with fewer, L2 serves more.
 DETERMINISTIC_HEADS = 16
 
@@ -66,19 +67,17 @@ def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | 
     mask = options.mask
     if not 64 <= q.shape[3] <= 256 or q.shape[3] % 8:
         return f"head dimension {q.shape[3]} is not a multiple of 8 from 64 to 256"
-    if q.shape[3] > 128 and mask is not None:
-        return f"masks only with head dimensions up to 128, not {q.shape[3]}"
+    if q.shape[3] > 128 and isinstance(mask, BlockMask):
+        return f"block masks only with head dimensions up to 128, not {q.shape[3]}"
     if isinstance(mask, Sequences) and q.shape[0] != 1:
         return "packed sequences in a batch of more than one row"
     reason = why_not_change(q, k, options)
     if reason is not None:
         return reason
-    if (
-        isinstance(mask, Mask)
-        and mask.plan is not None
-        and mask.plan.blocks[4:6] != (QUERIES, KEYS)
-    ):
-        return "the mask is planned for other tile sizes"
+    if isinstance(mask, Mask) and mask.plan is not None:
+        own = PLANNED[width_of(q.shape[3])]
+        if mask.plan.blocks[-len(own) :] != own:
+            return "the mask is planned for other tile sizes"
     if isinstance(mask, BlockMask) and (mask.block_size[0] < QUERIES or mask.block_size[1] < KEYS):
         return f"block masks only with blocks of at least {QUERIES} queries and {KEYS} keys"
     return why_not("q", q) or why_not("k", k) or why_not("v", v)
@@ -116,7 +115,7 @@ def choices(call: Call, gradients: tuple[Tensor, ...], split: int = 1) -> Choice
         tiles=tiles,
         intervals=intervals,
         key_positions=key_positions,
-        block_rows=mask.block_size[1] if isinstance(mask, BlockMask) else KEYS,
+        block_rows=mask.block_size[1] if isinstance(mask, BlockMask) else keys_of_item(width),
         aligned=all(
             number % 8 == 0 for x in gradients for number in (*x.stride()[:3], x.data_ptr() // 2)
         ),
@@ -142,15 +141,12 @@ def is_deterministic(options: Options) -> bool:
 def why_not_deterministic(q: Tensor, options: Options) -> str | None:
     """Return None if dQ is added up in a fixed order or can be
     (backward_deterministic.py), else the reason."""
+    if q.shape[3] > 128:  # it is not added up
+        return None
     # A table tells its tiles, not who else visits them.
     if isinstance(options.mask, (Mask, BlockMask)):
         return "not deterministic with a mask: dQ is added up in any order"
-    if (
-        q.shape[3] <= 128
-        and options.left is not None
-        and options.right is not None
-        and options.left > options.right
-    ):
+    if options.left is not None and options.right is not None and options.left > options.right:
         return "not deterministic with a window in which no query sees a key"
     return None
 
@@ -289,13 +285,13 @@ def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, ...]:
     seqlen_k, kv_heads = k.shape[1], k.shape[2]
     width = width_of(head_dim)
     keys = keys_of_item(width)
-    # An even number of items of 64 keys: the last kernel counts in pairs of them.
-    query_tiles = tiles_of_queries(seqlen_q, options)
-    key_tiles = ceil_div(seqlen_k, KEYS) * (KEYS // keys)
+    query_tiles, wide_tiles = tiles_of_queries(seqlen_q, options), ceil_div(seqlen_q, ROWS.value)
+    key_tiles = ceil_div(seqlen_k, keys)
     packed = options.mask if isinstance(options.mask, Sequences) else None
     if packed is not None:
         query_tiles = slots(seqlen_q, packed.number, QUERIES)
-        key_tiles = slots(seqlen_k, packed.number, KEYS)
+        wide_tiles = slots(seqlen_q, packed.number, ROWS.value)
+        key_tiles = slots(seqlen_k, packed.number, keys)
     places = batch * heads * query_tiles
     items = key_tiles * batch * kv_heads
     split = splits_of_group(items, q, k, options)
@@ -311,7 +307,7 @@ def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, ...]:
     rows = torch.empty(places * 2 * QUERIES, dtype=torch.float32, device=q.device)
     tiles = programs * query_tiles if constants.whole else 0 if stored else places
     work = torch.empty(tiles * QUERIES * width, dtype=torch.float32, device=q.device)
-    halves = 2 * items * keys // KEYS
+    halves = items * (keys // 64)
     # Of each 64 keys of an item, in float32: its parts of dK and dV.
     parts = torch.empty(
         halves * 2 * KEYS // 2 * width if split > 1 else 0, dtype=torch.float32, device=q.device
@@ -325,7 +321,7 @@ def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, ...]:
     warps = 4 if width <= 128 else 8
     mask = options.mask
     mask_given = with_changes(mask_arguments(mask, lse), 0, 2, options)
-    of_keys = table_of(mask, lse, "dkdv")
+    of_queries, of_keys = (table_of(mask, lse, kernel) for kernel in ("dq", "dkdv"))
     cu_seqlens_q, sequences = (lse, 0) if packed is None else (packed.cu_seqlens_q, packed.number)
     prepare = Launch(
         kernel=prepare_kernel,
@@ -379,8 +375,7 @@ def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, ...]:
             *map(strides_of, (q, k, v, dout, dq, dk, dv)),
             finish_scale, scale_log2, places, heads, seqlen_q, seqlen_k, options.left or 0,
             options.right or 0,
-            query_tiles, key_tiles * keys // KEYS, *mask_given, *table_of(mask, lse, "dq"),
-            *of_keys,
+            query_tiles, key_tiles * (keys // 64), *mask_given, *of_queries, *of_keys,
         ),
         constants={
             "RECOMPUTE": masked, "WHOLE": stored, "PACKED": constants.packed,
@@ -391,8 +386,7 @@ def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, ...]:
     )  # fmt: skip
     if width <= 128:
         return prepare, fused, finish
-    wide_tiles = ceil_div(seqlen_q, 2 * QUERIES)
-    of_queries = GluonLaunch(
+    dq_apart = GluonLaunch(
         kernel=dq_kernel,
         grid=(wide_tiles * batch * heads,),
         args=(
@@ -400,9 +394,9 @@ def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, ...]:
             dq.stride(0), dq.stride(1) // (8 if constants.aligned else 1), dq.stride(2), scale_log2,
             heads, seqlen_q,
             seqlen_k, options.left or 0, options.right or 0, wide_tiles, query_tiles, batch * heads,
-            heads_together(wide_tiles, batch * heads, width, options),
+            heads_together(wide_tiles, batch * heads, width, options), *mask_given, *of_queries,
         ),
-        constants={"C": constants},
+        constants={"F": features_of(options), "C": constants},
         options=backward_options(width, 0),
     )  # fmt: skip
-    return prepare, fused, of_queries, finish
+    return prepare, fused, dq_apart, finish

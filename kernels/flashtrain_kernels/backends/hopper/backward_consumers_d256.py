@@ -32,14 +32,15 @@ from .backward_parts import (
     store_keys,
     weights_of,
 )
-from .backward_schedule import BLOCK_Q, first_step, next_step, tile_of, work_of
+from .backward_schedule import BAND, BLOCK_Q, first_step, next_step, tile_of, work_of
+from .backward_scores import keys_of_item
 
 D = gl.constexpr(256)
 # Named barriers between the warpgroups, one for each of P^T's two buffers: P^T is
 # there, P^T was read.
 WEIGHTS = gl.constexpr(BETWEEN.value)
 TAKEN = gl.constexpr(BETWEEN.value + 2)
-NAN = gl.constexpr(6)  # the place in `notes` where the first warpgroup says whether dV has a NaN
+NAN = gl.constexpr(14)  # the place in `notes` where the first warpgroup says whether dV has a NaN
 
 
 @gluon.jit
@@ -51,13 +52,14 @@ def _out_of_register_order(flat, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def _weights(s, tile, masked, key, walk, masks, rows, call, dtype: gl.constexpr, C: gl.constexpr):
+def _weights(s, tile, masked, keys, walk, masks, rows, call, dtype: gl.constexpr, C: gl.constexpr):
     """Return (P^T in dtype, two neighboring queries packed into an int32; the factor by which dP^T
-    - delta gives dS^T) of a tile, from s = K Q^T. masked: hide masked pairs."""
+    - delta gives dS^T) of a tile, from s = K Q^T. masked: hide masked pairs; keys: from
+    `keys_of_item`."""
     mma: gl.constexpr = s.type.layout
     s = exponent(s, rows, call, C)
     if masked:
-        s = hide(s, tile, key, key, walk.bounds, masks, C, mma)
+        s = hide(s, tile, keys[0], keys[1], walk.bounds, masks, C, mma)
     p, slope = weights_of(s, rows, call, C)
     return packed(p, dtype), slope
 
@@ -77,7 +79,7 @@ def value_consumer(memory, bars, call, C: gl.constexpr):
     dv = gl.zeros([HALF, D], gl.float32, mma_d)
 
     mbarrier.wait(kv_full.index(0), 0)
-    key = first_key + gl.arange(0, HALF, layout=gl.SliceLayout(1, mma))[:, None]
+    keys = keys_of_item(walk, masks, first_key, 0, C, mma)
     count, member, tiles = first_step(walk, C)
     if count > 0:
         i = 0
@@ -92,7 +94,7 @@ def value_consumer(memory, bars, call, C: gl.constexpr):
         )
         s = warpgroup_mma_wait(0, deps=[s])
         tile, masked = tile_of(i, member, walk, C)
-        p, slope = _weights(s, tile, masked, key, walk, masks, row_ring.index(0), call, dtype, C)
+        p, slope = _weights(s, tile, masked, keys, walk, masks, row_ring.index(0), call, dtype, C)
         p_smem.index(0).store(in_register_order(slope, BLOCK_Q))
         signal(WEIGHTS)
         release(RING, count > 2)
@@ -111,7 +113,7 @@ def value_consumer(memory, bars, call, C: gl.constexpr):
             dv = warpgroup_mma(gl.convert_layout(unpacked(p, dtype), left), do, dv, is_async=True)
             s = warpgroup_mma_wait(1, deps=[s])
             following, slope = _weights(
-                s, tile, masked, key, walk, masks, row_ring.index(slot), call, dtype, C
+                s, tile, masked, keys, walk, masks, row_ring.index(slot), call, dtype, C
             )
             barrier_if("sync", "256", TAKEN + slot, j > 1)
             p_smem.index(slot).store(in_register_order(slope, BLOCK_Q))
@@ -126,7 +128,7 @@ def value_consumer(memory, bars, call, C: gl.constexpr):
         do = do_ring.index(last).reshape([BLOCK_Q, D])
         dv = warpgroup_mma(gl.convert_layout(unpacked(p, dtype), left), do, dv, is_async=True)
         dv = warpgroup_mma_wait(0, deps=[dv])
-    if C.left or C.right:
+    if C.left or C.right or C.kind != BAND or C.packed:
         note(notes, NAN, (has_nan(dv, dv),))
     meet()
     _store(dv, 1.0, call, notes, do_ring.index(0), 1, C)
@@ -201,14 +203,16 @@ def key_consumer(memory, bars, call, C: gl.constexpr):
 def _store(value, scale, call, notes, staging, WHICH: gl.constexpr, C: gl.constexpr):
     """Store `value` times `scale` as dK (WHICH 0) or dV (WHICH 1) of the program's keys. If pairs
     may be masked, WHICH 0 also stores the flag that says whether dK or dV holds a NaN."""
-    _walk, _masks, first_key, head_place = work_of(opaque(gl.program_id(0)), call, notes, C)
+    walk, _masks, first_key, head_place = work_of(opaque(gl.program_id(0)), call, notes, C)
     batch = head_place // call.heads
     kv_head = head_place % call.heads // C.group
-    if WHICH == 0 and (C.left or C.right):
-        place = (batch * (call.heads // C.group) + kv_head) * call.key_tiles + first_key // HALF
+    if WHICH == 0 and (C.left or C.right or C.kind != BAND or C.packed):
+        place = (batch * (call.heads // C.group) + kv_head) * call.key_tiles + walk.item_tile
         gl.store(
             call.flags + place, gl.maximum(has_nan(value, value), noted(notes, NAN).to(gl.int32))
         )
+    left = walk.bounds.seqlen_k - first_key
+    first_key += walk.keys_at
     stride = noted_stride(notes, 3 * WHICH + 1, C)
     base = (
         (call.dv if WHICH else call.dk)
@@ -216,6 +220,4 @@ def _store(value, scale, call, notes, staging, WHICH: gl.constexpr, C: gl.conste
         + first_key * stride
     )
     base += kv_head * noted_stride(notes, 3 * WHICH + 2, C)
-    store_keys(
-        base, stride, value * scale, call.bounds.seqlen_k - first_key, staging, 0, D, C.head_dim
-    )
+    store_keys(base, stride, value * scale, left, staging, 0, D, C.head_dim)

@@ -21,11 +21,14 @@ from .backward_schedule import (
     BAND,
     BARRIERS,
     BLOCK_Q,
+    FOUND,
     TICKET,
     Call,
     first_step,
     item_of,
     next_step,
+    place_of,
+    sequence_of_tile,
     share,
     store_number,
     take_number,
@@ -207,7 +210,7 @@ def backward_kernel(
         mbarrier.init(do_full.index(i), count=1)
     fence_async_shared()
 
-    PLACES: gl.constexpr = NOTES if C.whole else BARRIERS + 4 if C.deterministic else 14
+    PLACES: gl.constexpr = NOTES if C.whole else BARRIERS + 4 if C.deterministic else 15
     notes = gl.allocate_shared_memory(gl.int64, [PLACES, 1], mbarrier.MBarrierLayout())
     PART: gl.constexpr = 8 if C.aligned else 1
     note(
@@ -244,6 +247,9 @@ def backward_kernel(
         heads_together, mask_ptr, positions_ptr, table_ptr, list_ptr, dk_ptr, dv_ptr, flags_ptr,
     )  # fmt: skip
     descs = (q_desc, k_desc, v_desc, do_desc, row_desc)
+    if C.packed and D == 256:  # searched for once: a program has one item
+        key_tile, _head_index = place_of(gl.program_id(0), call, C)
+        note(notes, FOUND, sequence_of_tile(key_tile, call, mask_plane, C))
     if C.deterministic:
         gl.warp_specialize(
             [

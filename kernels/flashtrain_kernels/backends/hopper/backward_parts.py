@@ -26,7 +26,7 @@ RING = gl.constexpr(11)
 LOADED = gl.constexpr(14)
 # What `hide` leaves of softcap's tanh: its weight is 0, and its square finite, so that its
 # derivative is 0, too.
-_HIDDEN = gl.constexpr(-1e18)
+HIDDEN_TANH = gl.constexpr(-1e18)
 
 
 @gluon.jit
@@ -145,7 +145,7 @@ def hide_outside(s, query, key, bounds, C: gl.constexpr):
     """Set the scores s of pairs outside of the window and of keys past Sk to -inf; with
     C.softcap s is the tanh, and gets -1e18. query, key: indices that broadcast to s. C:
     may also be Features."""
-    HIDDEN: gl.constexpr = _HIDDEN if C.softcap else float("-inf")
+    HIDDEN: gl.constexpr = HIDDEN_TANH if C.softcap else float("-inf")
     s = gl.where(key < bounds.seqlen_k, s, HIDDEN)
     if C.left:
         s = gl.where(key >= query + bounds.left, s, HIDDEN)
@@ -158,7 +158,7 @@ def hide_outside(s, query, key, bounds, C: gl.constexpr):
 def hide(s, tile, key, position, bounds, masks, C: gl.constexpr, layout: gl.constexpr):
     """Set the scores s (keys, queries) of masked pairs as `hide_outside` does. tile: the query
     tile's number; key, position: the keys' indices and positions (keys, 1); bounds: Walk.bounds."""
-    HIDDEN: gl.constexpr = _HIDDEN if C.softcap else float("-inf")
+    HIDDEN: gl.constexpr = HIDDEN_TANH if C.softcap else float("-inf")
     query = (
         opaque(tile * BLOCK_Q) + gl.arange(0, BLOCK_Q, layout=gl.SliceLayout(0, layout))[None, :]
     )

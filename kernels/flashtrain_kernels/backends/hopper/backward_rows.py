@@ -120,7 +120,7 @@ class OfKeys(NamedTuple):
     table: Any
     dk: Any
     dv: Any
-    key_tiles: Any
+    key_halves: Any  # of a head, 64 keys each
 
 
 @triton.jit
@@ -148,6 +148,20 @@ def _of_sequence(number, inputs, cu_q_ptr, cu_k_ptr, OF_KEYS: tl.constexpr):
 
 
 @triton.jit
+def _of_queries(program, inputs, target, cu_q_ptr, cu_k_ptr, PACKED: tl.constexpr):
+    """Return (first query, Inputs, `target`) of tile number `program` of dQ; PACKED: of its
+    sequence."""
+    tile = program % inputs.query_tiles
+    if PACKED:
+        number, tile = find(
+            tile, tl.arange(0, LANES), cu_q_ptr, inputs.plane, inputs.bounds.seqlen_q, BLOCK_Q
+        )
+        inputs, queries_at, _ = _of_sequence(number, inputs, cu_q_ptr, cu_k_ptr, False)
+        target = _moved(target, queries_at)
+    return tile * BLOCK_Q, inputs, target
+
+
+@triton.jit
 def _store_queries(
     program, first_query, dq, inputs, target, D: tl.constexpr, HEAD_DIM: tl.constexpr
 ):
@@ -172,16 +186,16 @@ def _store_queries(
 
 
 @triton.jit
-def sum_of_parts(parts_ptr, half, key_tiles, D: tl.constexpr, SPLIT: tl.constexpr):
+def sum_of_parts(parts_ptr, half, key_halves, D: tl.constexpr, SPLIT: tl.constexpr):
     """Return (dK, dV) of 64 keys, (64, D): the sums of the parts that SPLIT items stored of
     them, in a fixed order."""
-    head_index = half // (2 * key_tiles)
-    place = (head_index * SPLIT * (2 * key_tiles) + half % (2 * key_tiles)).to(tl.int64)
+    head_index = half // key_halves
+    place = (head_index * SPLIT * key_halves + half % key_halves).to(tl.int64)
     cells = tl.arange(0, 64 * D)
     dk = tl.zeros([64 * D], tl.float32)
     dv = tl.zeros([64 * D], tl.float32)
     for part in tl.static_range(SPLIT):
-        pointer = parts_ptr + (place + part * (2 * key_tiles)) * (2 * 64 * D)
+        pointer = parts_ptr + (place + part * key_halves) * (2 * 64 * D)
         dk += tl.load(pointer + cells)
         dv += tl.load(pointer + 64 * D + cells)
     return unfolded_keys(dk, D), unfolded_keys(dv, D)
@@ -209,24 +223,24 @@ def _keys_again(
     dv_to = of_keys.dv
     inputs = of_keys.inputs
     kv_heads = inputs.heads // GROUP
-    head_index = half // (2 * of_keys.key_tiles)
+    head_index = half // of_keys.key_halves
     batch = (head_index // kv_heads).to(tl.int64)
     kv_head = (head_index % kv_heads).to(tl.int64)
-    first_key = (half % (2 * of_keys.key_tiles)) * 64
+    first_key = (half % of_keys.key_halves) * 64
     if PACKED:
         cu_q_ptr = of_keys.table.blocks
         cu_k_ptr = of_keys.table.rows
-        slot = half % (2 * of_keys.key_tiles) // 2
+        HALVES: tl.constexpr = 1 if D == 256 else 2  # of an item of the fused kernel
+        KEYS: tl.constexpr = HALVES * 64
+        slot = half % of_keys.key_halves // HALVES
         lanes = tl.arange(0, LANES)
-        number, tile = find(
-            slot, lanes, cu_k_ptr, inputs.plane, inputs.bounds.seqlen_k, 2 * BLOCK_Q
-        )
+        number, tile = find(slot, lanes, cu_k_ptr, inputs.plane, inputs.bounds.seqlen_k, KEYS)
         inputs, _, keys_at = _of_sequence(number, inputs, cu_q_ptr, cu_k_ptr, True)
-        first_key = tile * (2 * BLOCK_Q) + half % 2 * BLOCK_Q
+        first_key = tile * KEYS + half % HALVES * 64
         dk_to = _moved(dk_to, keys_at)
         dv_to = _moved(dv_to, keys_at)
     if SPLIT > 1:
-        dk, dv = sum_of_parts(parts_ptr, half, of_keys.key_tiles, D, SPLIT)
+        dk, dv = sum_of_parts(parts_ptr, half, of_keys.key_halves, D, SPLIT)
         if RECOMPUTE:  # noqa: SIM102 - decided while compiling; while running
             if has_nan(dk) | has_nan(dv):
                 dk, dv = keys_again(
@@ -261,7 +275,7 @@ def _keys_again(
 @triton.jit(
     do_not_specialize=[
         "places", "heads", "seqlen_q", "seqlen_k", "band_left", "band_right", "query_tiles",
-        "key_tiles", "mask_plane",
+        "key_halves", "mask_plane",
         "stride_mask", "stride_positions", "stride_tb", "stride_th", "stride_tr", "stride_ub",
         "stride_uh", "stride_ur",
     ]
@@ -271,7 +285,7 @@ def finish_kernel(
     q_strides,
     k_strides, v_strides, dout_strides, dq_strides, dk_strides, dv_strides, scale, scale_log2,
     places, heads, seqlen_q,
-    seqlen_k, band_left, band_right, query_tiles, key_tiles, mask_ptr, mask_plane, stride_mask,
+    seqlen_k, band_left, band_right, query_tiles, key_halves, mask_ptr, mask_plane, stride_mask,
     positions_ptr,
     stride_positions, table_ptr, stride_tb, stride_th, stride_tr, list_ptr, keys_table_ptr,
     stride_ub, stride_uh,
@@ -298,11 +312,11 @@ def finish_kernel(
     of_keys = OfKeys(
         inputs, Table(keys_table_ptr, stride_ub, stride_uh, stride_ur, keys_list_ptr),
         Strided(dk_ptr, *dk_strides),
-        Strided(dv_ptr, *dv_strides), key_tiles,
+        Strided(dv_ptr, *dv_strides), key_halves,
     )  # fmt: skip
     program = tl.program_id(0)
     if WHOLE:
-        halves = places // query_tiles // GROUP * 2 * key_tiles
+        halves = places // query_tiles // GROUP * key_halves
         first = program * FLAGS
         number = first + tl.arange(0, FLAGS)
         if tl.max(tl.load(flags_ptr + number, mask=number < halves + places, other=0)) != 0:
@@ -313,26 +327,21 @@ def finish_kernel(
                             flag, scale, of_keys, parts_ptr, D, HEAD_DIM, GROUP, F, PACKED, 1, True
                         )
                     else:
-                        first_query = (flag - halves) % query_tiles * BLOCK_Q
-                        head_index = (flag - halves) // query_tiles
+                        place = flag - halves
+                        first_query, own, target = _of_queries(
+                            place, inputs, dq_target, list_ptr, table_ptr, PACKED
+                        )
                         dq = queries_again(
-                            first_query, head_index, inputs, table, D, HEAD_DIM, GROUP, F
+                            first_query, place // query_tiles, own, table, D, HEAD_DIM, GROUP, F
                         )
-                        _store_queries(
-                            flag - halves, first_query, dq * scale, inputs, dq_target, D, HEAD_DIM
-                        )
+                        _store_queries(place, first_query, dq * scale, own, target, D, HEAD_DIM)
     elif program < places:
         dq = unfolded(
             tl.load(work_ptr + program.to(tl.int64) * (BLOCK_Q * D) + tl.arange(0, BLOCK_Q * D)), D
         )
-        own = inputs
-        target = dq_target
-        tile = program % query_tiles
-        if PACKED:
-            number, tile = find(tile, tl.arange(0, LANES), list_ptr, mask_plane, seqlen_q, BLOCK_Q)
-            own, queries_at, _ = _of_sequence(number, inputs, list_ptr, table_ptr, False)
-            target = _moved(dq_target, queries_at)
-        first_query = tile * BLOCK_Q
+        first_query, own, target = _of_queries(
+            program, inputs, dq_target, list_ptr, table_ptr, PACKED
+        )
         if RECOMPUTE:  # noqa: SIM102 - decided while compiling; while running
             if has_nan(dq):
                 dq = queries_again(

@@ -27,6 +27,7 @@ BLOCKS = gl.constexpr(2)
 TICKET = gl.constexpr(12)
 BARRIERS = gl.constexpr(13)
 NUMBERS = gl.constexpr(12)  # where with C.counted `notes` has two numbers of items
+FOUND = gl.constexpr(12)  # where at D = 256 `notes` has a packed sequence's number and its tile's
 NEVER = gl.constexpr(1 << 30)  # more steps than any item has
 
 
@@ -122,8 +123,7 @@ def band_tiles(
     if first_key + KEYS > bounds.seqlen_k:  # dQ would see keys past Sk
         first_full = past
         past_full = past
-    # Items come in pairs, of which the second may be past Sk, and past Sq.
-    if PACKED or (RIGHT and KEYS < BLOCK_K):
+    if PACKED:
         past = gl.where(first_key < bounds.seqlen_k, past, first)
     start = first
     if not (LEFT or RIGHT):
@@ -319,10 +319,8 @@ def item_of(number, call, WHOLE: gl.constexpr):
 
 
 @gluon.jit
-def work_of(item, call, notes, C: gl.constexpr):
-    """Return (Walk, Masks, first key, b H + h) of a work item: a block of C.keys keys of a
-    key/value head in batch row b, whose group of query heads begins at h. item: its number; notes:
-    int64 words that backward_kernel stored."""
+def place_of(item, call, C: gl.constexpr):
+    """Return (tile of keys, index of the key/value head over the batch) of a work item."""
     # Items: heads within key tiles within groups of `heads_together` heads.
     if C.whole:
         key_tile = item % call.key_tiles
@@ -333,6 +331,22 @@ def work_of(item, call, notes, C: gl.constexpr):
         together = gl.minimum(call.heads_together, call.all_heads - group * call.heads_together)
         key_tile = place // together
         head_index = group * call.heads_together + place % together
+    return key_tile, head_index
+
+
+@gluon.jit
+def sequence_of_tile(key_tile, call, sequences, C: gl.constexpr):
+    """Return (packed sequence, number of the tile in it) of a tile of keys."""
+    lanes = gl.arange(0, LANES, layout=gl.BlockedLayout([LANES // 32], [32], [gl.num_warps()], [0]))
+    return find(key_tile, lanes, call.table, sequences, call.bounds.seqlen_k, C.keys)
+
+
+@gluon.jit
+def work_of(item, call, notes, C: gl.constexpr):
+    """Return (Walk, Masks, first key, b H + h) of a work item: a block of C.keys keys of a
+    key/value head in batch row b, whose group of query heads begins at h. item: its number; notes:
+    int64 words that backward_kernel stored."""
+    key_tile, head_index = place_of(item, call, C)
     batch = head_index // (call.heads // C.group)
     kv_head = head_index % (call.heads // C.group)
     bounds = call.bounds
@@ -341,11 +355,12 @@ def work_of(item, call, notes, C: gl.constexpr):
     item_tile = key_tile
     sequence = batch
     if C.packed:
-        lanes = gl.arange(
-            0, LANES, layout=gl.BlockedLayout([LANES // 32], [32], [gl.num_warps()], [0])
-        )
         sequences = noted(notes, 9).to(gl.int32)
-        number, key_tile = find(key_tile, lanes, call.table, sequences, bounds.seqlen_k, C.keys)
+        if C.keys < BLOCK_K:
+            number = noted(notes, FOUND).to(gl.int32)
+            key_tile = noted(notes, FOUND + 1).to(gl.int32)
+        else:
+            number, key_tile = sequence_of_tile(key_tile, call, sequences, C)
         sequence = number
         queries_at, keys_at, bounds = sequence_of(
             number, call.blocks, call.table, sequences, bounds, True

@@ -139,8 +139,9 @@ def hide(
     scores, row, step, shown, item, bounds, mask, list_ptr, rows_ptr, F: gl.constexpr,
     TILE_Q: gl.constexpr,
     TILES: gl.constexpr,
+    HIDDEN: gl.constexpr = float("-inf"),
 ):  # fmt: skip
-    """Set the scores of masked pairs to -inf in the tile of keys that the loop visits at `step`.
+    """Set the scores of masked pairs to HIDDEN in the tile of keys that the loop visits at `step`.
     row: the queries' indices; shown: False masks all; item: (batch, head, first query); rest: see
     `place` and forward.mask_arguments."""
     # Where the tile lies and what its rows see is found again: kept from step to step it
@@ -174,4 +175,4 @@ def hide(
         seen = key < past
     if F.left:
         seen = seen & (key >= (row + bounds.left)[:, None])
-    return gl.where(seen, scores, float("-inf"))
+    return gl.where(seen, scores, HIDDEN)

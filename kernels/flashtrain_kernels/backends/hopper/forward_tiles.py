@@ -9,9 +9,9 @@ from ..portable.tile_table import width_of
 from . import triton_compat
 from .tiles import ForwardTile
 
-# The tiles that masks are planned for at each head dimension: small ones waste least at documents'
-# borders, at D = 128 large ones are faster (kernels/dev/OPTIMISATION.md).
-PLANNED = {64: (64, 64), 128: (128, 128)}
+# The tiles that masks are planned for by width, D padded: small ones waste least at documents'
+# borders, for wide heads large ones are faster (kernels/dev/OPTIMISATION.md).
+PLANNED = {64: (64, 64), 128: (128, 128), 256: (128, 64)}
 PACKED_LONG = {64: 1024, 128: 512}  # tokens
 
 # One consumer warpgroup of 64 queries, several programs a multiprocessor: short
@@ -45,7 +45,7 @@ def forward_tile(q: Tensor, k: Tensor, options: Options) -> ForwardTile:
 def _measured_tile(q: Tensor, k: Tensor, options: Options) -> ForwardTile:
     width, keys, mask = width_of(q.shape[3]), k.shape[1], options.mask
     if width == 256:
-        return _LARGE[256]
+        return _LARGE[256]._replace(programs=int(isinstance(mask, (Mask, Sequences))))
     if isinstance(mask, Mask):
         return _SMALL[64] if width == 64 else _LARGE[128]
     if isinstance(mask, Sequences):

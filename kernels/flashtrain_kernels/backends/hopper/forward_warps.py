@@ -93,6 +93,9 @@ def _produce_tile(number, item, taken, arguments, F: gl.constexpr, C: gl.constex
     count = gl.maximum(gl.where(first_query < own.seqlen_q, pieces.masked + pieces.full, 0), 1)
     place_q = (number % C.q_stages) * C.consumers
     free = ((number // C.q_stages) & 1) ^ 1
+    before = keys_at + place(0, pieces, list_ptr, F, TILES, BLOCK_K)
+    if C.block_d > 128:  # queries wait for the output before them to leave, keys need not
+        _fetch(k_desc, [batch, before, kv_head, 0], k_full, k_empty, k_smem, taken, C)
     for w in gl.static_range(CONSUMERS):
         mbarrier.wait(q_empty.index(place_q + w), free)
         if C.counted:
@@ -104,8 +107,8 @@ def _produce_tile(number, item, taken, arguments, F: gl.constexpr, C: gl.constex
             q_full.index(place_q + w),
             q_smem.index(place_q + w),
         )
-    before = keys_at + place(0, pieces, list_ptr, F, TILES, BLOCK_K)
-    _fetch(k_desc, [batch, before, kv_head, 0], k_full, k_empty, k_smem, taken, C)
+    if C.block_d <= 128:
+        _fetch(k_desc, [batch, before, kv_head, 0], k_full, k_empty, k_smem, taken, C)
     for step in range(1, count):
         key = keys_at + place(step, pieces, list_ptr, F, TILES, BLOCK_K)
         _fetch(k_desc, [batch, key, kv_head, 0], k_full, k_empty, k_smem, taken + step, C)
