@@ -107,7 +107,7 @@ def packed_call(cu_q, cu_k, total_q, total_k, window, heads=1, kv_heads=1, toget
         1.0, heads, bounds, tiles, items, kv_heads, together, None, None, *ends, None, None, None
     )
     noted, found = (
-        lambda notes, place: Integer(number if notes is None or place == 9 else notes[place]),
+        lambda notes, place: Integer(number),
         lambda *given: tuple(map(Integer, find(*given))),
     )
     return call, {"noted": noted, "find": found, "opaque": lambda x: x}

@@ -137,10 +137,11 @@ def test_the_backwards_items_visit_each_visible_pair_once_and_store_each_key_onc
     call, replaced = packed_call(cu_q, cu_k, total_q, total_k, window, keys=keys)
     tiles, items = call.query_tiles, call.key_tiles
     find, begin_of = plain(sequences.find), plain(sequences.begin_of)
-    work_of, place_of, sequence_of_tile = (
-        plain(getattr(backward_schedule, name), **replaced)
-        for name in ("work_of", "place_of", "sequence_of_tile")
+    found = {}
+    work_of = plain(
+        backward_schedule.work_of, **replaced, load_number=lambda notes, place: found[place]
     )
+    sequence_of_item = plain(backward_schedule.sequence_of_item, **replaced)
     hide = plain(backward_parts.hide, opaque=lambda x: x)
     tile_of, first_step = plain(backward_schedule.tile_of), plain(backward_schedule.first_step)
     # The rows that the first kernel gives each slot of queries, and the last one stores dQ for.
@@ -156,9 +157,10 @@ def test_the_backwards_items_visit_each_visible_pair_once_and_store_each_key_onc
     )
     count, stored = np.zeros(wanted.shape, int), np.zeros(total_k, int)
     for item in range(items):
-        found = sequence_of_tile(place_of(item, call, choices)[0], call, number, choices)
-        notes = None if keys == 128 else dict(enumerate(found, backward_schedule.FOUND.value))
-        walk, _masks, first_key, head_place = work_of(item, call, notes, choices)
+        found.update(
+            enumerate(sequence_of_item(item, call, number, choices), backward_schedule.FOUND.value)
+        )
+        walk, _masks, first_key, head_place = work_of(item, call, None, choices)
         assert (head_place, walk.item_tile) == (0, item)
         real = max(0, min(keys, walk.bounds.seqlen_k - first_key))
         stored[walk.keys_at + first_key : walk.keys_at + first_key + real] += 1

@@ -31,6 +31,7 @@ from .backward_parts import (
 )
 from .backward_schedule import (
     BLOCK_Q,
+    NUMBERS,
     first_step,
     item_of,
     load_number,
@@ -86,10 +87,10 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
     number, items, share_step = share(call, notes, C)
     while number < items:
         item = item_of(number, call, C.whole)
-        walk, masks, first_key, head_place = work_of(item, call, notes, C)
         slot = turn & 1
-        meet()
         mbarrier.wait(kv_full.index(slot), (turn >> 1) & 1)
+        walk, masks, first_key, head_place = work_of(item, call, notes, C, slot)
+        meet()
         k = left_keys(k_smem, slot, WG, D).load(left)
         v = left_keys(v_smem, slot, WG, D).load(left)
         dk = gl.zeros([HALF, D], gl.float32, mma)
@@ -207,12 +208,12 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                 settle(dq, target, tile_here, first_key, head_place, call, notes, WG, C)
             else:
                 add_directly(dq_here, dq, count > 0, PART)
+        store_results(dk, dv, item, call, notes, slot, ds_smem.index(0), WG, D, C)
         release(LOADED + slot, C.counted | (number + 2 * share_step < items))
         turn += 1
-        store_results(dk, dv, item, call, notes, ds_smem.index(0), WG, D, C)
         if C.counted:
             mbarrier.wait(kv_full.index(turn & 1), (turn >> 1) & 1)
-            number = load_number(notes, turn & 1)
+            number = load_number(notes, NUMBERS + (turn & 1))
         else:
             number += share_step
 
@@ -384,4 +385,4 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
             await_taken(notes, count + 1, WG)  # dK and dV go through the same memory
         else:
             tma.store_wait(0)
-    store_results(dk, dv, own_number(notes, C), call, notes, staging.index(WG), WG, D, C)
+    store_results(dk, dv, own_number(notes, C), call, notes, 0, staging.index(WG), WG, D, C)

@@ -40,7 +40,7 @@ D = gl.constexpr(256)
 # there, P^T was read.
 WEIGHTS = gl.constexpr(BETWEEN.value)
 TAKEN = gl.constexpr(BETWEEN.value + 2)
-NAN = gl.constexpr(14)  # the place in `notes` where the first warpgroup says whether dV has a NaN
+NAN = gl.constexpr(12)  # the place in `notes` where the first warpgroup says whether dV has a NaN
 
 
 @gluon.jit

@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from ..portable.tiles import Bounds
-from .assembly import note
+from .assembly import note, noted
 from .backward_consumers import narrow_consumer, wide_consumer
 from .backward_consumers_d256 import key_consumer, value_consumer
 from .backward_deterministic import add_in_order
@@ -22,13 +22,13 @@ from .backward_schedule import (
     BARRIERS,
     BLOCK_Q,
     FOUND,
+    NUMBERS,
     TICKET,
     Call,
     first_step,
     item_of,
     next_step,
-    place_of,
-    sequence_of_tile,
+    sequence_of_item,
     share,
     store_number,
     take_number,
@@ -84,13 +84,18 @@ def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
         if C.counted:
             following = take_number(call.flags + 2 * past) + share_step
         item = item_of(number, call, C.whole)
-        walk, _masks, first_key, head_place = work_of(item, call, notes, C)
-        batch = head_place // call.heads
-        first_head = head_place % call.heads
         pair = turn & 1 if D == 64 else 0
+        if C.counted and C.packed:  # while the items before are computed
+            sequence, key_tile = sequence_of_item(item, call, noted(notes, 9).to(gl.int32), C)
         await_release(LOADED + pair, turn >= 2)
         if C.counted:
-            store_number(notes, pair, number)
+            store_number(notes, NUMBERS + pair, number)
+            if C.packed:
+                store_number(notes, FOUND + 2 * pair, sequence)
+                store_number(notes, FOUND + 2 * pair + 1, key_tile)
+        walk, _masks, first_key, head_place = work_of(item, call, notes, C, pair)
+        batch = head_place // call.heads
+        first_head = head_place % call.heads
         full = kv_full.index(pair)
         mbarrier.expect(full, 2 * C.keys * D * 2)
         key = walk.keys_at + first_key
@@ -127,7 +132,7 @@ def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
         number = following
     if C.counted:  # a number past the last item's ends the consumers' loop
         await_release(LOADED + (turn & 1), turn >= 2)
-        store_number(notes, turn & 1, number)
+        store_number(notes, NUMBERS + (turn & 1), number)
         mbarrier.arrive(kv_full.index(turn & 1), count=1)
         await_release(LOADED + ((turn + 1) & 1), turn >= 1)
     if D == 64:
@@ -210,7 +215,7 @@ def backward_kernel(
         mbarrier.init(do_full.index(i), count=1)
     fence_async_shared()
 
-    PLACES: gl.constexpr = NOTES if C.whole else BARRIERS + 4 if C.deterministic else 15
+    PLACES: gl.constexpr = NOTES if C.whole else BARRIERS + 4 if C.deterministic else 18
     notes = gl.allocate_shared_memory(gl.int64, [PLACES, 1], mbarrier.MBarrierLayout())
     PART: gl.constexpr = 8 if C.aligned else 1
     note(
@@ -247,9 +252,8 @@ def backward_kernel(
         heads_together, mask_ptr, positions_ptr, table_ptr, list_ptr, dk_ptr, dv_ptr, flags_ptr,
     )  # fmt: skip
     descs = (q_desc, k_desc, v_desc, do_desc, row_desc)
-    if C.packed and D == 256:  # searched for once: a program has one item
-        key_tile, _head_index = place_of(gl.program_id(0), call, C)
-        note(notes, FOUND, sequence_of_tile(key_tile, call, mask_plane, C))
+    if C.packed and not (C.counted or C.deterministic):  # a program has one item
+        note(notes, FOUND, sequence_of_item(gl.program_id(0), call, mask_plane, C))
     if C.deterministic:
         gl.warp_specialize(
             [

@@ -314,16 +314,16 @@ def item_slope(member, walk, masks, first_head, call, notes, C: gl.constexpr):
 
 @gluon.jit
 def store_results(
-    dk, dv, item, call, notes, staging, WG: gl.constexpr, D: gl.constexpr, C: gl.constexpr
+    dk, dv, item, call, notes, slot, staging, WG: gl.constexpr, D: gl.constexpr, C: gl.constexpr
 ):
     """Scale dK and dV of 64 keys, those of warpgroup WG in a work item, and store them.
-    item: the item's number.
+    item: the item's number; slot: see work_of.
 
     If C.split > 1 they are sums over a part of the query heads, stored for
     backward_rows.sum_of_parts. Else they are the results; where pairs may be masked, a flag is
     stored with them that says whether they contain a NaN.
     """
-    walk, _masks, first_key, head_place = work_of(opaque(item), call, notes, C)
+    walk, _masks, first_key, head_place = work_of(opaque(item), call, notes, C, slot)
     batch = head_place // call.heads
     kv_head = head_place % call.heads // C.group
     tile = walk.item_tile if C.packed else first_key // BLOCK_K

@@ -27,7 +27,9 @@ BLOCKS = gl.constexpr(2)
 TICKET = gl.constexpr(12)
 BARRIERS = gl.constexpr(13)
 NUMBERS = gl.constexpr(12)  # where with C.counted `notes` has two numbers of items
-FOUND = gl.constexpr(12)  # where at D = 256 `notes` has a packed sequence's number and its tile's
+# Where `notes` has the packed sequence that an item is of, and which tile in it; with C.counted of
+# two items. (With C.deterministic each warp searches by itself.)
+FOUND = gl.constexpr(14)
 NEVER = gl.constexpr(1 << 30)  # more steps than any item has
 
 
@@ -293,10 +295,10 @@ def take_number(counter):
 
 @gluon.jit
 def store_number(notes, place, number):
-    """Store an item's number for the consumers, in one of two places, before
-    its K and V are fetched."""
+    """Store a number for the consumers at index `place` of `notes`, before K and V of its item are
+    fetched."""
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    notes.index(NUMBERS + place).store(gl.full([1], number.to(gl.int64), gl.int64, layout=ONE))
+    notes.index(place).store(gl.full([1], number.to(gl.int64), gl.int64, layout=ONE))
 
 
 @gluon.jit
@@ -304,7 +306,7 @@ def load_number(notes, place):
     """Load the number that `store_number` stored. The caller first waits for
     that item's K and V."""
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    return gl.max(notes.index(NUMBERS + place).load(ONE), 0).to(gl.int32)
+    return gl.max(notes.index(place).load(ONE), 0).to(gl.int32)
 
 
 @gluon.jit
@@ -335,17 +337,19 @@ def place_of(item, call, C: gl.constexpr):
 
 
 @gluon.jit
-def sequence_of_tile(key_tile, call, sequences, C: gl.constexpr):
-    """Return (packed sequence, number of the tile in it) of a tile of keys."""
+def sequence_of_item(item, call, sequences, C: gl.constexpr):
+    """Return (packed sequence, number of the tile in it) of a work item's keys."""
+    key_tile, _head_index = place_of(item, call, C)
     lanes = gl.arange(0, LANES, layout=gl.BlockedLayout([LANES // 32], [32], [gl.num_warps()], [0]))
     return find(key_tile, lanes, call.table, sequences, call.bounds.seqlen_k, C.keys)
 
 
 @gluon.jit
-def work_of(item, call, notes, C: gl.constexpr):
+def work_of(item, call, notes, C: gl.constexpr, slot=0):
     """Return (Walk, Masks, first key, b H + h) of a work item: a block of C.keys keys of a
     key/value head in batch row b, whose group of query heads begins at h. item: its number; notes:
-    int64 words that backward_kernel stored."""
+    int64 words that backward_kernel stored; slot: which of the two items in `notes` it is, with
+    C.counted."""
     key_tile, head_index = place_of(item, call, C)
     batch = head_index // (call.heads // C.group)
     kv_head = head_index % (call.heads // C.group)
@@ -356,11 +360,11 @@ def work_of(item, call, notes, C: gl.constexpr):
     sequence = batch
     if C.packed:
         sequences = noted(notes, 9).to(gl.int32)
-        if C.keys < BLOCK_K:
-            number = noted(notes, FOUND).to(gl.int32)
-            key_tile = noted(notes, FOUND + 1).to(gl.int32)
+        if C.deterministic:
+            number, key_tile = sequence_of_item(item, call, sequences, C)
         else:
-            number, key_tile = sequence_of_tile(key_tile, call, sequences, C)
+            number = load_number(notes, FOUND + 2 * slot)
+            key_tile = load_number(notes, FOUND + 2 * slot + 1)
         sequence = number
         queries_at, keys_at, bounds = sequence_of(
             number, call.blocks, call.table, sequences, bounds, True
