@@ -15,7 +15,7 @@ from hopper_calls import B, H, main, options, used
 
 from flashtrain_kernels.backends import Call
 from flashtrain_kernels.backends.hopper import forward_tiles
-from flashtrain_kernels.backends.hopper.forward import forward_launch
+from flashtrain_kernels.backends.hopper.forward import forward_launches
 from flashtrain_kernels.environment import release
 
 # Feature, D, S, group: every tile of forward_tiles.py at least once.
@@ -84,7 +84,9 @@ def rows(features: list[str]) -> Iterator[dict[str, Any]]:
         q = empty(B, length, H, head_dim, dtype=torch.bfloat16)
         kv = empty(B, length, H // group, head_dim, dtype=torch.bfloat16)
         tile = forward_tiles.forward_tile(q, kv, given)
-        launch = forward_launch(Call(q, kv, kv, given), q, empty(B, H, length, dtype=torch.float32))
+        *_, launch = forward_launches(
+            Call(q, kv, kv, given), q, empty(B, H, length, dtype=torch.float32)
+        )
         yield {
             "feature": feature, "head_dim": head_dim, "length": length, "group": group,
             "tile": list(tile),

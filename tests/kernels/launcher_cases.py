@@ -165,7 +165,7 @@ def launches(head_dim: int, softcap: float) -> tuple[list[torch.Tensor], dict[st
     torch.empty = kept  # workspaces
     try:
         call, gradients = Call(q, k, v, options), Gradients(dout, None, out, lse, dq, dk, dv, None)
-        made = {"forward": forward.forward_launch(call, out, lse)}
+        made = {"forward": forward.forward_launches(call, out, lse)[-1]}
         backwards = backward.backward_launches(call, gradients)
     finally:
         torch.empty = empty

@@ -170,11 +170,12 @@ def _plan_blocks(
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
     """Run the forward of a served call; return out (B, Sq, H, D) and lse (B, H, Sq) in float32."""
-    from .forward import forward_launch
+    from .forward import forward_launches
 
     call, (out, lse) = _readied(call), call.empty_results()
     if out.numel():
-        forward_launch(call, out, lse).run()
+        for launch in forward_launches(call, out, lse):
+            launch.run()
     return out, lse
 
 

@@ -8,6 +8,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+import triton
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
@@ -16,7 +18,7 @@ from ...masks import AnyMask, Mask, Sequences
 from ...options import Options
 from .. import Call
 from ..portable import launch as portable
-from ..portable.launch import ceil_div, features_of, multiprocessors, padded
+from ..portable.launch import Launch, ceil_div, features_of, multiprocessors, padded
 from ..portable.tiles import Bounds
 from .descriptors import descriptor
 from .dropout_rng import with_changes
@@ -173,8 +175,14 @@ def forward_kernel(
         )
 
 
-def forward_launch(call: Call, out: torch.Tensor, lse: torch.Tensor) -> GluonLaunch:
-    """Return the launch that fills out (B, Sq, H, D) and lse (B, H, Sq) of a call."""
+@triton.jit
+def clear_kernel(counter_ptr):
+    """Set the counter of a forward's tiles to 0."""
+    tl.store(counter_ptr, 0)
+
+
+def forward_launches(call: Call, out: torch.Tensor, lse: torch.Tensor) -> tuple[Launch, ...]:
+    """Return the launches that fill out (B, Sq, H, D) and lse (B, H, Sq) of a call."""
     q, k, v, options = call
     tile = forward_tile(q, k, options)
     packed = options.mask if isinstance(options.mask, Sequences) else None
@@ -208,13 +216,15 @@ def forward_launch(call: Call, out: torch.Tensor, lse: torch.Tensor) -> GluonLau
     bounded = _is_bounded(q, options)
     # Where tiles are uneven, the next one is whoever's comes to it first.
     counted = (packed is not None or features.intervals > 0) and tile.programs > 0
-    counter = torch.zeros(1, dtype=torch.int32, device=q.device) if counted else lse
+    counter = torch.empty(1, dtype=torch.int32, device=q.device) if counted else lse
     constants = Constants(
         tile.consumers, tile.rows, tile.block_k, tile.stages, tile.q_stages, tile.turns, tile.tight,
         tile.registers, head_dim, block_d, group, max(1, features.block_k // tile.block_k), paired,
         packed is not None, bounded, counted,
     )  # fmt: skip
-    return GluonLaunch(
+    # A kernel, as a recorded call (launch_cache) repeats allocations and launches alone.
+    clear = Launch(clear_kernel, (1,), (counter,), constants={}, options={"num_warps": 1})
+    attend = GluonLaunch(
         kernel=forward_kernel,
         grid=(programs,),
         args=(
@@ -227,6 +237,7 @@ def forward_launch(call: Call, out: torch.Tensor, lse: torch.Tensor) -> GluonLau
         constants={"F": features, "C": constants},
         options={"num_warps": 4, "maxnreg": tile.cap} if tile.cap else {"num_warps": 4},
     )  # fmt: skip
+    return (clear, attend) if counted else (attend,)
 
 
 def mask_arguments(mask: AnyMask | None, unused: torch.Tensor) -> tuple[Any, ...]:
