@@ -67,8 +67,8 @@ def flash_attn_func(
             H) has a row for each of its sequences.
         deterministic: make the backward bitwise reproducible, as
             torch.use_deterministic_algorithms(True) does. The portable kernels always are; the
-            Hopper kernels then add up dQ in a fixed order or, with a mask or D > 128, leave the
-            call to the portable ones.
+            Hopper kernels always are with D > 128; with less they then add up dQ in a fixed order
+            or, with a mask, leave the call to the portable ones.
         return_attn_probs: return (out, lse, S_dmask), for tests. S_dmask holds the
             attention weights (B, H, Sq, Sk) before dropout, negative where dropped; it is
             empty without dropout.

@@ -57,7 +57,8 @@ def variants(feature: str) -> Iterator[tuple[int, int, int, int]]:
         if group > 1 and call.mask is None:  # heads that are not split among items
             yield 64, group, S, MANY
             yield 128, group, S, MANY
-        if call.mask is None and (not call.rich or call.softcap) and not call.deterministic:
+        # Of wide heads only what they have kernels for, which always are deterministic.
+        if feature != "blocks" and not call.beyond_softcap and not call.deterministic:
             yield 256, group, S, B
         if feature.split()[-1] in ("full", "causal") and call.mask is None:
             yield 128, group, SHORT, B

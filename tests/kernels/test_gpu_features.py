@@ -76,6 +76,7 @@ CAPPED = [
 ] + [
     Case(2, 397, 397, 4, 2, 128, "causal document", 30.0),
     Case(2, 397, 397, 4, 4, 64, "global window", 30.0),
+    Case(2, 397, 397, 4, 2, 256, "causal document", 3.0),
 ]
 # Head dimensions that are computed as 128 and as 256, with tiles that the ends cut.
 PADDED = [
@@ -83,7 +84,9 @@ PADDED = [
     for head_dim in (72, 80, 96, 104, 120, 136, 160, 192, 216, 248)
 ]
 PADDED += [
-    Case(2, 397, 397, 4, 2, 96, mask) for mask in ("causal document", "global window", "shuffled")
+    Case(2, 397, 397, 4, 2, head_dim, mask)
+    for head_dim in (96, 200, 256)
+    for mask in ("causal document", "global window", "shuffled")
 ]
 PADDED += [Case(2, 461, 333, 2, 2, 72, "window"), Case(1, 333, 461, 4, 4, 200, "full")]
 
@@ -106,7 +109,8 @@ PARTS = [
     (Case(2, 333, 461, 4, 2, 64, "part"), BF16), (Case(3, 461, 333, 2, 2, 96, "part"), BF16),
     (Case(2, 600, 1100, 4, 1, 128, "part"), BF16), (Case(1, 257, 63, 2, 2, 128, "part"), FP16),
     (Case(2, 333, 461, 4, 4, 64, "part", 3.0), FP16),
-    (Case(2, 333, 461, 4, 2, 128, "part", 3.0), BF16),
+    (Case(2, 333, 461, 4, 2, 128, "part", 3.0), BF16), (Case(2, 333, 461, 4, 2, 256, "part"), BF16),
+    (Case(2, 461, 333, 4, 4, 200, "part", 3.0), BF16),
 ]  # fmt: skip
 
 

@@ -115,6 +115,10 @@ CASES = [
     ("long", "both sides", 64, (4, 4), BF16), ("long", "both sides", 128, (4, 4), BF16),
     ("documents", "causal", 64, (2, 2), BF16), ("documents", "causal", 128, (2, 1), BF16),
     ("equal", "causal", 96, (4, 4), BF16), ("equal", "causal", 256, (4, 4), BF16),
+    ("unequal", "full", 256, (4, 2), FP16), ("unequal", "both sides", 256, (4, 4), BF16),
+    ("tails", "window", 200, (4, 1), BF16), ("nothing", "causal", 256, (4, 2), BF16),
+    ("tiny", "window", 256, (4, 2), BF16), ("long", "full", 136, (4, 4), BF16),
+    ("documents", "causal", 256, (2, 1), BF16),
 ]  # fmt: skip
 
 
@@ -157,7 +161,7 @@ def test_no_mask_is_made_where_the_kernels_find_sequences(monkeypatch):
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("name", ["unequal", "long", "documents"])
 def test_what_a_neighbour_or_the_tail_holds_is_not_seen(name, head_dim, window):
     for bad in (torch.nan, torch.inf):
@@ -195,7 +199,7 @@ def _is_not_seen(name, head_dim, window, bad):
 
 
 @pytest.mark.parametrize("name", PACKINGS)
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_every_row_is_written_and_nothing_around_the_outputs(name, head_dim):
     inputs, cu = packed(name, head_dim)
     dout, dlse = torch.randn_like(inputs[0]), torch.randn(4, inputs[0].shape[0], device=DEVICE)
@@ -272,7 +276,7 @@ def test_boundaries_that_cannot_be_write_nowhere_else(ends):
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_deterministic_gradients_are_the_same_ten_times(head_dim, window, path):
     inputs, cu = packed("unequal", head_dim)
     dout, dlse = torch.randn_like(inputs[0]), torch.randn(4, inputs[0].shape[0], device=DEVICE)
