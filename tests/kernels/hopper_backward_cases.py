@@ -22,7 +22,8 @@ S = 1024
 SHORT, MANY = LATE_QUERIES // 2, 132  # batch rows that give every program a whole head
 # padded: head dimensions that are computed as 128 or 256
 FEATURES = (
-    "full", "causal", "window", "intervals", "two intervals", "permuted", "blocks", "packed",
+    "full", "causal", "window", "intervals", "two intervals", "permuted", "positions", "blocks",
+    "packed",
     "packed full",
     "packed window", "softcap", "softcap two intervals", "softcap packed", "deterministic",
     "deterministic window",
@@ -51,14 +52,18 @@ def variants(feature: str) -> Iterator[tuple[int, int, int, int]]:
         yield 200, 1, S, B
         return
     call = requested(feature)
+    if feature == "positions":  # with two intervals: permuted
+        yield 256, 1, S, B
+        return
     for group in GROUPS.get(feature, (1,)):
         yield 64, group, S, B
         yield 128, group, S, B
         if group > 1 and call.mask is None:  # heads that are not split among items
             yield 64, group, S, MANY
             yield 128, group, S, MANY
-        # Of wide heads only what they have kernels for, which always are deterministic.
-        if feature != "blocks" and not call.beyond_softcap and not call.deterministic:
+        # Which always are deterministic.
+        wide = "blocks" not in feature and "two" not in feature and feature != "permuted"
+        if wide and not call.beyond_softcap and not call.deterministic:
             yield 256, group, S, B
         if feature.split()[-1] in ("full", "causal") and call.mask is None:
             yield 128, group, SHORT, B
@@ -95,9 +100,8 @@ SPILLS = {
     ("softcap two intervals", 64): 6, ("softcap two intervals", 128): 32, ("softcap packed", 64): 4,
     ("softcap packed", 128): 4, ("dropout causal", 64): 30, ("dropout causal", 128): 33,
     ("dropout window", 128): 34, ("dropout packed full", 64): 20, ("dropout packed full", 128): 6,
-    ("alibi causal", 64): 2, ("deterministic packed", 128): 2, ("causal, dQ", 256): 8,
-    ("window, dQ", 256): 6,
-    ("softcap, dQ", 256): 10, ("padded, dQ", 200): 8,
+    ("alibi causal", 64): 2, ("deterministic packed", 128): 2, ("window, dQ", 256): 2,
+    ("packed window, dQ", 256): 2, ("positions, dQ", 256): 26,
 }  # fmt: skip
 # And those of other releases: with 3.9 at D = 64 where an item begins and ends, too.
 SPILLS |= {
@@ -116,7 +120,7 @@ IN_LOOPS = {("two intervals", 128): 14, ("permuted", 128): 14, ("softcap two int
 IN_LOOPS |= {
     ("dropout causal", 64): 2, ("dropout causal", 128): 3, ("dropout window", 128): 7,
     ("dropout packed full", 128): 2,
-    ("softcap", 128): 2, ("softcap packed", 128): 1, ("softcap, dQ", 256): 1,
+    ("softcap", 128): 2, ("softcap packed", 128): 1, ("positions, dQ", 256): 12,
 }  # fmt: skip
 if release() == (3, 8):
     IN_LOOPS |= {("blocks", 128): 15, ("causal", 256): 1}

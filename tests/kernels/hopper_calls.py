@@ -61,7 +61,8 @@ def options(feature: str, length: int, sequences: int) -> Options:
     if feature == "blocks":
         return Options(0.125, right=0, mask=blocks(length))
     count = 2 if feature in ("two intervals", "permuted") else 1
-    return Options(0.125, mask=intervals(count, length, permuted=feature == "permuted"))
+    permuted = feature in ("permuted", "positions")
+    return Options(0.125, mask=intervals(count, length, permuted=permuted))
 
 
 def used(compiled: Compiled, said: str) -> dict[str, Any]:

@@ -117,8 +117,10 @@ def test_the_forwards_tiles_visit_each_visible_pair_once_and_store_each_row_once
 
 
 @settings(max_examples=150)
-@given(packing=packings(), keys=st.sampled_from([64, 128]))
-def test_the_backwards_items_visit_each_visible_pair_once_and_store_each_key_once(packing, keys):
+@given(packing=packings(), keys=st.sampled_from([64, 128]), counted=st.booleans())
+def test_the_backwards_items_visit_each_visible_pair_once_and_store_each_key_once(
+    packing, keys, counted
+):
     from plain_jit import Pointer, lanes, packed_call, plain
 
     from flashtrain_kernels.backends.hopper import (
@@ -132,7 +134,12 @@ def test_the_backwards_items_visit_each_visible_pair_once_and_store_each_key_onc
     wanted = visible(*packing)
     number = len(cu_q) - 1
     choices = backward_kernel.Choices(
-        stages=3, left=window[0] >= 0, right=window[1] >= 0, packed=True, keys=keys
+        stages=3,
+        left=window[0] >= 0,
+        right=window[1] >= 0,
+        packed=True,
+        keys=keys,
+        counted=counted,
     )
     call, replaced = packed_call(cu_q, cu_k, total_q, total_k, window, keys=keys)
     tiles, items = call.query_tiles, call.key_tiles

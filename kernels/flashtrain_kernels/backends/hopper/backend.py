@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ... import environment
 from ...environment import constant
-from ...masks import BlockMask, Mask, Sequences
+from ...masks import AnyMask, BlockMask, Mask, Sequences
 from ...options import Options
 from .. import Call, Direction, Gradients
 from ..portable import tile_table
@@ -57,7 +57,7 @@ def _unavailable(index: int) -> str | None:
 def serves(call: Call, direction: Direction) -> str | None:
     """Return None if this call can run on the Hopper kernels in this direction, else
     the reason why it cannot."""
-    reason = unavailable(call.q.device)
+    reason = unavailable(call.q.device) or _why_not_wide(call.q.shape[3], call.options.mask)
     if reason is not None:
         return reason
     if direction == "forward":
@@ -72,6 +72,19 @@ def serves(call: Call, direction: Direction) -> str | None:
         if environment.forced_implementation() is None and _is_faster_portable(q, k, options):
             return "the portable kernels are faster"
     return serves_backward(q, k, v, options)
+
+
+def _why_not_wide(head_dim: int, mask: AnyMask | None) -> str | None:
+    """Return None if the kernels for wide heads serve this mask, or the heads are not wide, else
+    the reason why not."""
+    if head_dim <= 128:
+        return None
+    if isinstance(mask, BlockMask):
+        return "block masks only with head dimensions up to 128"
+    # They compile, and spill some 50 to 130 registers in masked tiles; no GPU has run them.
+    if isinstance(mask, Mask) and mask.queries.shape[0] > 5:
+        return "masks with two intervals a query only with head dimensions up to 128"
+    return None
 
 
 def _serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
@@ -89,11 +102,8 @@ def _serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | 
         return reason
     if isinstance(options.mask, Sequences) and q.shape[0] != 1:
         return "packed sequences in a batch of more than one row"
-    if isinstance(options.mask, BlockMask):
-        if q.shape[3] > 128:
-            return "block masks only with head dimensions up to 128"
-        if min(options.mask.block_size) < 64:
-            return "block masks only with blocks of at least 64 queries and keys"
+    if isinstance(options.mask, BlockMask) and min(options.mask.block_size) < 64:
+        return "block masks only with blocks of at least 64 queries and keys"
     if not (q.numel() and k.numel()):
         return "nothing to compute"
     if max(q.shape[1], k.shape[1]) >= 1 << 30 or q.shape[0] * q.shape[2] * q.shape[1] >= 1 << 31:
@@ -148,7 +158,7 @@ def plan_blocks(
     direction of its calls. If they run one, the other's sizes are the portable kernels'. Arguments:
     see Backend.plan_blocks."""
     # Under torch.compile head_dim may be symbolic: comparisons make constants of it.
-    if rich or not (head_dim % 8 == 0 and head_dim <= 256):
+    if rich or head_dim % 8 or head_dim > 256 or _why_not_wide(head_dim, mask) is not None:
         return None
     width = tile_table.width_of(head_dim)
     return _plan_blocks(mask.queries.device, width, dtype, _both_passes(head_dim))

@@ -67,8 +67,6 @@ def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | 
     mask = options.mask
     if not 64 <= q.shape[3] <= 256 or q.shape[3] % 8:
         return f"head dimension {q.shape[3]} is not a multiple of 8 from 64 to 256"
-    if q.shape[3] > 128 and isinstance(mask, BlockMask):
-        return f"block masks only with head dimensions up to 128, not {q.shape[3]}"
     if isinstance(mask, Sequences) and q.shape[0] != 1:
         return "packed sequences in a batch of more than one row"
     reason = why_not_change(q, k, options)

@@ -252,7 +252,7 @@ def backward_kernel(
         heads_together, mask_ptr, positions_ptr, table_ptr, list_ptr, dk_ptr, dv_ptr, flags_ptr,
     )  # fmt: skip
     descs = (q_desc, k_desc, v_desc, do_desc, row_desc)
-    if C.packed and not (C.counted or C.deterministic):  # a program has one item
+    if C.packed and D == 256:  # a program has one item
         note(notes, FOUND, sequence_of_item(gl.program_id(0), call, mask_plane, C))
     if C.deterministic:
         gl.warp_specialize(

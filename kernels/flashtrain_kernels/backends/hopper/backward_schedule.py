@@ -27,8 +27,8 @@ BLOCKS = gl.constexpr(2)
 TICKET = gl.constexpr(12)
 BARRIERS = gl.constexpr(13)
 NUMBERS = gl.constexpr(12)  # where with C.counted `notes` has two numbers of items
-# Where `notes` has the packed sequence that an item is of, and which tile in it; with C.counted of
-# two items. (With C.deterministic each warp searches by itself.)
+# Where `notes` has the packed sequence that an item is of, and which tile in it: at D = 256, and of
+# two items with C.counted.
 FOUND = gl.constexpr(14)
 NEVER = gl.constexpr(1 << 30)  # more steps than any item has
 
@@ -360,11 +360,11 @@ def work_of(item, call, notes, C: gl.constexpr, slot=0):
     sequence = batch
     if C.packed:
         sequences = noted(notes, 9).to(gl.int32)
-        if C.deterministic:
-            number, key_tile = sequence_of_item(item, call, sequences, C)
-        else:
+        if C.counted or C.keys < BLOCK_K:
             number = load_number(notes, FOUND + 2 * slot)
             key_tile = load_number(notes, FOUND + 2 * slot + 1)
+        else:
+            number, key_tile = sequence_of_item(item, call, sequences, C)
         sequence = number
         queries_at, keys_at, bounds = sequence_of(
             number, call.blocks, call.table, sequences, bounds, True
