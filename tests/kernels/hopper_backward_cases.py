@@ -109,9 +109,9 @@ SPILLS |= {
     (3, 9): {
         ("full", 64): 8, ("causal", 64): 6, ("blocks", 64): 14, ("packed full", 64): 8,
         ("causal", 128): 13,
-        ("intervals", 128): 40, ("full, dQ", 256): 54, ("causal, dQ", 256): 60,
-        ("window, dQ", 256): 46,
-        ("softcap, dQ", 256): 88, ("padded, dQ", 200): 62,
+        ("intervals", 128): 40, ("full, dQ", 256): 26, ("causal, dQ", 256): 37,
+        ("window, dQ", 256): 35, ("intervals, dQ", 256): 75, ("packed, dQ", 256): 32,
+        ("softcap, dQ", 256): 38, ("padded, dQ", 200): 35,
     },
 }.get(release(), {})  # fmt: skip
 # Of them in a loop over queries: two intervals a query need many registers, and so do draws; 3.8
@@ -123,15 +123,16 @@ IN_LOOPS |= {
     ("softcap", 128): 2, ("softcap packed", 128): 1, ("positions, dQ", 256): 12,
 }  # fmt: skip
 if release() == (3, 8):
-    IN_LOOPS |= {("blocks", 128): 15, ("causal", 256): 1}
+    IN_LOOPS |= {("blocks", 128): 15, ("causal", 256): 1, ("positions, dQ", 256): 21}
 if release() == (3, 9):
     IN_LOOPS |= {
         ("causal", 128): 2,
         ("intervals", 128): 9,
-        ("full, dQ", 256): 20,
-        ("causal, dQ", 256): 21,
+        ("full, dQ", 256): 10,
+        ("causal, dQ", 256): 12,
     }
-    IN_LOOPS |= {("window, dQ", 256): 20, ("softcap, dQ", 256): 33, ("padded, dQ", 200): 21}
+    IN_LOOPS |= {("window, dQ", 256): 12, ("softcap, dQ", 256): 16, ("padded, dQ", 200): 12}
+    IN_LOOPS |= {("intervals, dQ", 256): 16, ("packed, dQ", 256): 12}
 
 
 if __name__ == "__main__":

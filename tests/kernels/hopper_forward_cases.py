@@ -55,7 +55,8 @@ SPILLS = {
     ("causal", 72): 8, ("causal", 256): 60, ("window", 256): 105, ("packed", 64): 68,
     ("packed", 128): 35, ("packed", 256): 149, ("intervals", 256): 144, ("positions", 256): 129,
     ("packed full", 64): 30, ("packed full", 128): 25, ("packed full", 256): 131,
-    ("packed window", 128): 25, ("packed window", 256): 173, ("softcap", 64): 44, ("softcap", 256): 66,
+    ("packed window", 128): 25, ("packed window", 256): 173, ("softcap", 64): 44,
+    ("softcap", 256): 66,
     ("softcap packed", 128): 31, ("softcap packed", 256): 121, ("softcap intervals", 256): 130,
     ("dropout causal", 128): 71, ("alibi causal", 64): 17, ("alibi packed full", 64): 46,
     ("alibi packed", 128): 46,
@@ -66,7 +67,7 @@ SPILLS |= {
         ("causal", 64): 3, ("blocks", 64): 8, ("causal", 128): 11, ("window", 128): 11,
         ("blocks", 128): 16,
         ("causal", 256): 94, ("packed", 128): 13, ("packed full", 128): 77,
-        ("packed window", 128): 13,
+        ("packed window", 128): 13, ("positions", 256): 272,
     },
     (3, 9): {
         ("causal", 256): 67, ("window", 256): 110, ("packed full", 64): 63,
@@ -76,6 +77,8 @@ SPILLS |= {
 }.get(release(), {})  # fmt: skip
 # Of them in the loop over keys.
 IN_LOOPS = {("causal", 256): 1, ("window", 256): 1} if release() >= (3, 8) else {}
+if release() == (3, 8):
+    IN_LOOPS |= {("packed", 256): 8, ("positions", 256): 18}
 
 
 def rows(features: list[str]) -> Iterator[dict[str, Any]]:

@@ -88,9 +88,12 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
     while number < items:
         item = item_of(number, call, C.whole)
         slot = turn & 1
-        mbarrier.wait(kv_full.index(slot), (turn >> 1) & 1)
+        if C.counted:  # then the item's sequence is there, too
+            mbarrier.wait(kv_full.index(slot), (turn >> 1) & 1)
         walk, masks, first_key, head_place = work_of(item, call, notes, C, slot)
         meet()
+        if not C.counted:
+            mbarrier.wait(kv_full.index(slot), (turn >> 1) & 1)
         k = left_keys(k_smem, slot, WG, D).load(left)
         v = left_keys(v_smem, slot, WG, D).load(left)
         dk = gl.zeros([HALF, D], gl.float32, mma)
