@@ -111,6 +111,7 @@ SPILLS |= {
         ("causal", 128): 13,
         ("intervals", 128): 40, ("full, dQ", 256): 26, ("causal, dQ", 256): 37,
         ("window, dQ", 256): 35, ("intervals, dQ", 256): 75, ("packed, dQ", 256): 34,
+        ("positions, dQ", 256): 129,
         ("softcap, dQ", 256): 38, ("padded, dQ", 200): 35,
     },
 }.get(release(), {})  # fmt: skip
@@ -132,7 +133,7 @@ if release() == (3, 9):
         ("causal, dQ", 256): 12,
     }
     IN_LOOPS |= {("window, dQ", 256): 12, ("softcap, dQ", 256): 16, ("padded, dQ", 200): 12}
-    IN_LOOPS |= {("intervals, dQ", 256): 16, ("packed, dQ", 256): 12}
+    IN_LOOPS |= {("intervals, dQ", 256): 16, ("packed, dQ", 256): 12, ("positions, dQ", 256): 57}
 
 
 if __name__ == "__main__":
