@@ -1,12 +1,14 @@
-"""A transformers decoder's cache for rows of unequal lengths, which decode together."""
+"""Caches of transformers decoders: for rows of unequal lengths, which decode together, and
+transformers' own."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from flashtrain.models.key_value_cache import KeyValueCache, LayerCache
 from flashtrain_kernels.arguments import autocasted
@@ -42,3 +44,15 @@ class HuggingFaceCache(KeyValueCache, Cache):
     def __init__(self, layers: Iterable[Any], tokens: int) -> None:
         windows = [getattr(one.mixer, "window", None) for one in layers]
         Cache.__init__(self, layers=[_Layer(tokens, window) for window in windows])
+
+
+def own_cache(model: Any) -> Any:
+    """Return an empty cache of transformers for a model whose rows are equally long."""
+    cache = DynamicCache(config=model.config)
+    kind = getattr(sys.modules[type(model).__module__], "MiniMaxCache", None)
+    if kind is None:
+        return cache
+    # MiniMax demands its own, which lacks the kinds of layers by which masks find their length.
+    own = kind()
+    own.layers, own.linear_cache = cache.layers, [None] * len(cache.layers)
+    return own

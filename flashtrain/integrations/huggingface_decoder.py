@@ -12,6 +12,7 @@ Shapes: B batch, S sequence, E embedding width, V vocabulary.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -138,6 +139,14 @@ class HuggingFaceDecoder(Trainable):
         """The kind of layers whose sequences devices cannot share; None: all can."""
         kinds = (one.mixer for one in layers_of(self.module))
         return next((one.kind for one in kinds if one.crosses_devices is None), None)
+
+    @cached_property
+    def _names(self) -> tuple[str, bool]:
+        """The name of the cache among the model's arguments, and whether it takes positions."""
+        known = inspect.signature(self.module.forward).parameters
+        names = ("past_key_values", "cache_params", "cache")  # Mamba's; transformers 5.24's
+        inside = inspect.signature(body_of(self.module)[1].forward).parameters
+        return next(name for name in names if name in known), "position_ids" in inside
 
     @property
     def output_weight(self) -> Tensor:
@@ -270,15 +279,22 @@ class HuggingFaceDecoder(Trainable):
     ) -> Tensor:
         """Return logits (B, S, V) for the token after each of tokens (B, S); other
         arguments: see Decoder.forward."""
-        numbered = positions is not None or (self.mixes and sharded_sequence() is not None)
-        options = {"position_ids": self._positions(tokens, positions)} if numbered else {}
+        options: dict[str, Any] = {}
+        if cache is not None:
+            options[self._names[0]] = cache
+            # Some classes would count from 0 in every call (Bamba).
+            if positions is None and self._names[1]:
+                read = cache.get_seq_length()
+                positions = torch.arange(read, read + tokens.shape[1], device=tokens.device)
+                positions = positions.expand(tokens.shape)
+        if positions is not None or (self.mixes and sharded_sequence() is not None):
+            options["position_ids"] = self._positions(tokens, positions)
         # Of a number Gemma 4 makes a slice of the masks.
         sliced = last_only and getattr(self.config, "num_kv_shared_layers", False)
         rows = self._rows(options.get("position_ids")) if cache is None else None
         with using(rows), using(getattr(cache, "seen", None), SEEN):
             return self.module(
                 input_ids=tokens,
-                past_key_values=cache,
                 use_cache=cache is not None,
                 logits_to_keep=tokens.new_tensor([-1]) if sliced else int(last_only),
                 **options,
@@ -374,9 +390,9 @@ class HuggingFaceDecoder(Trainable):
             from flashtrain.integrations.huggingface_cache import HuggingFaceCache
 
             return HuggingFaceCache(self.shape.layers, tokens)
-        from transformers import DynamicCache
+        from flashtrain.integrations.huggingface_cache import own_cache
 
-        return DynamicCache(config=self.module.config)
+        return own_cache(self.module)
 
     def flops_per_token(self, context: int | None = None) -> float:
         return flops_per_token(self.module, self.shape.context if context is None else context)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import huggingface_models as tiny
 import pytest
 import torch
-from hybrid_models import decoder, hybrid
+from hybrid_models import CONFIGS, decoder, hybrid
 from transformers import DynamicCache
 
 from flashtrain.integrations.huggingface_cache import HuggingFaceCache
@@ -29,6 +29,14 @@ def by_transformers(model, prompt: list[int], new: int = 12) -> list[int]:
     return model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, **named)[
         0
     ].tolist()
+
+
+@torch.no_grad()
+def read_anew(model, prompt: list[int], new: int = 6) -> list[int]:
+    text = list(prompt)
+    for _ in range(new):
+        text.append(int(model(torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
+    return text
 
 
 @pytest.fixture(autouse=True)
@@ -63,10 +71,13 @@ def test_what_cannot_decode_together_is_generated_one_by_one(kind: str, changes:
     assert together == [by_transformers(eager, prompt) for prompt in PROMPTS]
 
 
-def test_a_model_with_states_is_generated_one_by_one() -> None:
-    model, eager = decoder("lfm2", torch.float32), hybrid("lfm2", torch.float32, "eager").eval()
-    together = generate(model, PROMPTS, 12, temperature=0)
-    assert together == [by_transformers(eager, prompt) for prompt in PROMPTS]
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_model_with_states_gets_the_tokens_of_prompts_that_are_read_anew(kind: str) -> None:
+    """Its rows are generated one by one, whatever transformers calls the cache or its positions."""
+    model, eager = decoder(kind, torch.float32), hybrid(kind, torch.float32, "eager").eval()
+    wanted = [read_anew(eager, prompt) for prompt in PROMPTS]
+    assert generate(model, PROMPTS, 6, temperature=0) == wanted
+    assert by_transformers(eager, PROMPTS[0], 6) == wanted[0]
 
 
 def test_a_model_without_our_attention_is_generated_one_by_one() -> None:
