@@ -73,8 +73,8 @@ def attention_calls(model_class: Any, config: Any) -> tuple[int | None, str | No
 def check_architecture(
     model: Any, layers: Sequence[nn.Module], path: str, *, ours: bool = True
 ) -> None:
-    """Raise UserError unless every layer mixes tokens by the registered attention, or the model is
-    a hybrid that huggingface_mixers.py serves.
+    """Raise UserError unless the model is causal, and every layer mixes tokens by the registered
+    attention, or the model is a hybrid that huggingface_mixers.py serves.
 
     Args:
         model: The decoder.
@@ -95,6 +95,11 @@ def check_architecture(
         unserved = "takes no position_ids, so that packed documents would be read as one"
     if unserved is not None and (ours or calls is None):
         raise UserError(f"{path}: {type(model).__name__} {unserved}.")
+    if not all(getattr(one, "is_causal", True) for one in model.modules()):  # BERT
+        raise UserError(
+            f"{path}: tokens of {type(model).__name__} see the later ones that they predict: "
+            "expected a decoder. Set +model.options={is_decoder: true}."
+        )
 
 
 def _counted(

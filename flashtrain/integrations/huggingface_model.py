@@ -27,6 +27,8 @@ from flashtrain.models.rope_scaling import RopeScaling
 from flashtrain.settings import options
 
 _say_once = cache(say)  # settings are first checked and later built
+# Of these peft (0.21) refuses adapters of out_proj, which transformers' own class may only read.
+PEFT_REFUSES = ("falcon_h1", "falcon_mamba", "mamba2", "nemotron_h")
 # transformers' own names; None is ours.
 ATTENTIONS = {"flash": None, "sdpa": "sdpa", "standard": "eager"}
 
@@ -144,6 +146,8 @@ def _add_adapters(module: Any, lora: Mapping[str, Any], base: str) -> None:
     # Phi-MoE's and Llama 4's routers are nn.Linear, but return tuples, which peft's layers do not.
     # Adapters of weights that a mixer reads, without calling their layers, would get no gradient.
     read = READ_WEIGHTS if served(type(module)) else ()
+    if module.config.model_type in PEFT_REFUSES and lora.get("target_modules") == "all-linear":
+        read = (*read, "out_proj")
     excluded, matrices, refusal = [], [], None
     for name, one in module.named_modules():
         router = isinstance(one, nn.Linear) and "Router" in type(one).__name__

@@ -10,6 +10,7 @@ Letters: D head dimension, F width inside a feed-forward.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -186,9 +187,10 @@ def layers_of(module: Any) -> tuple[LayerSpec, ...]:
     rotary = learned_positions(module) is None
     # 1: it has rotary positions (SmolLM3).
     rotated = getattr(config, "no_rope_layers", None) or [1] * len(layers)
-    # Without layer_types a window is every layer's (Mistral), if the class has windows: what a file
-    # says besides stays in the configuration, unread.
-    one = WINDOWED if hasattr(type(config), "sliding_window") else ATTENTIONS[0]
+    # Without layer_types a window is every layer's (Mistral), if the class has windows and masks of
+    # them (Moshi's has none): what a file says besides stays in the configuration, unread.
+    masks = hasattr(sys.modules[type(module).__module__], "create_sliding_window_causal_mask")
+    one = WINDOWED if masks and hasattr(type(config), "sliding_window") else ATTENTIONS[0]
     kinds = kinds_of(config) or [one] * len(layers)
     apart = any(kind in FEED_FORWARDS for kind in kinds)  # Nemotron-H
     parts = zip(each_config(config, len(layers)), kinds, layers, rotated, strict=True)

@@ -9,7 +9,7 @@ from tiny_runs import run_mode
 
 from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.errors import UserError
-from flashtrain.integrations import huggingface_mixers
+from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.tasks.language.task import LanguageModel
 
 SMALL = "model.options={hidden_size: 64, num_attention_heads: 4, num_key_value_heads: 2}"
@@ -46,7 +46,7 @@ def test_a_run_is_checked_with_its_own_model(tiny_runs, caplog) -> None:
 def test_a_fault_is_the_exit_status(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     """Recurrences that are computed as transformers does."""
     caplog.set_level("INFO")
-    monkeypatch.setattr(huggingface_mixers, "FUNCTIONS", {})
+    monkeypatch.setattr(HuggingFaceDecoder, "_rows", lambda *_: None)
     words = ("model.config=lfm3", f"+{SMALL}", "hardware=cpu")
     assert run_mode("mode=check", *words) == 1
     assert "FAULT documents apart" in caplog.text

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hybrid_models
 import pytorch_lightning as pl
 import torch
 import transformers
@@ -191,6 +192,15 @@ def adapters(place: Path) -> Settings:
     }
 
 
+def hybrid(place: Path) -> Settings:
+    """Mamba-2, experts and attention, which the backward computes again."""
+    model = hybrid_models.hybrid("nemotron_h", torch.float32, vocab_size=264)
+    model.config.attention_dropout = 0.1
+    model.save_pretrained(place / "hybrid")
+    again = {"memory.activation_checkpointing": "full"}
+    return {**transformers_model(place), "model.path": place / "hybrid", **again}
+
+
 # Of 3 steps of 8 rows, and of 4 steps of 4 rows.
 STAGES = [
     {"steps": 3, "schedule": "constant"},
@@ -234,7 +244,8 @@ TASKS: dict[str, Callable[[Path], Settings]] = {
     "fine_tuning": fine_tuning,
     "classification": classification, "streamed": streamed, "mixture": mixture,
     "bfloat16": bfloat16, "lamb": lamb,
-    "transformers_model": transformers_model, "adapters": adapters, "sharded": sharded,
+    "transformers_model": transformers_model, "adapters": adapters, "hybrid": hybrid,
+    "sharded": sharded,
     "staged": staged, "staged_adapters": staged_adapters,
 }  # fmt: skip
 

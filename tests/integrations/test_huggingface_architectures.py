@@ -166,6 +166,17 @@ def test_a_decoder_whose_packed_documents_would_be_read_as_one_or_that_fails_is_
         transformers_decoder(config=kind, attention=attention)
 
 
+@pytest.mark.parametrize("attention", ["flash", "standard"])
+@pytest.mark.parametrize("kind", ["bert", "electra", "xlm-roberta"])
+def test_a_model_whose_tokens_see_what_they_predict_is_refused_until_it_is_a_decoder(
+    kind, attention
+):
+    sizes = {**SIZES, "intermediate_size": 48}
+    with pytest.raises(UserError, match=rf"{kind}: .* see the later .*is_decoder: true"):
+        transformers_decoder(config=kind, changes=sizes, attention=attention)
+    transformers_decoder(config=kind, changes={**sizes, "is_decoder": True}, attention=attention)
+
+
 class Judge(transformers.PreTrainedModel):
     """A user's own: a Llama, and attention of its own on top, or that alone."""
 

@@ -7,8 +7,9 @@ import huggingface_models as tiny
 import pytest
 import torch
 from hybrid_models import CONFIGS, decoder, hybrid
-from transformers import DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
+from flashtrain.integrations import register_with_transformers
 from flashtrain.integrations.huggingface_cache import HuggingFaceCache
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.models import generation
@@ -58,6 +59,19 @@ def test_a_window_that_the_class_does_not_know_drops_no_keys() -> None:
     whole = generate(HuggingFaceDecoder(tiny.pair("llama")[0]), PROMPTS, 12, temperature=0)
     left_over = HuggingFaceDecoder(tiny.pair("llama", sliding_window=5)[0])
     assert generate(left_over, PROMPTS, 12, temperature=0) == whole
+
+
+def test_a_window_that_the_class_has_no_masks_of_drops_no_keys() -> None:
+    """Moshi's configuration has one; transformers makes its causal masks without it."""
+    sizes = {**tiny.LLAMA_LIKE, "ffn_dim": 48, "num_key_value_heads": 4, "sliding_window": 5}
+    del sizes["intermediate_size"]
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("moshi", **sizes)
+    names = {"attn_implementation": register_with_transformers()}
+    model = HuggingFaceDecoder(AutoModelForCausalLM.from_config(config, **names).eval())
+    assert [one.mixer.window for one in model.shape.layers] == [None, None]
+    wanted = [read_anew(model.module, prompt) for prompt in PROMPTS]
+    assert generate(model, PROMPTS, 6, temperature=0) == wanted
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import huggingface_models as tiny
 import pytest
 import torch
 import transformers
+from hybrid_models import CONFIGS, LENGTHS, hybrid
 
 from flashtrain.integrations.huggingface_adapter import adapter_weights
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
@@ -125,3 +126,28 @@ def test_adapters_begin_with_the_weights_of_earlier_ones(
         assert torch.equal(ours[name], one), name
     if quantize is None:
         torch.testing.assert_close(model.eval()(ids), earlier.eval()(ids), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["weights", "adapters"])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_trained_hybrid_is_saved_as_transformers_alone_computes_it(
+    kind: str, lora: dict | None, tmp_path: Path
+) -> None:
+    hybrid(kind, torch.float32).save_pretrained(tmp_path / "base")
+    model = transformers_decoder(str(tmp_path / "base"), lora=lora)
+    model.materialise(CPU)
+    trained = [one for one in model.parameters() if one.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-2)
+    ids, positions = tiny.tokens(1, sum(LENGTHS)), tiny.positions(LENGTHS)
+    before = model.eval()(ids)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model.train().loss(ids, ids.roll(-1, 1), positions=positions).backward()
+        optimizer.step()
+    model.save(tmp_path / "saved")
+    saved = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert {one.dtype for one in saved.parameters()} == {torch.float32}
+    with torch.no_grad():
+        found, expected = saved(ids, use_cache=False).logits, model.eval()(ids)
+    assert (found - expected).norm() < 1e-5 * expected.norm()
+    assert (found - before).norm() > 1e-2 * expected.norm()

@@ -21,6 +21,7 @@ from flashtrain.integrations import save_decoder, save_tokenizer
 from flashtrain.integrations.huggingface_config import ROTARY
 from flashtrain.integrations.huggingface_folder import add_end_ids, folder_of
 from flashtrain.integrations.weight_files import CONFIG
+from flashtrain.models.mixer import DECAYS
 from flashtrain.settings.model import NOTE
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import TrainedModel
@@ -67,10 +68,12 @@ def _dtype_of(origin: str | None) -> str | None:
 
 @torch.no_grad()
 def _round(model: nn.Module, dtype: str) -> str:
-    """Convert the weights to a dtype in place, and return a text on how much that rounded them; ""
-    if nothing was rounded."""
+    """Convert the weights to a dtype in place, but for decays of recurrences, and return a text on
+    how much that rounded them; "" if nothing was rounded."""
     largest = change = norm = 0.0
-    for one in model.parameters():
+    for name, one in model.named_parameters():
+        if name.rpartition(".")[2] in DECAYS:
+            continue
         exact, one.data = one.data, one.data.to(getattr(torch, dtype))
         off = one.data.to(exact.dtype) - exact
         largest = max(largest, off.abs().max().item())
