@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hybrid_models import hybrid
 from safetensors.torch import load_file
 from tiny_runs import TinyRuns, made_once
 from transformers import AutoModelForCausalLM
@@ -128,6 +129,22 @@ def test_adapters_are_merged_in_float32_and_then_rounded(
     for name, one in theirs.state_dict().items():
         torch.testing.assert_close(merged[name], one, rtol=0, atol=1e-7)
     assert all(torch.equal(one, merged[name].bfloat16()) for name, one in written(folder).items())
+
+
+@pytest.mark.integration
+def test_decays_of_recurrences_are_not_rounded(
+    half: Path, words: list[str], tmp_path: Path
+) -> None:
+    place = tmp_path / "hybrid"
+    shutil.copytree(half, place, ignore=shutil.ignore_patterns("*.safetensors"))
+    hybrid("qwen3_next", torch.bfloat16, vocab_size=265).save_pretrained(place)
+    run = TinyRuns(tmp_path, [*words, f"model.path={place}"]).finished(tmp_path)
+    exact, folder = best(run), flashtrain.export(run)
+    back = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+    for name, one in back.items():
+        decay = name.endswith(("A_log", "dt_bias"))
+        assert torch.equal(one, exact[name] if decay else exact[name].bfloat16().float()), name
+    assert AutoModelForCausalLM.from_pretrained(folder).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
