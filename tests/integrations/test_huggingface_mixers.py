@@ -4,6 +4,7 @@ same class on it alone."""
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import types
 from contextlib import nullcontext
@@ -17,7 +18,7 @@ from torch.nn import functional as F
 
 from flashtrain.errors import UserError
 from flashtrain.integrations import huggingface_decoder, huggingface_mixers, huggingface_model
-from flashtrain.integrations.huggingface_mixers import serve_mixers, served, using
+from flashtrain.integrations.huggingface_mixers import FUNCTIONS, serve_mixers, served, using
 from flashtrain.models.activation_checkpointing import MemorySavings
 from flashtrain_kernels.recurrences import Rows, fla
 
@@ -107,6 +108,27 @@ def test_feed_forwards_in_chunks_leave_layers_that_have_none_alone(kind):
     expected, of_alone = of_each_alone(stock(kind, torch.float32))
     assert error(logits, expected) < 1e-5
     assert worst(gradients(model.module), of_alone) < 3e-4
+
+
+@pytest.mark.slow  # compiles
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "bamba", "lfm2"])
+def test_compiled_layers_compute_the_same_and_break_at_what_knows_the_rows_alone(kind):
+    losses, found, breaks = [], [], torch._dynamo.utils.counters["graph_break"]
+    for compiled in (False, True):
+        model = decoder(kind, torch.float32)
+        torch._dynamo.reset()
+        breaks.clear()
+        if compiled:
+            model.compile_blocks(dynamic=False, backend="aot_eager")
+        loss = model.loss(TOKENS, TOKENS, positions=POSITIONS)
+        loss.backward()
+        losses.append(loss.detach())
+        found.append(gradients(model.module))
+    torch.testing.assert_close(*losses)
+    assert worst(found[1], found[0]) < 1e-5
+    names = "|".join(name for name in FUNCTIONS)
+    assert breaks
+    assert all(re.search(rf"Skip calling function `<function ({names}) ", one) for one in breaks)
 
 
 def test_without_positions_and_outside_of_the_decoder_transformers_own_functions_run():
