@@ -46,7 +46,10 @@ SMALL = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-LATENT = {"q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16}
+LATENT = {
+    "q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}  # fmt: skip
 ROUTED = {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "n_routed_experts": 4}
 # Entries without which a default configuration is not whole, or not small.
 ALSO: dict[str, dict[str, Any]] = {
@@ -81,7 +84,6 @@ REASONS = {
     "`attention=standard`",
     "heads of": "its heads are wider than 256; trained with `attention=standard`",
     "no list of num_hidden_layers": "its layers are in no list of `num_hidden_layers`",
-    "see the later": "its tokens see later ones, until `+model.options={is_decoder: true}`",
     "fails in a forward": "its forward fails with token ids alone",
     "": "its class has no configuration of one text model",
 }
@@ -100,6 +102,13 @@ class Found:
     gradients: bool = False
     faults: tuple[str, ...] = ()
 
+    @property
+    def cells(self) -> str:
+        """The first cells of its line of the page."""
+        tested = "gradients" if self.gradients else "in small"
+        devices = "yes" if self.devices else "no"
+        return self.refused or f"{self.layers} | {devices} | {tested}"
+
 
 def sizes_of(kind: str) -> dict[str, Any]:
     """The entries of a type's small configuration."""
@@ -114,7 +123,9 @@ def sizes_of(kind: str) -> dict[str, Any]:
     sizes = {name: size for name, size in SMALL.items() if name in named}
     sizes |= {name: size for name, size in LATENT.items() if getattr(config, name, None)}
     if "kv_lora_rank" in sizes:
-        sizes |= {"num_key_value_heads": 4, "v_head_dim": 16}
+        sizes["num_key_value_heads"] = 4
+    if not getattr(config, "is_decoder", True):
+        sizes["is_decoder"] = True
     if 16 < (vars(config).get("head_dim") or 0) <= 256:
         sizes["head_dim"] = 16
     return {**sizes, **ALSO.get(kind, {})}
@@ -134,10 +145,11 @@ def find(kind: str) -> Found:
         said = str(error) if isinstance(error, UserError) else ""
         return Found(kind, next(words for part, words in REASONS.items() if part in said))
     kinds = sorted({one.mixer.kind for one in model.shape.layers} - {"moe", "mlp"})
+    entry = ", with `is_decoder: true`" if getattr(model.config, "is_decoder", False) else ""
     tested = kind in CONFIGS or kind in {make.args[0] for make in DECODERS.values()}
     return Found(
         kind,
-        layers=", ".join(one.replace("_", " ") for one in kinds),
+        layers=", ".join(one.replace("_", " ") for one in kinds) + entry,
         devices=model.unshared is None and kind not in ON_ONE_DEVICE,
         gradients=tested,
         faults=tuple(faults_of(model)),
@@ -177,39 +189,31 @@ def page(found: list[Found]) -> str:
         "",
         f"transformers {transformers.__version__} has {len(found)} types of causal language models "
         f"(`model_type` in `config.json`). {len(trained)} of them are trained by `recipe=hf`,",
-        "with flashtrain's attention. A refusal comes before anything is loaded, in `mode=plan` "
-        "too.",
+        "with flashtrain's attention; encoders such as BERT with the entry "
+        "`+model.options={is_decoder: true}`. A refusal comes before anything is loaded.",
         "",
         "Each trained type was built in small, with random weights, on a CPU in float32: the loss "
         "of packed documents is that of each document alone,",
         "windows and chunks are felt ([`mode=check`](../train/check.md)), and the greedy tokens of "
         "three prompts are those of transformers' eager attention",
         'without a cache. "Gradients": logits or loss and all gradients also equal those of '
-        "transformers' class, in float64, below 1e-10. No type was trained to an end.",
+        "transformers' class, in float64, below 1e-10. The second column is",
+        "what the layers declare; a run probes it in its first step.",
         "",
         "## Trained",
         "",
         "| layers | share a sequence over GPUs | tested | types |",
         "| :--- | :--- | :--- | :--- |",
     ]
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for one in trained:
-        tested = "gradients" if one.gradients else "in small"
-        key = one.layers, "yes" if one.devices else "no", tested
-        groups.setdefault(key, []).append(f"`{one.kind}`")
-    for key, kinds in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
-        lines.append(f"| {' | '.join(key)} | {', '.join(kinds)} |")
+    groups: dict[str, list[str]] = {}
+    for one in found:
+        groups.setdefault(one.cells, []).append(f"`{one.kind}`")
+    refused = [cells for cells in REASONS.values() if cells in groups]
+    largest = sorted(groups.keys() - {*refused}, key=lambda cells: (-len(groups[cells]), cells))
+    lines += [f"| {cells} | {', '.join(groups[cells])} |" for cells in largest]
     lines += ["", "## Refused", "", "| reason | types |", "| :--- | :--- |"]
-    for reason in REASONS.values():
-        kinds = [f"`{one.kind}`" for one in found if one.refused == reason]
-        lines += [f"| {reason} | {', '.join(kinds)} |"] if kinds else []
+    lines += [f"| {cells} | {', '.join(groups[cells])} |" for cells in refused]
     return "\n".join([*lines, ""])
-
-
-def on_page(kind: str) -> str:
-    """The line of the page that has a type."""
-    text = PAGE.read_text(encoding="utf-8")
-    return next((line for line in text.splitlines() if f"`{kind}`" in line), "")
 
 
 def main(kinds: list[str]) -> int:

@@ -109,13 +109,14 @@ def _counted(
     that the layers get; by default one of our type."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    calls = width = 0
+    calls = width = wider = 0
 
     def count(
         module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
     ) -> tuple[Tensor, None]:
-        nonlocal calls, width
+        nonlocal calls, width, wider
         calls, width = calls + 1, max(width, query.shape[3])
+        wider = max(wider, value.shape[3] - query.shape[3])
         return value.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
 
     def nothing_hidden(batch_size: int, q_length: int, kv_length: int, **_: Any) -> Any:
@@ -151,6 +152,8 @@ def _counted(
     unserved = None
     if width > MAX_HEAD_DIM:
         unserved = f"has heads of {width}, and not {MAX_HEAD_DIM} or fewer{UNSERVED}"
+    elif wider > 0:
+        unserved = f"has values wider than its queries{UNSERVED}"
     has_attention = calls or any("Attention" in type(one).__name__ for one in model.modules())
     return calls if has_attention else None, unserved
 

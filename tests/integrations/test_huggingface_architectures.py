@@ -137,6 +137,7 @@ INDEXED = {**LATENT, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 4}
         ("doge", {}, "computes with its attention masks"),
         ("gemma4_text", {}, "has heads of 512"),
         ("llama", {"head_dim": 264}, "has heads of 264"),
+        ("mimo_v2_flash", {"head_dim": 8, "v_head_dim": 16}, "has values wider than its queries"),
     ],
 )
 def test_what_our_attention_does_not_compute_is_refused_and_trained_with_transformers_own(
