@@ -124,28 +124,36 @@ def sizes_of(kind: str) -> dict[str, Any]:
     sizes |= {name: size for name, size in LATENT.items() if getattr(config, name, None)}
     if "kv_lora_rank" in sizes:
         sizes["num_key_value_heads"] = 4
-    if not getattr(config, "is_decoder", True):
-        sizes["is_decoder"] = True
     if 16 < (vars(config).get("head_dim") or 0) <= 256:
         sizes["head_dim"] = 16
     return {**sizes, **ALSO.get(kind, {})}
 
 
+def built(kind: str, **entries: Any) -> HuggingFaceDecoder:
+    """A type in small, without weights; in its default sizes where the small ones do not suit."""
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            described = {"model_type": kind, **sizes_of(kind), **entries}
+            (Path(folder) / "config.json").write_text(json.dumps(described))
+            return transformers_decoder(config=folder)
+    except Exception:  # noqa: BLE001 - of any class
+        return transformers_decoder(config=kind, changes=entries)
+
+
 def find(kind: str) -> Found:
     """Build a type in small; one that is trained is checked, and generates."""
+    entry = ""
     try:
         try:
-            with tempfile.TemporaryDirectory() as folder:
-                described = {"model_type": kind, **sizes_of(kind)}
-                (Path(folder) / "config.json").write_text(json.dumps(described))
-                model = transformers_decoder(config=folder)
-        except Exception:  # noqa: BLE001 - of sizes that do not suit the type
-            model = transformers_decoder(config=kind)
+            model = built(kind)
+        except UserError as error:
+            if "is_decoder" not in str(error):
+                raise
+            model, entry = built(kind, is_decoder=True), ", with `is_decoder: true`"
     except Exception as error:  # noqa: BLE001 - whatever the class raises, it cannot be built
         said = str(error) if isinstance(error, UserError) else ""
         return Found(kind, next(words for part, words in REASONS.items() if part in said))
     kinds = sorted({one.mixer.kind for one in model.shape.layers} - {"moe", "mlp"})
-    entry = ", with `is_decoder: true`" if getattr(model.config, "is_decoder", False) else ""
     tested = kind in CONFIGS or kind in {make.args[0] for make in DECODERS.values()}
     return Found(
         kind,

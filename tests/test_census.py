@@ -37,7 +37,7 @@ def as_found(census: ModuleType, kind: str) -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        *("llama", "cohere2", "dbrx", "moshi", "qwen3_5_text", "mamba2", "minimax"),
+        *("llama", "cohere2", "dbrx", "gpt_neox", "moshi", "qwen3_5_text", "mamba2", "minimax"),
         *("bert", "bloom", "bart", "doge", "gemma4_text", "qwen3_5", "longcat_flash", "xlstm"),
     ],
 )
