@@ -11,6 +11,7 @@ import torch
 from flashtrain_kernels import block_sparse, dispatch, environment, masks
 from flashtrain_kernels.backends import Call
 from flashtrain_kernels.backends.hopper import backend as hopper
+from flashtrain_kernels.backends.hopper.forward_tiles import forward_tile
 from flashtrain_kernels.backends.portable.tile_table import width_of
 from flashtrain_kernels.options import Options
 
@@ -226,10 +227,12 @@ def test_masks_with_positions_of_keys_are_served_and_planned_as_others_are(head_
         assert mask.keys is not None
         for softcap in (0.0, 3.0):
             planned = mask.planned(head_dim, BF16, softcap=softcap > 0)
-            assert planned.plan.blocks == TILES[width_of(head_dim)]
             call = Call(
                 *tensors(head_dim, kv_heads=1), Options(0.125, mask=planned, softcap=softcap)
             )
+            tile = forward_tile(call.q, call.k, call.options)
+            assert planned.plan.blocks[:2] == (tile.consumers * tile.rows, tile.block_k)
+            assert planned.plan.blocks[2:] == TILES[width_of(head_dim)][2:]
             assert [hopper.serves(call, way) for way in ("forward", "backward")] == [None, None]
             assert hopper._readied(call).options.mask.plan is planned.plan
         # What changes scores or weights otherwise is refused with any mask, in both passes.

@@ -217,6 +217,20 @@ def stores_done():
 
 
 @gluon.jit
+def stores_of_warpgroup_done(name):
+    """Wait, in all 128 threads, until the TMA stores of each are in global memory. name: of a
+    hardware barrier that no other warp uses."""
+    gl.inline_asm_elementwise(
+        "cp.async.bulk.wait_group 0; bar.sync $1, 128; mov.u32 $0, 0;",
+        "=r,r,~{memory}",
+        [gl.to_tensor(name)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
 def note(notes, PLACE: gl.constexpr, values):
     """Store a tuple of integers and addresses in `notes`, int64 words of shared
     memory, from index PLACE on."""

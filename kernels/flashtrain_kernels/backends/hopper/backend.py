@@ -81,9 +81,11 @@ def _why_not_wide(head_dim: int, mask: AnyMask | None) -> str | None:
         return None
     if isinstance(mask, BlockMask):
         return "block masks only with head dimensions up to 128"
-    # They compile, and spill some 50 to 130 registers in masked tiles; no GPU has run them.
+    # They compile, and spill registers; no GPU has run them.
     if isinstance(mask, Mask) and mask.queries.shape[0] > 5:
         return "masks with two intervals a query only with head dimensions up to 128"
+    if isinstance(mask, Mask) and mask.keys is not None and environment.release() >= (3, 8):
+        return "key positions only with head dimensions up to 128, or Triton up to 3.7"
     return None
 
 
@@ -161,21 +163,24 @@ def plan_blocks(
     if rich or head_dim % 8 or head_dim > 256 or _why_not_wide(head_dim, mask) is not None:
         return None
     width = tile_table.width_of(head_dim)
-    return _plan_blocks(mask.queries.device, width, dtype, _both_passes(head_dim))
+    two = True if mask.queries.shape[0] > 5 else False  # noqa: SIM210 - a constant
+    return _plan_blocks(mask.queries.device, width, two, dtype, _both_passes(head_dim))
 
 
 @constant  # torch.compile may neither look for a GPU nor trace through the tables
 def _plan_blocks(
-    device: torch.device, width: int, dtype: torch.dtype, backward: bool
+    device: torch.device, width: int, two: bool, dtype: torch.dtype, backward: bool
 ) -> tuple[int, ...] | None:
     if dtype.itemsize != 2 or unavailable(device) is not None:
         return None
     from .backward import PLANNED as OF_BACKWARD
     from .forward_tiles import PLANNED as OF_FORWARD
+    from .forward_tiles import PLANNED_TWO
 
     portable = tile_table.plan_blocks(device, width, dtype)
     own = OF_BACKWARD[width] if backward else ()
-    return (*OF_FORWARD[width], *portable[2 : 6 - len(own)], *own)
+    of_forward = PLANNED_TWO if two else OF_FORWARD[width]
+    return (*of_forward, *portable[2 : 6 - len(own)], *own)
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:

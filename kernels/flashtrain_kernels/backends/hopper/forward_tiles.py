@@ -10,8 +10,9 @@ from . import triton_compat
 from .tiles import ForwardTile
 
 # The tiles that masks are planned for by width, D padded: small ones waste least at documents'
-# borders, for wide heads large ones are faster (kernels/dev/OPTIMISATION.md).
+# borders, for wide heads large ones are faster (kernels/dev/OPTIMISATION.md, points 7 and 18).
 PLANNED = {64: (64, 64), 128: (128, 128), 256: (128, 64)}
+PLANNED_TWO = (64, 64)  # of two intervals a query
 PACKED_LONG = {64: 1024, 128: 512}  # tokens
 
 # One consumer warpgroup of 64 queries, several programs a multiprocessor: short
@@ -47,7 +48,8 @@ def _measured_tile(q: Tensor, k: Tensor, options: Options) -> ForwardTile:
     if width == 256:
         return _LARGE[256]._replace(programs=int(isinstance(mask, (Mask, Sequences))))
     if isinstance(mask, Mask):
-        return _SMALL[64] if width == 64 else _LARGE[128]
+        two = width == 128 and mask.queries.shape[0] > 5  # spills registers in large tiles
+        return _SMALL[128]._replace(programs=0) if two else (_SMALL | {128: _LARGE[128]})[width]
     if isinstance(mask, Sequences):
         short = keys < PACKED_LONG[width] * mask.number or (
             width == 64 and options.left is not None

@@ -22,6 +22,7 @@ from .assembly import (
     reciprocal,
     stay,
     stores_done,
+    stores_of_warpgroup_done,
     unpacked,
 )
 from .backward_schedule import take_number
@@ -278,7 +279,7 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
             )
             if gl.max((spoilt != spoilt).to(gl.int32), 0) > 0:
                 tma.store_wait(0)
-                stores_done()
+                stores_of_warpgroup_done(_TURN + C.consumers + W)
                 attend_tile_again(item, W, arguments, F, C)
             number += 1
             arrived = (number % C.q_stages) * C.consumers + W
