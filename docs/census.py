@@ -67,6 +67,7 @@ ALSO: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4},
     "gpt_bigcode": {"n_embd": 64, "n_layer": 2, "n_head": 4},
     "hunyuan_v1_dense": {"head_dim": 16},
+    "gemma4_unified_text": {"head_dim": 16, "global_head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16, "num_experts": 4, "moe_topk": 2},
     "jetmoe": {"kv_channels": 16, "num_local_experts": 4},
     "ministral": {"head_dim": 16, "sliding_window": 64},
@@ -82,7 +83,7 @@ REASONS = {
     "no position_ids": "it takes no `position_ids`, so that packed documents would be read as one",
     "computes with its attention masks": "it computes with its attention masks; trained with "
     "`attention=standard`",
-    "heads of": "its heads are wider than 256; trained with `attention=standard`",
+    "heads of": "its heads are wider than 512; trained with `attention=standard`",
     "no list of num_hidden_layers": "its layers are in no list of `num_hidden_layers`",
     "fails in a forward": "its forward fails with token ids alone",
     "": "its class has no configuration of one text model",

@@ -120,14 +120,14 @@ def attention(
         module, "is_cross_attention", False
     )
     query, key, value = _one_dtype(query, key, value)
-    width, head_dim = value.shape[3], query.shape[3]
-    if width != head_dim:  # multi-head latent attention has narrower values
-        value = nn.functional.pad(value, (0, head_dim - width))
     batch, seqlen_q, seqlen_k = query.shape[0], query.shape[2], key.shape[2]
     if sequence is not None:
         options = {"scale": scaling, "dropout": dropout, "softcap": softcap or 0.0, "sinks": s_aux}
         request = (attention_mask, is_causal, position_bias, others) if within else None
-        transposed = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        # Multi-head latent attention has narrower values, which devices exchange as wide as keys.
+        width, missing = value.shape[3], query.shape[3] - value.shape[3]
+        wide = nn.functional.pad(value, (0, missing)) if missing else value
+        transposed = query.transpose(1, 2), key.transpose(1, 2), wide.transpose(1, 2)
         sharded = _over_devices(sequence, module, *transposed, request, options)
         if sharded is not None:
             return _narrow(sharded, width), None
@@ -148,7 +148,7 @@ def attention(
         q, k, v = (one.transpose(1, 2) for one in (query, key, value))
         how["cache_seqlens"] = seen.clamp(max=k.shape[1])
         found = flash_attn_with_kvcache(q, k, v, softcap=softcap or 0.0, **how)
-        return _narrow(cast(Tensor, found), width), None
+        return cast(Tensor, found), None
     if seen is not None and batch > 1:
         raise UserError(f"{type(module).__name__} makes its own mask: generate after one prompt.")
     out = flash_attn_heads_first(
@@ -162,7 +162,7 @@ def attention(
         softcap=softcap or 0.0,
         **how,
     )
-    return _narrow(cast(Tensor, out), width), None  # no log-sum-exp was requested
+    return cast(Tensor, out).contiguous(), None  # no log-sum-exp was requested
 
 
 @torch.compiler.disable

@@ -37,7 +37,7 @@ class route_sdpa:  # noqa: N801  (used like a function: with route_sdpa(): ...)
     nn.MultiheadAttention calls it too. A name imported earlier (from torch.nn.functional import
     ...) stays torch's. Results equal torch's up to rounding, except that a query without visible
     keys gives 0, and that dropout draws its own random numbers. Left to torch: other devices, GPUs
-    before sm_80, dtypes other than float16, bfloat16 and float32, head dimensions over 256, empty,
+    before sm_80, dtypes other than float16, bfloat16 and float32, head dimensions over 512, empty,
     nested and subclassed tensors, torch.func transforms, and calls that our function rejects.
 
     With activation checkpointing, keep the context open during the backward, which

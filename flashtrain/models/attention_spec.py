@@ -72,18 +72,17 @@ class AttentionSpec:
         """The numbers of a token in a cache whose rows decode together; None: they cannot."""
         # A subclass makes another module, which may read its cache otherwise.
         plain = type(self) is AttentionSpec and self.chunk is None
-        alike = self.value_dim in (None, self.head_dim) and self.head_dim <= MAX_HEAD_DIM
-        return 2 * self.kv_heads * self.head_dim if alike and plain else None
+        served = (self.value_dim or 0) <= self.head_dim <= MAX_HEAD_DIM
+        return self.kv_heads * (self.head_dim + self._value_dim) if served and plain else None
 
     def flops(self, context: int) -> float:
         """Return a token's FLOPs of scores and weighted sums, forward and backward: 12 H D times
         the mean number of keys that it sees (Chowdhery et al. 2022, appendix B)."""
-        return (
-            6.0
-            * self.heads
-            * (self.head_dim + (self.value_dim or self.head_dim))
-            * self.seen(context)
-        )
+        return 6.0 * self.heads * (self.head_dim + self._value_dim) * self.seen(context)
+
+    @property
+    def _value_dim(self) -> int:
+        return self.value_dim or self.head_dim
 
     def seen(self, context: int) -> float:
         """Return the mean number of keys that a token of a sequence of `context` tokens
@@ -96,8 +95,9 @@ class AttentionSpec:
 
     def memory(self, *, tokens: int, context: int, activation: int, attention: str) -> MixerMemory:
         query, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        out, values = self.heads * self._value_dim, self.kv_heads * self._value_dim
         unrotated = self.rotary and not self.rotated_alone
-        attended = query * activation + 4 * self.heads  # output and float32 LSE
+        attended = out * activation + 4 * self.heads  # output and float32 LSE
         scores = {"standard": self.heads * STANDARD_BYTES_PER_SCORE, "masked": MASK_BYTES_PER_SCORE}
         # The kernels' float32 parts of dK and dV (splits_of_group): of single heads if tokens
         # are few, else of four.
@@ -107,7 +107,7 @@ class AttentionSpec:
             split * part if split > 1 and (part < FEW_BYTES or split * part <= PART_BYTES) else 0
         )
         return MixerMemory(
-            inputs=(query + 2 * kv_width + unrotated * (query + kv_width)) * activation,
+            inputs=(query + kv_width + values + unrotated * (query + kv_width)) * activation,
             result=attended,
             gradients=query * activation,
             sums=query * QUERY_GRADIENT_BYTES,

@@ -28,7 +28,7 @@ from .forms import Form
 from .masks import SEQUENCE, BlockMask, Mask
 from .options import band
 
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 _PACKED = {"kv": 2, "qkv": 3}  # how many tensors lie side by side in the dimension before the heads
 Window = Sequence[int | None] | Tensor  # two integers
 
@@ -142,9 +142,8 @@ def check_tensors(form: Form, tensors: Sequence[Any]) -> None:
         check_tensor(name, x, layout)
         if x is not tensors[0]:
             check_same(name, x, names[0], tensors[0])
-    if len(tensors) == 3 and tensors[1].shape != tensors[2].shape:
-        shapes = f"{tuple(tensors[1].shape)} and {tuple(tensors[2].shape)}"
-        raise ValueError(f"k and v must have the same shape, not {shapes}")
+    if len(tensors) == 3:
+        check_values("k", tensors[1], "v", tensors[2])
     second = min(1, len(names) - 1)
     q, k = tensors[0], tensors[second]
     if form.heads_first:
@@ -155,6 +154,22 @@ def check_tensors(form: Form, tensors: Sequence[Any]) -> None:
             f"not {q.shape[0]} and {k.shape[0]}"
         )
     check_heads(q, k, names[second])
+
+
+def check_values(name_k: str, k: Tensor, name_v: str, v: Tensor) -> None:
+    """Raise ValueError unless k and v have the same shape, but for a last dimension of v from 1 to
+    k's. name_k, name_v: what messages call them."""
+    if k.shape[:-1] != v.shape[:-1]:
+        shapes = f"{tuple(k.shape)} and {tuple(v.shape)}"
+        raise ValueError(
+            f"{name_k} and {name_v} must have the same shape, "
+            f"but for the head dimension, not {shapes}"
+        )
+    if k.shape[-1] and not 1 <= v.shape[-1] <= k.shape[-1]:
+        raise ValueError(
+            f"{name_v}'s head dimension must be from 1 to {name_k}'s {k.shape[-1]}, "
+            f"not {v.shape[-1]}"
+        )
 
 
 def check_heads(q: Tensor, k: Tensor, name: str) -> None:

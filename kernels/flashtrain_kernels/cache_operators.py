@@ -94,9 +94,10 @@ def _append_fake(*_: Any) -> None:
 
 
 @torch.library.register_fake("flashtrain_kernels::attend_to_cache")
-def _attend_fake(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _attend_fake(q: Tensor, k_cache: Tensor, v_cache: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     exact = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return q.new_empty(q.shape), q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=exact)
+    out = q.new_empty((*q.shape[:3], v_cache.shape[3]))
+    return out, q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=exact)
 
 
 def _places(rows: Tensor, table: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:

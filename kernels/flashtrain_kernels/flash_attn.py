@@ -49,7 +49,8 @@ def flash_attn_func(
     Args:
         q: (B, Sq, H, D).
         k, v: (B, Sk, K, D). H is a multiple of K: query head h reads key head h // (H / K). D is 1
-            to 256. q, k and v have one dtype, float16, bfloat16 or float32 (on the CPU also
+            to 512. Values, and with them out, may have fewer columns, Dv, as in multi-head latent
+            attention. q, k and v have one dtype, float16, bfloat16 or float32 (on the CPU also
             float64), or are cast by torch.autocast. Any strides; a tensor is copied only where its
             last dimension is not contiguous.
         dropout_p: probability in [0, 1) of dropping an attention weight, rounded to a multiple of

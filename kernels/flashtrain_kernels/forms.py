@@ -1,7 +1,7 @@
 """The layouts in which public functions take q, k and v.
 
 B batch, S sequence (Sq queries, Sk keys), T packed tokens (Tq, Tk), H query heads, K key/value
-heads, D head dimension.
+heads, D head dimension of queries and keys, Dv of values (at most D).
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class Form:
         layouts: {name: shape in letters} of the tensors.
         row: sequences are packed into one row, and tensors and results have no batch dimension.
         heads_first: heads come before the sequence in the tensors; out is (B,
-            Sq, H, D) nevertheless.
+            Sq, H, Dv) nevertheless.
     """
 
     layouts: dict[str, str]
@@ -40,24 +40,24 @@ class Form:
         return x.detach().squeeze_(0) if self.row else x.detach().transpose_(1, 2)
 
     def of_batch(self, out: Tensor, lse: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Convert results out (B, Sq, H, D) and lse (B, H, Sq) to this form, differentiably."""
+        """Convert results out (B, Sq, H, Dv) and lse (B, H, Sq) to this form, differentiably."""
         if not self.row:
             return out, lse
         # The gradient of [0] would fill a tensor with zeros, and copy into it.
         return out.squeeze(0), None if lse is None else lse.squeeze(0)
 
 
-BATCH = Form({"q": _Q, "k": "(B, Sk, K, D)", "v": "(B, Sk, K, D)"})
+BATCH = Form({"q": _Q, "k": "(B, Sk, K, D)", "v": "(B, Sk, K, Dv)"})
 KV_PACKED = Form({"q": _Q, "kv": "(B, Sk, 2, K, D)"})
 QKV_PACKED = Form({"qkv": "(B, S, 3, H, D)"})
-ROW = Form({"q": _Q_ROW, "k": "(Tk, K, D)", "v": "(Tk, K, D)"}, row=True)
+ROW = Form({"q": _Q_ROW, "k": "(Tk, K, D)", "v": "(Tk, K, Dv)"}, row=True)
 ROW_KV_PACKED = Form({"q": _Q_ROW, "kv": "(Tk, 2, K, D)"}, row=True)
 ROW_QKV_PACKED = Form({"qkv": "(T, 3, H, D)"}, row=True)
 HEADS_FIRST = Form(
-    {"q": "(B, H, Sq, D)", "k": "(B, K, Sk, D)", "v": "(B, K, Sk, D)"}, heads_first=True
+    {"q": "(B, H, Sq, D)", "k": "(B, K, Sk, D)", "v": "(B, K, Sk, Dv)"}, heads_first=True
 )
 PAGED = Form(
-    {"q": _Q_ROW, "k": "(pages, page size, K, D)", "v": "(pages, page size, K, D)"}, row=True
+    {"q": _Q_ROW, "k": "(pages, page size, K, D)", "v": "(pages, page size, K, Dv)"}, row=True
 )
 
 

@@ -23,6 +23,7 @@ from .arguments import (
     check_sink,
     check_softcap,
     check_tensor,
+    check_values,
     plain_integer,
     plain_window,
     softmax_scale_or_default,
@@ -75,7 +76,7 @@ def flash_attn_with_kvcache(
     Args:
         q: (B, Sq, H, D).
         k_cache, v_cache: (caches, C, K, D) or, with block_table, pages (P, L, K, D) of any length
-            L; q's dtype, last stride 1.
+            L; q's dtype, last stride 1. The last dimension of v_cache, v and out may be less, Dv.
         k, v: (B, Sn, K, D), written to the cache rows from cache_seqlens on (rows beyond the cache
             are skipped). Give both or neither.
         rotary_cos, rotary_sin: (C or more, R / 2), floating; only with k. They rotate new keys
@@ -152,11 +153,8 @@ def _check_tensors(
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         check_tensor(name, cache, layout)
         check_same(name, cache, "q", q)
-        if cache.shape != k_cache.shape:
-            raise ValueError(
-                f"k_cache and v_cache must have the same shape, not {tuple(k_cache.shape)} and "
-                f"{tuple(v_cache.shape)}"
-            )
+        if cache is v_cache:
+            check_values("k_cache", k_cache, "v_cache", v_cache)
         if cache.stride(-1) != 1 and cache.shape[-1] > 1:
             raise ValueError(
                 f"{name} must have a last stride of 1, as it is written in place, "
@@ -166,11 +164,11 @@ def _check_tensors(
     check_heads(q, k_cache, "k_cache")
     if (k is None) != (v is None):
         raise ValueError("k and v must be given together, or neither")
-    for name, x in (("k", k), ("v", v)):
+    for name, x, cache in (("k", k, k_cache), ("v", v, v_cache)):
         if x is not None:
             check_tensor(name, x, "(B, Sn, K, D)")
             check_same(name, x, "q", q)
-            check_shape(name, x, (batch, k.shape[1], *k_cache.shape[2:]), "(B, Sn, K, D)")
+            check_shape(name, x, (batch, k.shape[1], *cache.shape[2:]), "(B, Sn, K, D)")
     if block_table is not None:
         if batch_index is not None:
             raise ValueError(

@@ -68,9 +68,10 @@ def _register(suffix: str, form: Form) -> Operator:
         return results if len(results) > count else (*results, _no_bias_gradient(results[0]))
 
     def fake_forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-        q = apart(inputs[:count])[0]
+        q, _, v = apart(inputs[:count])
         lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-        return empty(q), q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=lse_dtype)
+        out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+        return out, q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=lse_dtype)
 
     def fake_backward(dout: Tensor, dlse: Tensor | None, *inputs: Any) -> tuple[Tensor, ...]:
         tensors, (_, _, bias_gradient, *packed) = inputs[:count], inputs[count:]
@@ -92,13 +93,13 @@ def _register(suffix: str, form: Form) -> Operator:
 
     @register_flop_formula(forward_op.overloadpacket)
     def forward_flops(*inputs: Any, out_val: Any = None, **kwargs: Any) -> int:
-        return _flops(inputs[0], inputs[count - 1], inputs[count:], 2)
+        return _flops(inputs[0], inputs[count - 1], inputs[count:], 1, 1)
 
     @register_flop_formula(backward_op.overloadpacket)
     def backward_flops(
         dout: Any, dlse: Any, *inputs: Any, out_val: Any = None, **kwargs: Any
     ) -> int:
-        return _flops(inputs[0], inputs[count - 1], inputs[count + 3 :], 5)
+        return _flops(inputs[0], inputs[count - 1], inputs[count + 3 :], 3, 2)
 
     return operator
 
@@ -107,7 +108,7 @@ def _no_bias_gradient(like: Tensor) -> Tensor:
     return like.new_empty((0,))
 
 
-# A forward multiplies each visible pair twice (QK^T, PV), a backward five times, 2 D
+# A forward multiplies each visible pair twice (QK^T, PV), a backward five times, 2 D or 2 Dv
 # operations each. What a Mask or a BlockMask hides is data, which a formula of shapes cannot
 # know: it counts as computed.
 
@@ -133,14 +134,13 @@ def visible_pairs(
     return max(0, total - (0 if left is None else up_to(left - 1)))
 
 
-def _flops(q: Sequence[int], k: Sequence[int], packed: tuple, products: int) -> int:
-    """Return the FLOPs of `products` matrix products over the visible pairs of the band (a mask is
-    not counted). q, k: shapes (B, S, ..., heads, D); packed: the operator's arguments after its
-    tensors."""
+def _flops(q: Sequence[int], v: Sequence[int], packed: tuple, of_d: int, of_dv: int) -> int:
+    """Return the FLOPs of `of_d` matrix products of D columns and `of_dv` of Dv over the visible
+    pairs of the band (a mask is not counted). q, v: shapes (B, S, ..., heads, D or Dv); packed: the
+    operator's arguments after its tensors."""
     options = Packed(*packed)
-    return (
-        products * 2 * q[0] * q[-2] * q[-1] * visible_pairs(q[1], k[1], options.left, options.right)
-    )
+    pairs = visible_pairs(q[1], v[1], options.left, options.right)
+    return 2 * q[0] * q[-2] * (of_d * q[-1] + of_dv * v[-1]) * pairs
 
 
 # By form. Views cost a short call as much as all else, each of them a step of autograd's too: so

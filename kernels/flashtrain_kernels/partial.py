@@ -7,7 +7,7 @@ exact merging of the parts.
     dq, dk, dv = attention_backward(dout, q, k_part, v_part, out, lse, mask=part)
 
 B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head
-dimension, T packed tokens.
+dimension of q and k, Dv of v, T packed tokens.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def attention_forward(
     and window hide nothing.
 
     Returns:
-        out (B, Sq, H, D) in q's dtype, and the natural-log row log-sum-exp (B, H, Sq), float32
+        out (B, Sq, H, Dv) in q's dtype, and the natural-log row log-sum-exp (B, H, Sq), float32
         (float64 for float64).
     """
     packed = _packed(
@@ -77,7 +77,7 @@ def attention_backward(
     dropout_seed included.
 
     Args:
-        dout, out: (B, Sq, H, D), the gradient of the output, and the output over all keys.
+        dout, out: (B, Sq, H, Dv), the gradient of the output, and the output over all keys.
         lse: (B, H, Sq), the log-sum-exp over all keys, from
             `attention_forward` or `merge_attention`.
 
@@ -96,7 +96,8 @@ def attention_backward(
         dropout_p=dropout_p, dropout_seed=dropout_seed,
     )  # fmt: skip
     rows = (q.shape[0], q.shape[2], q.shape[1])
-    for name, x, shape in (("dout", dout, q.shape), ("out", out, q.shape), ("lse", lse, rows)):
+    of_out = (*q.shape[:3], v.shape[3])
+    for name, x, shape in (("dout", dout, of_out), ("out", out, of_out), ("lse", lse, rows)):
         check_shape(name, x, shape)
         check_device(name, x, q.device)
     # A query's row enters the backward only through its log-sum-exp and the sum of dout *

@@ -99,7 +99,7 @@ def scaled_dot_product_attention(
     if (
         query.dim() == 4
         and query.shape[1] == heads
-        and value_dim == head_dim
+        and value_dim <= head_dim
         and len(query) == len(key) == len(value)
     ):
         remember(checked, (query, key, value), options, form=HEADS_FIRST)
@@ -108,12 +108,10 @@ def scaled_dot_product_attention(
     q = _batched(query, leading, heads)
     k = _batched(key, leading, key.shape[-3] if key.dim() > 3 else 1)
     v = _batched(value, leading, value.shape[-3] if value.dim() > 3 else 1)
-    if value_dim < head_dim:
-        v = functional.pad(v, (0, head_dim - value_dim))
-    elif value_dim > head_dim:
+    if value_dim > head_dim:
         q, k = (functional.pad(x, (0, value_dim - head_dim)) for x in (q, k))
     out, _ = run((q, k, v), options, False)
-    out = out[..., :value_dim].transpose(1, 2)
+    out = out.transpose(1, 2)
     return out.reshape(*leading, *((heads,) if query.dim() > 3 else ()), *out.shape[2:])
 
 

@@ -135,8 +135,7 @@ INDEXED = {**LATENT, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 4}
         ),
         ("hy_v4", {**INDEXED, "head_dim": 8}, "computes with its attention masks"),
         ("doge", {}, "computes with its attention masks"),
-        ("gemma4_text", {}, "has heads of 512"),
-        ("llama", {"head_dim": 264}, "has heads of 264"),
+        ("llama", {"head_dim": 520}, "has heads of 520"),
         ("mimo_v2_flash", {"head_dim": 8, "v_head_dim": 16}, "has values wider than its queries"),
     ],
 )

@@ -83,7 +83,7 @@ def test_results_and_gradients_are_torchs(ours, options, dtype):
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # torch's, of vmap
 def test_left_calls_are_counted_by_reason():
     q, k, v = tensors()
-    wide = tensors(1, 1, 4, 300)
+    wide = tensors(1, 1, 4, 600)
     with route_sdpa(CPU) as routing:
         F.scaled_dot_product_attention(*wide)
         F.scaled_dot_product_attention(*wide)
@@ -93,12 +93,12 @@ def test_left_calls_are_counted_by_reason():
         with route_sdpa() as inner, inner:
             F.scaled_dot_product_attention(q, k, v)
     assert routing.left == {
-        "head dimension 300": 2,
+        "head dimension 600": 2,
         "an empty tensor": 1,
         "a torch.func transform": 1,
     }
     assert routing.routed == 1
-    assert str(routing).startswith("routed 1 calls; left 4 to torch: head dimension 300 (2), ")
+    assert str(routing).startswith("routed 1 calls; left 4 to torch: head dimension 600 (2), ")
     assert str(inner) == "routed 0 calls; left 1 to torch: tensors on cpu (1)"
     assert str(route_sdpa()) == "routed 0 calls; left 0 to torch"
 

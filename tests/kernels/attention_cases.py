@@ -42,11 +42,12 @@ class Case(NamedTuple):
     bias: tuple[int, int, int, int] | None = None
     dropout: float = 0.0
     sinks: bool = False
+    value_dim: int = 0  # 0: as head_dim
 
     def __str__(self) -> str:
         parts = [
             f"B{self.batch}-Sq{self.seqlen_q}-Sk{self.seqlen_k}-H{self.heads}/"
-            f"{self.kv_heads}-D{self.head_dim}"
+            f"{self.kv_heads}-D{self.head_dim}" + (f"/{self.value_dim}" if self.value_dim else "")
         ]
         parts += (
             [self.mask.replace(" ", "_")]
@@ -74,7 +75,7 @@ class Case(NamedTuple):
         shapes = [
             (self.batch, self.seqlen_q, self.heads, self.head_dim),
             (self.batch, self.seqlen_k, self.kv_heads, self.head_dim),
-            (self.batch, self.seqlen_k, self.kv_heads, self.head_dim),
+            (self.batch, self.seqlen_k, self.kv_heads, self.value_dim or self.head_dim),
         ]
         if self.bias is not None:
             shapes.append(tuple(size or full for size, full in zip(self.bias, whole, strict=True)))

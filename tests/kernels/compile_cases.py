@@ -73,7 +73,8 @@ CASES: dict[str, list[Case]] = {
         ("everything", 64, 1), ("causal", 128, 2), ("window", 128, 1), ("two intervals", 128, 1),
         ("blocks", 128, 2),
         ("softcap", 128, 1), ("alibi", 128, 1), ("alibi of sequences", 128, 1), ("bias", 128, 1),
-        ("intervals, dropout", 128, 1), ("bias of blocks", 64, 1),
+        ("intervals, dropout", 128, 1), ("bias of blocks", 64, 1), ("causal", 512, 2),
+        ("intervals", 512, 1),
     ],
     # Dense, masks and rich, for each release of Triton.
     "releases": [
@@ -81,7 +82,7 @@ CASES: dict[str, list[Case]] = {
         ("bias", 64, 1),
         ("full", 128, 1), ("causal", 128, 2), ("intervals", 128, 2), ("two intervals", 128, 1),
         ("blocks", 128, 2),
-        ("bias", 128, 1), ("intervals, dropout", 128, 1),
+        ("bias", 128, 1), ("intervals, dropout", 128, 1), ("causal", 512, 1),
     ],
     # Small shared memory, and head dimensions that only fit with spilled registers.
     "small": [*itertools.product(("full", "causal", "dropout"), (64, 128, 256), (1,)),
@@ -109,8 +110,10 @@ def launches(arch: str, head_dim: int, dtype: torch.dtype, options: Options, gro
     lse = empty(B, H, S, dtype=torch.float32)
     rows = empty(2, B, H, S, dtype=torch.float32)
     call, gradients = Call(q, kv, kv, options), Gradients(q, None, q, lse, q, kv, kv, None)
-    first, second = backward_launches(call, gradients, rows, tiles)
-    backward = {"rows": first, "both": second} if tiles.together else {"dq": first, "dkdv": second}
+    names = (
+        ("rows", "both") if tiles.together else ("dq", "dk", "dv") if tiles.dv else ("dq", "dkdv")
+    )
+    backward = dict(zip(names, backward_launches(call, gradients, rows, tiles), strict=True))
     made = {"forward": forward_launch(call, q, lse, tiles.forward), **backward}
     if options.bias is not None:
         made["dbias"] = dbias_launch(call, q, rows, options.bias, tiles.dbias)

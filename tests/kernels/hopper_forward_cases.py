@@ -28,6 +28,7 @@ CASES = [
     ("intervals", 128, 4096, 1),
     ("two intervals", 128, 4096, 1), ("permuted", 128, 4096, 1), ("blocks", 128, 4096, 1),
     ("causal", 72, 512, 1),
+    ("causal", 192, 4096, 1), ("window", 192, 4096, 4),
     ("full", 256, 4096, 1), ("causal", 256, 4096, 1), ("window", 256, 4096, 1),
     ("packed", 64, 2048, 1),
     ("packed", 64, 32768, 4), ("packed", 128, 2048, 4), ("packed", 128, 32768, 1),
@@ -93,12 +94,18 @@ def rows(features: list[str]) -> Iterator[dict[str, Any]]:
         if feature not in features:
             continue
         given = options(feature, length, sequences=8)
-        q = empty(B, length, H, head_dim, dtype=torch.bfloat16)
-        kv = empty(B, length, H // group, head_dim, dtype=torch.bfloat16)
-        tile = forward_tiles.forward_tile(q, kv, given)
-        *_, launch = forward_launches(
-            Call(q, kv, kv, given), q, empty(B, H, length, dtype=torch.float32)
+        # Values of 128 beside queries and keys of 192 are those of multi-head latent attention.
+        value_dim = 128 if head_dim == 192 else head_dim
+        q, out = (
+            empty(B, length, H, width, dtype=torch.bfloat16) for width in (head_dim, value_dim)
         )
+        k, v = (
+            empty(B, length, H // group, width, dtype=torch.bfloat16)
+            for width in (head_dim, value_dim)
+        )
+        tile = forward_tiles.forward_tile(q, k, given)
+        lse = empty(B, H, length, dtype=torch.float32)
+        *_, launch = forward_launches(Call(q, k, v, given), out, lse)
         yield {
             "feature": feature, "head_dim": head_dim, "length": length, "group": group,
             "tile": list(tile),

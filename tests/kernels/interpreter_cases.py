@@ -53,7 +53,10 @@ SHAPES = [
     Case(1, 127, 63, 1, 1, 16, "window"),
     Case(1, 65, 1, 2, 2, 16, "causal"), Case(1, 65, 65, 1, 1, 80, "causal"),
     Case(1, 17, 33, 1, 1, 1),
-    Case(1, 33, 33, 1, 1, 200, "causal"),
+    Case(1, 33, 33, 1, 1, 200, "causal"), Case(1, 35, 33, 2, 1, 512, "causal"),
+    Case(1, 33, 33, 1, 1, 320, "window"), Case(1, 33, 40, 2, 1, 24, "causal", value_dim=9),
+    Case(1, 33, 33, 2, 2, 192, "causal", value_dim=128),
+    Case(1, 20, 33, 1, 1, 512, value_dim=300),
 ]  # fmt: skip
 
 
@@ -100,6 +103,21 @@ def test_bfloat16_is_refused_because_the_interpreter_multiplies_it_wrongly():
     x = torch.zeros(1, 8, 1, 16, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="interpreter multiplies bfloat16 wrongly"):
         fk.flash_attn_func(x, x, x)
+
+
+WIDE_HEADS = [
+    {"mask": "causal document"}, {"mask": "shuffled", "softcap": 3.0, "heads": (2, 1)},
+    {"mask": "window causal", "dropout": 0.3}, {"bias": (1, 0, 1, 0), "alibi": "alibi"},
+    {"mask": "blocks causal"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("factors", WIDE_HEADS, ids=str)
+def test_heads_of_512_with_a_launch_for_each_gradient(factors):
+    case = case_of({"head_dim": 512, **factors}, 45, 37, 45, heads=(2, 1), head_dim=512)
+    inputs = case.inputs(torch.float32)
+    with dispatch.force("portable", SMALL):
+        assert_close(ours(case, inputs), expected(case, inputs), 5e-5)
 
 
 # --- features, each alone and every two of them together ------------------------------------------

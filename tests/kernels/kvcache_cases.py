@@ -30,6 +30,7 @@ class Case(NamedTuple):
     batch_index: bool = False
     splits: int = 0
     batch: int = 3
+    value_dim: int = 0  # 0: as head_dim
 
     def __str__(self) -> str:
         changed = [
@@ -47,25 +48,26 @@ class Case(NamedTuple):
             return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
         rows = (self.kv_heads, self.head_dim)
+        values = (self.kv_heads, self.value_dim or self.head_dim)
         given: dict[str, Any] = {"q": draw(self.batch, self.seqlen_q, self.heads, self.head_dim)}
         if self.page:
             columns = -(-self.capacity // self.page)
             pages = 2 * self.batch * columns
             order = torch.randperm(pages, generator=generator)[: self.batch * columns]
             given["block_table"] = order.int().view(self.batch, columns)
-            shape = (pages, self.page, *rows)
+            shape: tuple[int, ...] = (pages, self.page)
         else:
             caches = 2 * self.batch if self.batch_index else self.batch
-            shape = (caches, self.capacity, *rows)
+            shape = (caches, self.capacity)
             if self.batch_index:
                 given["cache_batch_idx"] = torch.randperm(caches, generator=generator)[
                     : self.batch
                 ].int()
-        given["k_cache"], given["v_cache"] = draw(*shape), draw(*shape)
+        given["k_cache"], given["v_cache"] = draw(*shape, *rows), draw(*shape, *values)
         if self.new:
             given["k"], given["v"] = (
                 draw(self.batch, self.new, *rows),
-                draw(self.batch, self.new, *rows),
+                draw(self.batch, self.new, *values),
             )
         if self.rotary:
             angle = (
@@ -129,9 +131,8 @@ def expected(case: Case, arguments: dict[str, Any]) -> dict[str, torch.Tensor]:
                 k_cache[place[filled + i]], v_cache[place[filled + i]] = k[i], v[i]
         pad = int(exact["cache_leftpad"][b]) if case.leftpad else 0
         rows = place[pad : filled + case.new]
-        empty = k_cache.new_empty(0, *k_cache.shape[2:])
         keys, values = (
-            torch.stack([cache[at] for at in rows]) if rows else empty
+            torch.stack([cache[at] for at in rows]) if rows else cache[0, :0]
             for cache in (k_cache, v_cache)
         )
         seen = window_pairs(case.seqlen_q, len(rows), *case.window, case.causal)
@@ -157,7 +158,9 @@ def assert_equals_the_formula(case: Case, dtype: torch.dtype, tolerance: float) 
 ALONE = [
     Case(), Case(new=0), Case(kv_heads=4), Case(softcap=2.0), Case(rotary=8), Case(page=16),
     Case(batch_index=True),
-    Case(head_dim=5), Case(head_dim=40, page=8), Case(seqlen_q=3, new=3, causal=True),
+    Case(head_dim=5), Case(head_dim=40, value_dim=24, page=8), Case(head_dim=512, rotary=64),
+    Case(head_dim=192, value_dim=128, seqlen_q=3, new=3, causal=True, splits=2),
+    Case(seqlen_q=3, new=3, causal=True),
     Case(page=7, seqlen_q=2, new=9),
     Case(seqlen_q=3, new=2, causal=True), Case(seqlen_q=5, new=3, window=(4, 1)),
     Case(rotary=6, seqlen_q=3, new=2),

@@ -197,3 +197,42 @@ def test_a_cache_in_autocasts_dtype_takes_float32_queries_and_keys():
         )
     assert out.dtype == torch.bfloat16
     assert torch.equal(cache[:, :2], k.bfloat16())
+
+
+@pytest.mark.parametrize("value_dim", [1, 3])
+def test_values_may_be_narrower_than_keys_in_every_function(value_dim):
+    """As in multi-head latent attention: equal to values padded with zeros, gradients too."""
+    q, k, v = tensors()
+    narrow = v[..., :value_dim].detach().requires_grad_()
+    wide = torch.nn.functional.pad(narrow, (0, v.shape[-1] - value_dim))
+    ends = torch.tensor([0, 2, 5], dtype=torch.int32)
+    calls = [
+        lambda v: fk.flash_attn_func(q, k, v, causal=True, softcap=2.0),
+        lambda v: fk.flash_attn_func(q, k, v, learnable_sink=torch.ones(q.shape[2])),
+        lambda v: fk.flash_attn_func(q, k, v, causal=True, dropout_p=0.3, dropout_seed=5),
+        lambda v: fk.flash_attn_varlen_func(q[0, :5], k[0, :5], v[0, :5], ends, ends, 3, 3),
+        lambda v: scaled_dot(q, k, v),
+        lambda v: torch.compile(fk.flash_attn_func, backend="aot_eager")(q, k, v, causal=True),
+        lambda v: torch.func.vmap(fk.flash_attn_func)(*(x[:, None] for x in (q, k, v)))[:, 0],
+        lambda v: fk.flash_attn_with_kvcache(q, k, v.detach(), causal=True),
+    ]
+    for call in calls:
+        out, wanted = call(narrow), call(wide)[..., :value_dim]
+        torch.testing.assert_close(out, wanted)
+        if out.requires_grad:
+            given = torch.randn_like(out)
+            (got,) = torch.autograd.grad(out, narrow, given)
+            torch.testing.assert_close(got, torch.autograd.grad(wanted, narrow, given)[0])
+    meta = fk.flash_attn_func(*(x.to("meta") for x in (q, k, narrow)))
+    assert meta.shape == (*q.shape[:3], value_dim)
+
+
+def scaled_dot(q, k, v):
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return fk.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2)
+
+
+def test_values_wider_than_keys_are_refused():
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match="v's head dimension must be from 1 to k's 5, not 6"):
+        fk.flash_attn_func(q, k, torch.nn.functional.pad(v, (0, 1)))

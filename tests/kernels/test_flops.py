@@ -97,3 +97,13 @@ def test_varlen_counts_the_packed_row():
     assert counted(lambda: fk.flash_attn_varlen_func(q, q, q, cu_seqlens, cu_seqlens, 5, 5)) == {
         "forward": 2 * product
     }
+
+
+def test_products_with_narrower_values_count_as_narrow():
+    shape = BATCH, SEQLEN_K, HEADS
+    q, k, v = draw(*shape, HEAD_DIM), draw(*shape, HEAD_DIM), draw(*shape, 2)
+    pairs = 2 * BATCH * HEADS * SEQLEN_K**2
+    assert counted(lambda: fk.flash_attn_func(q, k, v).sum().backward()) == {
+        "forward": (HEAD_DIM + 2) * pairs,
+        "backward": (3 * HEAD_DIM + 2 * 2) * pairs,
+    }

@@ -39,6 +39,11 @@ SHAPES = [
 HEAD_DIMENSIONS = [
     (Case(2, 300, 300, 2, 2, 40, "causal"), BF16), (Case(2, 300, 301, 3, 1, 80), FP16),
     (Case(1, 300, 300, 2, 1, 192, "causal"), BF16), (Case(1, 300, 200, 2, 2, 256, "causal"), FP16),
+    (Case(2, 500, 500, 4, 2, 512, "causal"), BF16), (Case(1, 300, 411, 2, 1, 512), FP16),
+    (Case(1, 300, 300, 2, 2, 320, "window"), BF16),
+    (Case(1, 600, 600, 4, 2, 192, "causal", value_dim=128), BF16),
+    (Case(2, 300, 411, 4, 4, 192, value_dim=128), FP16),
+    (Case(1, 300, 300, 2, 2, 96, "causal", value_dim=64), BF16),
     (Case(1, 130, 130, 2, 2, 1, "causal"), BF16), (Case(1, 200, 200, 2, 1, 17, "causal"), FP16),
 ]  # fmt: skip
 

@@ -395,3 +395,17 @@ def test_no_item_of_the_backward_visits_a_tile_that_is_not_there(keys, left, rig
             reach = band_tiles(item * keys, bounds, left, right, keys, False)
             visited = range(reach.first, reach.past)
             assert not visited or 0 <= visited[0] <= visited[-1] < tiles
+
+
+@pytest.mark.parametrize("dims", [(192, 128), (96, 64), (256, 200)])
+def test_narrower_values_are_served_but_those_of_odd_or_small_widths(dims, gpu):
+    gpu()
+    q, k, _ = tensors(dims[0])
+    assert refusals(q, k, tensors(dims[1])[2], right=0) == (None, None)
+    for width in (dims[1] - 4, 40):
+        assert all("values" in reason for reason in refusals(q, k, tensors(width)[2]))
+
+
+def test_heads_beyond_256_are_left_to_the_portable_kernels(gpu):
+    gpu()
+    assert all("256" in reason for reason in refusals(*tensors(512), right=0))

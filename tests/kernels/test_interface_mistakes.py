@@ -30,7 +30,7 @@ def blocks(**changes):
     return mask._replace(**changes)
 
 
-WIDE, NARROW = torch.zeros(1, 2, 1, 257), torch.zeros(1, 2, 1, 0)
+WIDE, NARROW = torch.zeros(1, 2, 1, 513), torch.zeros(1, 2, 1, 0)
 TENSORS = [
     ((None, KV, KV), TypeError, "q"),
     ((Q[0], KV, KV), ValueError, "q"),

@@ -169,7 +169,7 @@ def test_torch_compile_takes_the_whole_graph_and_changing_lengths(implementation
 
 
 X = torch.zeros(2, 4, 6, 8)
-WIDE, ODD = torch.zeros(1, 1, 2, 257), torch.zeros(6, 6)
+WIDE, ODD = torch.zeros(1, 1, 2, 513), torch.zeros(6, 6)
 MISTAKES = [
     ("query", (None, X, X), {}, TypeError),
     ("key", (X, X[0], X), {}, ValueError),
@@ -179,7 +179,7 @@ MISTAKES = [
     ("key", (X, X.to("meta"), X), {}, ValueError),
     ("query and key", (X, X[..., :4], X), {}, ValueError),
     ("query's head dimension", (WIDE, WIDE, WIDE), {}, ValueError),
-    ("value's head dimension", (X, X, torch.zeros(2, 4, 6, 300)), {}, ValueError),
+    ("value's head dimension", (X, X, torch.zeros(2, 4, 6, 600)), {}, ValueError),
     ("key and value", (X, X[:, :, :5], X), {}, ValueError),
     (".*leading dimensions", (X, torch.zeros(3, 4, 6, 8), X), {}, ValueError),
     ("key and value", (X, X[:, :2], X), {}, ValueError),

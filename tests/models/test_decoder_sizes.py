@@ -103,7 +103,7 @@ def test_weights_start_as_gpt2s_do():
     [
         ({"heads": 5}, "heads=5"),
         ({"kv_heads": 3}, "kv_heads=3"),
-        ({"embed": 2048}, "head dimension 512 .* at most 256"),
+        ({"embed": 4096}, "head dimension 1024 .* at most 512"),
         ({"embed": 36, "positions": "rotary"}, "head dimension 9"),
         ({"context": 0}, "context=0"),
         ({"vocab_rows": 49}, "vocab_rows=49"),

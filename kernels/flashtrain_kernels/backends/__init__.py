@@ -1,7 +1,8 @@
 """The interface of a backend (the kernels for one kind of GPU), of which dispatch.py
 chooses one for each call.
 
-B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head
+dimension of queries and keys, Dv of values.
 """
 
 from dataclasses import replace
@@ -17,8 +18,8 @@ Direction = Literal["forward", "backward"]
 
 
 class Call(NamedTuple):
-    """A checked call of attention: q (B, Sq, H, D), k and v (B, Sk, K, D), each with last
-    stride 1, and its options."""
+    """A checked call of attention: q (B, Sq, H, D), k (B, Sk, K, D) and v (B, Sk, K, Dv), each
+    with last stride 1, and its options."""
 
     q: Tensor
     k: Tensor
@@ -46,10 +47,10 @@ class Call(NamedTuple):
         return self._replace(options=options)
 
     def empty_results(self) -> tuple[Tensor, Tensor]:
-        """Allocate out (B, Sq, H, D) in q's dtype and lse (B, H, Sq) in float32,
+        """Allocate out (B, Sq, H, Dv) in q's dtype and lse (B, H, Sq) in float32,
         contiguous and not filled."""
         shape, device = self.q.shape, self.q.device
-        out = torch.empty(shape, dtype=self.q.dtype, device=device)
+        out = torch.empty((*shape[:3], self.v.shape[3]), dtype=self.q.dtype, device=device)
         return out, torch.empty((shape[0], shape[2], shape[1]), dtype=torch.float32, device=device)
 
 
@@ -63,7 +64,7 @@ class Gradients(NamedTuple):
     """The tensors of a backward besides its Call: it reads dout, dlse, out and lse, and
     fills dq, dk, dv and dbias."""
 
-    dout: Tensor  # (B, Sq, H, D), whose last stride is 1
+    dout: Tensor  # (B, Sq, H, Dv), whose last stride is 1
     dlse: Tensor | None  # (B, H, Sq), contiguous
     out: Tensor  # shaped as dout
     lse: Tensor  # shaped as dlse

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from flashtrain.errors import between, unknown
 from flashtrain.settings.options import option
+from flashtrain_kernels.arguments import MAX_HEAD_DIM
 
 PRESETS = ("grid", "core", "paper", "features", "block-sparse", "as-called")
 DTYPES = ("bfloat16", "float16", "float32")
@@ -92,6 +93,6 @@ class AttentionSettings:
         for mask in self.masks or []:
             parse_mask(mask)
         for head_dim in self.head_dims or []:
-            between("benchmark.head_dims", head_dim, 1, 256)
+            between("benchmark.head_dims", head_dim, 1, MAX_HEAD_DIM)
         for density in self.densities:
             between("benchmark.densities", density, 0.0, 1.0, include_low=False)

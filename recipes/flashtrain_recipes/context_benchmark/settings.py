@@ -8,6 +8,7 @@ from typing import NamedTuple, get_args
 
 from flashtrain.errors import UserError, one_of
 from flashtrain.settings.options import ContextLayout, ContextMethod
+from flashtrain_kernels.arguments import MAX_HEAD_DIM
 from flashtrain_recipes.attention_benchmark.settings import BLOCK_SPARSE, MASKS, parse_mask
 
 METHODS = get_args(ContextMethod)[1:]  # without auto
@@ -71,9 +72,10 @@ def parse_shape(text: str) -> Shape:
     found = re.fullmatch(r"([1-9]\d*)(?:/([1-9]\d*))?x([1-9]\d*)", text)
     if found:
         shape = Shape(*(int(part) for part in (found[1], found[2] or found[1], found[3])))
-        if shape.heads % shape.kv_heads == 0 and shape.head_dim <= 256:
+        if shape.heads % shape.kv_heads == 0 and shape.head_dim <= MAX_HEAD_DIM:
             return shape
     raise UserError(
-        f"benchmark.shapes: '{text}' is no shape. Expected heads x head dimension (at most "
-        "256) as 16x128, or as 32/8x128 for 32 query heads that share 8 key/value heads."
+        f"benchmark.shapes: '{text}' is no shape. Expected heads x head dimension (at "
+        f"most {MAX_HEAD_DIM}) as 16x128, or as 32/8x128 for 32 query heads that share 8 "
+        "key/value heads."
     )

@@ -10,7 +10,7 @@ from flashtrain.errors import UserError
 
 WRONG = {
     "attention-benchmark": (
-        "rows=anchor", "implementations=[]", "seqlens=[0]", "head_dims=[512]", "densities=[0]",
+        "rows=anchor", "implementations=[]", "seqlens=[0]", "head_dims=[520]", "densities=[0]",
         "max_seconds=0",
         "dtype=fp8", "seqlen=[1]",
     ),

@@ -8,6 +8,7 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ... import environment
 from ...environment import constant
@@ -60,6 +61,9 @@ def serves(call: Call, direction: Direction) -> str | None:
     reason = unavailable(call.q.device) or _why_not_wide(call.q.shape[3], call.options.mask)
     if reason is not None:
         return reason
+    value_dim = call.v.shape[3]
+    if value_dim != call.q.shape[3] and (value_dim < 64 or value_dim % 8):
+        return "narrower values only with head dimensions that are multiples of 8 from 64"
     if direction == "forward":
         return _serves_forward(*call)
     from .backward import has_whole_heads, is_deterministic, serves_backward, why_not_deterministic
@@ -207,6 +211,14 @@ def backward(call: Call, gradients: Gradients) -> None:
     if 0 in call.q.shape or 0 in call.k.shape:
         for gradient in (gradients.dq, gradients.dk, gradients.dv):
             gradient.zero_()
+        return
+    value_dim = call.v.shape[3]
+    if value_dim < call.q.shape[3]:  # these kernels have values as wide as keys
+        missing = (0, call.q.shape[3] - value_dim)
+        dout, out, v = (pad(x, missing) for x in (gradients.dout, gradients.out, call.v))
+        wide = gradients._replace(dout=dout, out=out, dv=torch.empty_like(v))
+        backward(call._replace(v=v), wide)
+        gradients.dv.copy_(wide.dv[..., :value_dim])
         return
     dout, out = (
         x if why_not("", x) is None else x.contiguous() for x in (gradients.dout, gradients.out)

@@ -1,7 +1,8 @@
 """The forward kernel for sm_90: a warp that fetches and warpgroups that compute, over a
 list of tiles of queries.
 
-B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension
+(of values Dv).
 """
 
 from functools import cache
@@ -56,6 +57,8 @@ class Constants(NamedTuple):
     registers: int
     head_dim: int
     block_d: int  # D padded to a power of two
+    value_dim: int  # Dv
+    block_v: int  # Dv padded to a power of two
     group: int  # H / K
     tiles: int  # in a block of a block-sparse mask
     paired: bool  # tiles of queries come in pairs
@@ -82,12 +85,12 @@ def forward_kernel(
         DTYPE, [C.q_stages * C.consumers, 1, C.rows, 1, C.block_d], q_desc.layout
     )
     k_smem = gl.allocate_shared_memory(DTYPE, [C.stages, 1, C.block_k, 1, C.block_d], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(DTYPE, [C.stages, 1, C.block_k, 1, C.block_d], v_desc.layout)
-    if C.block_d > 128:  # there is room for one of the two: see forward_warps.consume
+    v_smem = gl.allocate_shared_memory(DTYPE, [C.stages, 1, C.block_k, 1, C.block_v], v_desc.layout)
+    if C.block_v > 128:  # there is room for one of the two: see forward_warps.consume
         out_smem = q_smem
     else:
         out_smem = gl.allocate_shared_memory(
-            DTYPE, [C.consumers, 1, C.rows, 1, C.block_d], out_desc.layout
+            DTYPE, [C.consumers, 1, C.rows, 1, C.block_v], out_desc.layout
         )
     buffers = (q_smem, k_smem, v_smem, out_smem)
     q_full = gl.allocate_shared_memory(
@@ -182,7 +185,7 @@ def clear_kernel(counter_ptr):
 
 
 def forward_launches(call: Call, out: torch.Tensor, lse: torch.Tensor) -> tuple[Launch, ...]:
-    """Return the launches that fill out (B, Sq, H, D) and lse (B, H, Sq) of a call."""
+    """Return the launches that fill out (B, Sq, H, Dv) and lse (B, H, Sq) of a call."""
     q, k, v, options = call
     tile = forward_tile(q, k, options)
     packed = options.mask if isinstance(options.mask, Sequences) else None
@@ -190,7 +193,8 @@ def forward_launches(call: Call, out: torch.Tensor, lse: torch.Tensor) -> tuple[
     seqlen_k = k.shape[1]
     features = features_of(options)
     mask = with_changes(mask_arguments(options.mask, lse), 0, 6, options)
-    block_d = padded(head_dim)
+    value_dim = v.shape[3]
+    block_d, block_v = padded(head_dim), padded(value_dim)
     tiles, keys_together = ceil_div(seqlen_q, tile.consumers * tile.rows), seqlen_k
     if packed is not None:
         tiles = slots(seqlen_q, packed.number, tile.consumers * tile.rows)
@@ -212,15 +216,17 @@ def forward_launches(call: Call, out: torch.Tensor, lse: torch.Tensor) -> tuple[
     divisors = (*divisor(tiles * section), *divisor(section), *divisor(heads))
     total = batch * heads * (section if paired else tiles)
     programs = min(total, tile.programs * multiprocessors(q.device)) if tile.programs else total
-    box_q, box_k = (1, tile.rows, 1, block_d), (1, tile.block_k, 1, block_d)
+    (box_q, box_k), (box_out, box_v) = (
+        ((1, tile.rows, 1, width), (1, tile.block_k, 1, width)) for width in (block_d, block_v)
+    )
     bounded = _is_bounded(q, options)
     # Where tiles are uneven, the next one is whoever's comes to it first.
     counted = (packed is not None or features.intervals > 0) and tile.programs > 0
     counter = torch.empty(1, dtype=torch.int32, device=q.device) if counted else lse
     constants = Constants(
         tile.consumers, tile.rows, tile.block_k, tile.stages, tile.q_stages, tile.turns, tile.tight,
-        tile.registers, head_dim, block_d, group, max(1, features.block_k // tile.block_k), paired,
-        packed is not None, bounded, counted,
+        tile.registers, head_dim, block_d, value_dim, block_v, group,
+        max(1, features.block_k // tile.block_k), paired, packed is not None, bounded, counted,
     )  # fmt: skip
     # A kernel, as a recorded call (launch_cache) repeats allocations and launches alone.
     clear = Launch(clear_kernel, (1,), (counter,), constants={}, options={"num_warps": 1})
@@ -228,8 +234,8 @@ def forward_launches(call: Call, out: torch.Tensor, lse: torch.Tensor) -> tuple[
         kernel=forward_kernel,
         grid=(programs,),
         args=(
-            descriptor(q, box_q), descriptor(k, box_k), descriptor(v, box_k),
-            descriptor(out, box_q),
+            descriptor(q, box_q), descriptor(k, box_k), descriptor(v, box_v),
+            descriptor(out, box_out),
             lse, *mask, heads, total, section, tiles, *divisors,
             seqlen_q, seqlen_k, options.left or 0, options.right or 0, scale_of(options, bounded),
             q, k, v, out, counter,

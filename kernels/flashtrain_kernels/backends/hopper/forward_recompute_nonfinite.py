@@ -42,8 +42,8 @@ def attend_tile_again(item, W: gl.constexpr, arguments, F: gl.constexpr, C: gl.c
     descriptors = arguments[0]
     DTYPE: gl.constexpr = descriptors[0].dtype
     ROWS: gl.constexpr = C.rows
-    COLUMNS: gl.constexpr = min(C.block_d, AGAIN)  # what the registers hold
-    PARTS: gl.constexpr = C.block_d // COLUMNS
+    COLUMNS: gl.constexpr = min(C.block_v, AGAIN)  # what the registers hold
+    PARTS: gl.constexpr = C.block_v // COLUMNS
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     row = item[2] + W * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
     for part in gl.static_range(PARTS):
@@ -81,7 +81,7 @@ def _attend_again(
     ROWS: gl.constexpr = C.rows
     COLUMNS: gl.constexpr = LAYOUT.instr_shape[1]
     column = FIRST + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, LAYOUT)) + zero
-    inside = column < C.head_dim
+    inside = column < C.value_dim
     # Queries and keys are read again for each product, a few columns at a time: registers
     # belong to the output.
     NARROW: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 16])
@@ -152,10 +152,12 @@ def _attend_again(
     )  # fmt: skip
     out = (
         noted(origins, 3 * 4).to(gl.pointer_type(DTYPE))
-        + (batch.to(gl.int64) * total_q * work.heads + head) * C.head_dim
+        + (batch.to(gl.int64) * total_q * work.heads + head) * C.value_dim
     )
     stored = (row < bounds.seqlen_q)[:, None] & inside[None, :]
     places = (
-        out + (queries_at + row).to(gl.int64)[:, None] * (work.heads * C.head_dim) + column[None, :]
+        out
+        + (queries_at + row).to(gl.int64)[:, None] * (work.heads * C.value_dim)
+        + column[None, :]
     )
     gl.store(places, (acc / weight[:, None]).to(DTYPE), mask=stored)

@@ -10,7 +10,7 @@ from . import triton_compat
 from .tiles import ForwardTile
 
 # The tiles that masks are planned for by width, D padded: small ones waste least at documents'
-# borders, for wide heads large ones are faster (kernels/dev/OPTIMISATION.md, points 7 and 18).
+# borders, for wide heads large ones are faster (kernels/dev/OPTIMISATION.md, points 7, 18 and 22).
 PLANNED = {64: (64, 64), 128: (128, 128), 256: (128, 64)}
 PLANNED_TWO = (64, 64)  # of two intervals a query
 PACKED_LONG = {64: 1024, 128: 512}  # tokens

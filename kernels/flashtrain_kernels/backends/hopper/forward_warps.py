@@ -45,7 +45,7 @@ def _fetch(descriptor, place_in_tensor, full, empty, buffer, number, C: gl.const
     keys or values into it."""
     slot = number % C.stages
     mbarrier.wait(empty.index(slot), ((number // C.stages) & 1) ^ 1)
-    mbarrier.expect(full.index(slot), C.block_k * C.block_d * 2)
+    mbarrier.expect(full.index(slot), C.block_k * buffer.shape[4] * 2)
     load_tile(descriptor, place_in_tensor, full.index(slot), buffer.index(slot))
 
 
@@ -126,7 +126,7 @@ def _arrived(full, buffer, number, C: gl.constexpr):
     its buffer."""
     slot = number % C.stages
     mbarrier.wait(full.index(slot), (number // C.stages) & 1)
-    return buffer.index(slot).reshape([C.block_k, C.block_d])
+    return buffer.index(slot).reshape([C.block_k, buffer.shape[4]])
 
 
 @gluon.jit
@@ -196,6 +196,22 @@ def _rounded(weights, DTYPE: gl.constexpr, LAYOUT: gl.constexpr, C: gl.constexpr
 
 
 @gluon.jit
+def _products(q, k, no_scores, C: gl.constexpr):
+    """Start the product q k^T, and return its result to come."""
+    if C.block_d == 256 and C.head_dim <= 192:  # the last quarter is zeros
+        first, last = k.slice(0, 128, dim=1), k.slice(128, 64, dim=1)
+        scores = hopper.warpgroup_mma(
+            q.slice(0, 128, dim=1), first.permute((1, 0)), no_scores, use_acc=False, is_async=True
+        )
+        scores = hopper.warpgroup_mma(
+            q.slice(128, 64, dim=1), last.permute((1, 0)), scores, is_async=True
+        )
+    else:
+        scores = hopper.warpgroup_mma(q, k.permute((1, 0)), no_scores, use_acc=False, is_async=True)
+    return scores
+
+
+@gluon.jit
 def _operand(p, DTYPE: gl.constexpr, LAYOUT: gl.constexpr, C: gl.constexpr):
     if C.tight:
         p = gl.convert_layout(unpacked(p, DTYPE), LAYOUT)
@@ -219,7 +235,7 @@ def _finish(
     """Divide, and store the output and the log-sum-exp. left: how many rows from here
     on are the sequence's."""
     ROWS: gl.constexpr = acc.shape[0]
-    BLOCK_D: gl.constexpr = acc.shape[1]
+    BLOCK_V: gl.constexpr = acc.shape[1]
     empty = row_sum == 0
     weight = gl.where(empty, 1.0, row_sum)
     gl.store(
@@ -228,7 +244,7 @@ def _finish(
     )  # fmt: skip
     out = acc * gl.convert_layout(reciprocal(weight), gl.SliceLayout(1, acc.type.layout))[:, None]
     tma.store_wait(0)
-    buffer.reshape([ROWS, BLOCK_D]).store(out.to(buffer.dtype))
+    buffer.reshape([ROWS, BLOCK_V]).store(out.to(buffer.dtype))
     hopper.fence_async_shared()
     if C.packed:
         if left >= ROWS:
@@ -244,15 +260,15 @@ def _store_rows(buffer, place_out, left, origins, C: gl.constexpr):
     """Store the first `left` rows of a tile of the output. (The TMA unit would write whole tiles,
     and so into the next packed sequence.)"""
     ROWS: gl.constexpr = C.rows
-    BLOCK_D: gl.constexpr = C.block_d
-    WIDE: gl.constexpr = BLOCK_D // 8
+    BLOCK_V: gl.constexpr = C.block_v
+    WIDE: gl.constexpr = BLOCK_V // 8
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 // WIDE, WIDE], [4, 1], [1, 0])
-    value = buffer.reshape([ROWS, BLOCK_D]).load(LAYOUT)
+    value = buffer.reshape([ROWS, BLOCK_V]).load(LAYOUT)
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))[:, None]
-    column = gl.arange(0, BLOCK_D, layout=gl.SliceLayout(0, LAYOUT))[None, :]
+    column = gl.arange(0, BLOCK_V, layout=gl.SliceLayout(0, LAYOUT))[None, :]
     base, stride = rows_of(origins, 12, place_out[0], place_out[2], buffer.dtype)
     pointers = base + (place_out[1] + row).to(gl.int64) * stride + column
-    gl.store(pointers, value, mask=(row < left) & (column < C.head_dim))
+    gl.store(pointers, value, mask=(row < left) & (column < C.value_dim))
 
 
 @gluon.jit
@@ -264,8 +280,8 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
     taken = 0
     if C.turns and C.consumers - 1 == W:
         barrier("arrive", _TURN)
-    BLOCK_D: gl.constexpr = C.block_d
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    BLOCK_V: gl.constexpr = C.block_v
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
     ROWS: gl.constexpr = C.rows
     nothing = gl.zeros([ROWS], gl.float32, layout=gl.SliceLayout(1, LAYOUT))
     if C.counted:
@@ -338,10 +354,11 @@ def _consume_tile(
     ROWS: gl.constexpr = C.rows
     BLOCK_K: gl.constexpr = C.block_k
     BLOCK_D: gl.constexpr = C.block_d
+    BLOCK_V: gl.constexpr = C.block_v
     TILES: gl.constexpr = C.tiles
     DTYPE: gl.constexpr = q_smem.dtype
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_K, 16])
-    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
     S_ROWS: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     no_scores = gl.zeros([ROWS, BLOCK_K], gl.float32, layout=S_LAYOUT)
@@ -364,7 +381,7 @@ def _consume_tile(
     if not C.counted:
         mbarrier.wait(q_full.index(place_q), (number // C.q_stages) & 1)
     k = _arrived(k_full, k_smem, taken, C)
-    scores = hopper.warpgroup_mma(q, k.permute((1, 0)), no_scores, use_acc=False, is_async=True)
+    scores = _products(q, k, no_scores, C)
     scores = hopper.warpgroup_mma_wait(0, [scores])
     mbarrier.arrive(k_empty.index(taken % C.stages), count=1)
     scores = _capped(scores, terms, F)
@@ -382,12 +399,12 @@ def _consume_tile(
         first_key = place(0, pieces, list_ptr, F, TILES, BLOCK_K)
         weights = drop(weights, queries, first_key, stream, mask.rows_batch)
     p = _rounded(weights, DTYPE, P_LAYOUT, C)
-    acc = gl.zeros([ROWS, BLOCK_D], gl.float32, layout=O_LAYOUT)
+    acc = gl.zeros([ROWS, BLOCK_V], gl.float32, layout=O_LAYOUT)
     for step in range(1, count):
         k = _arrived(k_full, k_smem, taken + step, C)
         if C.turns:
             barrier("sync", _TURN + W)
-        scores = hopper.warpgroup_mma(q, k.permute((1, 0)), no_scores, use_acc=False, is_async=True)
+        scores = _products(q, k, no_scores, C)
         v = _arrived(v_full, v_smem, taken + step - 1, C)
         if C.tight:
             acc = _rescaled(acc, stay(rescale), C)
@@ -426,7 +443,7 @@ def _consume_tile(
     if C.tight:
         acc = _rescaled(acc, rescale, C)
     acc = hopper.warpgroup_mma(_operand(p, DTYPE, P_LAYOUT, C), v, acc, is_async=True)
-    if BLOCK_D <= 128:
+    if BLOCK_V <= 128:
         mbarrier.arrive(q_empty.index(place_q), count=1)
     following = item
     if not C.counted:
@@ -459,7 +476,7 @@ def _consume_tile(
         origins,
         C,
     )
-    if BLOCK_D > 128:
+    if BLOCK_V > 128:
         tma.store_wait(0)
         mbarrier.arrive(q_empty.index(place_q), count=1)
     return taken, nothing, following

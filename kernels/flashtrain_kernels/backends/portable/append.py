@@ -35,6 +35,8 @@ class Constants(NamedTuple):
     group: int  # H / K
     head_dim: int
     block_d: int
+    value_dim: int
+    block_v: int
     rows: int  # of a program's tile
     keys: int
     paged: bool
@@ -108,11 +110,12 @@ def append_kernel(
     k_pointers = k + batch * k_strides[0] + new * k_strides[1] + head * k_strides[2]
     tile = load_turned(k_pointers, inside, at, cos, sin, cos_row, sin_row, C)
     d = tl.arange(0, C.block_d)[None, :]
-    mask = inside[:, None] & (d < C.head_dim)
     k_rows = (
         k_cache + page * k_cache_strides[0] + place * k_cache_strides[1] + head * k_cache_strides[2]
     )
-    tl.store(k_rows[:, None] + d, tile, mask=mask)
+    tl.store(k_rows[:, None] + d, tile, mask=inside[:, None] & (d < C.head_dim))
+    d = tl.arange(0, C.block_v)[None, :]
+    mask = inside[:, None] & (d < C.value_dim)
     v_pointers = v + batch * v_strides[0] + new * v_strides[1] + head * v_strides[2]
     values = tl.load(v_pointers[:, None] + d, mask=mask, other=0.0)
     v_rows = (
@@ -131,7 +134,7 @@ def append_launch(
     rows `lengths` (B,) on."""
     batch, added, kv_heads, head_dim = k.shape
     constants = Constants(
-        1, head_dim, padded(head_dim), NEW_ROWS, 0, paged, False,
+        1, head_dim, padded(head_dim), v.shape[3], padded(v.shape[3]), NEW_ROWS, 0, paged, False,
         0 if cos is None else 2 * cos.shape[1], interleaved,
         False, False, False, False, "",
     )  # fmt: skip

@@ -80,13 +80,13 @@ def both_kernel(
 
 def backward_launches(
     call: Call, gradients: Gradients, rows: Sequence[torch.Tensor], tiles: Tiles
-) -> tuple[Launch, Launch]:
-    """Return the two launches, in order, that fill gradients.dq, dk and dv. rows: two (B, H, Sq)
-    float32 workspaces for the base-2 log-sum-exps and delta (see dq.row_terms), which the first
-    launch writes and the second reads."""
+) -> tuple[Launch, ...]:
+    """Return the launches, two or for wide heads three, in order, that fill gradients.dq, dk and
+    dv. rows: two (B, H, Sq) float32 workspaces for the base-2 log-sum-exps and delta (see
+    dq.row_terms), which the first launch writes and the others read."""
     q, k, v, options = call
     dout, dlse, out, lse, dq, dk, dv, _ = gradients
-    batch, seqlen_q, heads, head_dim = q.shape
+    batch, seqlen_q, heads, _ = q.shape
     given, strides = (q, k, v, dout), tuple(map(strides_of, (q, k, v, dout)))
     of_out, of_dq, of_dk, of_dv = map(strides_of, (out, dq, dk, dv))
     lses = (lse, lse if dlse is None else dlse)
@@ -103,8 +103,8 @@ def backward_launches(
             grid=(ceil_div(seqlen_q, ROWS) * batch * heads,),
             args=(dout, out, *lses, *rows, strides[3], of_out, heads, seqlen_q),
             constants={
-                "HAS_DLSE": dlse is not None, "HEAD_DIM": head_dim, "BLOCK_D": tiling_dq.block_d,
-                "BLOCK_Q": ROWS
+                "HAS_DLSE": dlse is not None, "VALUE_DIM": v.shape[3],
+                "BLOCK_V": tiling_dq.block_v, "BLOCK_Q": ROWS
             },
             options={"num_warps": 4},
         )  # fmt: skip
@@ -119,23 +119,20 @@ def backward_launches(
             options=tiles.dkdv.options(),
         )  # fmt: skip
         return first, second
-    dkdv = Launch(
-        kernel=dkdv_kernel,
-        grid=(programs_dkdv,),
-        args=(
-            *given,
-            *rows,
-            dk,
-            dv,
-            *strides,
-            of_dk,
-            of_dv,
-            options.scale,
-            *arguments.with_tables(table),
-        ),
-        constants={"F": features, "C": tiling_dkdv},
-        options=tiles.dkdv.options(),
-    )
+    of_gradients = {"dk": tiles.dkdv, "dv": tiles.dv} if tiles.dv else {"": tiles.dkdv}
+    dkdv = [
+        Launch(
+            kernel=dkdv_kernel,
+            grid=(programs_dkdv,),
+            args=(
+                *given, *rows, dk, dv, *strides, of_dk, of_dv, options.scale,
+                *arguments.with_tables(table)
+            ),
+            constants={"F": features, "C": tiling_dkdv._replace(gradient=gradient)},
+            options=tile.options(),
+        )
+        for gradient, tile in of_gradients.items()
+    ]  # fmt: skip
     dquery = Launch(
         kernel=dq_kernel,
         grid=(programs_dq,),
@@ -146,4 +143,4 @@ def backward_launches(
         constants={"HAS_DLSE": dlse is not None, "F": features, "C": tiling_dq},
         options=tiles.dq.options(),
     )  # fmt: skip
-    return dquery, dkdv
+    return dquery, *dkdv

@@ -118,7 +118,7 @@ def dbias_kernel(
                 )
                 q_tile = load_tile(q_base, q.row, left_q, True, BLOCK_Q, C.head_dim, BLOCK_D)
                 dout_tile = load_tile(
-                    dout_base, dout.row, left_q, True, BLOCK_Q, C.head_dim, BLOCK_D
+                    dout_base, dout.row, left_q, True, BLOCK_Q, C.value_dim, C.block_v
                 )
                 lse2 = tl.load(
                     lse2_ptr + row_base + query, mask=query < call.seqlen_q, other=float("inf")
@@ -139,7 +139,7 @@ def dbias_kernel(
                         v.pointer + batch * v.batch + (head // C.group) * v.head + offset_k * v.row
                     )
                     k_tile = load_tile(k_base, k.row, left_k, True, BLOCK_K, C.head_dim, BLOCK_D)
-                    v_tile = load_tile(v_base, v.row, left_k, True, BLOCK_K, C.head_dim, BLOCK_D)
+                    v_tile = load_tile(v_base, v.row, left_k, True, BLOCK_K, C.value_dim, C.block_v)
                     products = tl.dot(q_tile, tl.trans(k_tile), input_precision=C.precision)
                     products, _ = logits(
                         products, options, rows, key, first_key, position, bounds, F

@@ -34,20 +34,21 @@ def _over_keys(
     keys [first, past). RECOMPUTE: masked inf and NaN values are kept out, and counts say, for each
     number of the output, how many inf and NaN values its row sees; else they are 0."""
     ROWS: tl.constexpr = C.rows
-    BLOCK_D: tl.constexpr = C.block_d
-    acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
-    reached = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    BLOCK_V: tl.constexpr = C.block_v
+    acc = tl.zeros([ROWS, BLOCK_V], tl.float32)
+    reached = tl.zeros([ROWS, BLOCK_V], tl.float32)
     row_sum = tl.zeros([ROWS], tl.float32)
     row_max = tl.full([ROWS], _NOTHING, tl.float32)
     d = tl.arange(0, C.block_d)[None, :]
+    column = tl.arange(0, C.block_v)[None, :]
     for start in tl.range(first, past, STEP):
         key = start + tl.arange(0, STEP)
         inside = key < length
         page, place = page_and_row(table, key + pad, inside, size, pages, C.paged)
-        mask = inside[:, None] & (d < C.head_dim)
         k = tl.load(
-            (k_base + page * k_strides[0] + place * k_strides[1])[:, None] + d, mask=mask, other=0.0
-        )
+            (k_base + page * k_strides[0] + place * k_strides[1])[:, None] + d,
+            mask=inside[:, None] & (d < C.head_dim), other=0.0,
+        )  # fmt: skip
         scores = tl.dot(q, tl.trans(k), input_precision=C.precision)
         if C.softcap:
             scores = (1.0 - 2.0 / (1.0 + tl.exp(2.0 * scores * cap_in))) * cap_log2
@@ -63,8 +64,9 @@ def _over_keys(
         row_sum = row_sum * rescale + tl.sum(weights, 1)
         row_max = new_max
         v = tl.load(
-            (v_base + page * v_strides[0] + place * v_strides[1])[:, None] + d, mask=mask, other=0.0
-        )
+            (v_base + page * v_strides[0] + place * v_strides[1])[:, None] + column,
+            mask=inside[:, None] & (column < C.value_dim), other=0.0,
+        )  # fmt: skip
         if RECOMPUTE:
             wrong = tl.where(is_finite(v), 0.0, 1.0).to(v.dtype)
             reached = tl.dot(seen.to(v.dtype), wrong, reached, input_precision=C.precision)
@@ -82,7 +84,7 @@ def attend_kernel(
     splits, scale_log2, cap_in, cap_log2, C: tl.constexpr,
 ):  # fmt: skip
     """Kernel: one program computes attention of C.rows of the Sq * G query rows over one part of a
-    key head's keys. Grid (B * K, splits, tiles of rows). Fills out (splits, B, Sq, H, D), lse
+    key head's keys. Grid (B * K, splits, tiles of rows). Fills out (splits, B, Sq, H, Dv), lse
     (splits, B, H, Sq). sequences: B; splits: parts; left, right: the window; scale_log2, cap_in,
     cap_log2: see launch.Arguments; others: see append_kernel."""
     # The Sq * G rows share a key head, query-major, and so read its keys once (grouped-query
@@ -154,10 +156,11 @@ def attend_kernel(
     total = tl.where(empty, 1.0, row_sum)
     heads = kv_heads * C.group
     at_row = ((split * sequences + batch) * seqlen_q + query) * heads + head
-    d = tl.arange(0, C.block_d)[None, :]
+    column = tl.arange(0, C.block_v)[None, :]
     tl.store(
-        out + at_row[:, None] * C.head_dim + d, (acc / total[:, None]).to(out.dtype.element_ty),
-        mask=real[:, None] & (d < C.head_dim),
+        out + at_row[:, None] * C.value_dim + column,
+        (acc / total[:, None]).to(out.dtype.element_ty),
+        mask=real[:, None] & (column < C.value_dim),
     )  # fmt: skip
     natural = tl.where(empty, float("-inf"), (row_max + tl.log2(total)) * 0.6931471805599453)
     tl.store(
@@ -167,8 +170,8 @@ def attend_kernel(
 
 @triton.jit(do_not_specialize=["rows", "seqlen_q", "heads", "splits"])
 def join_kernel(
-    parts, part_lse, out, lse, rows, seqlen_q, heads, splits, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    parts, part_lse, out, lse, rows, seqlen_q, heads, splits, VALUE_DIM: tl.constexpr,
+    BLOCK_V: tl.constexpr,
     SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Kernel: one program merges the `splits` parts of one row (a query of one head; rows: B * Sq *
@@ -188,12 +191,12 @@ def join_kernel(
     weights = tl.exp(each - highest)
     total = tl.sum(weights, 0)
     safe = tl.where(total == 0, 1.0, total)
-    d = tl.arange(0, BLOCK_D)
-    mask = d < HEAD_DIM
-    pointers = parts + (split * rows + row)[:, None] * HEAD_DIM + d[None, :]
+    column = tl.arange(0, BLOCK_V)
+    mask = column < VALUE_DIM
+    pointers = parts + (split * rows + row)[:, None] * VALUE_DIM + column[None, :]
     each_out = tl.load(pointers, mask=real[:, None] & mask[None, :], other=0.0)
     joined = tl.sum(each_out * (weights / safe)[:, None], 0)
-    tl.store(out + row * HEAD_DIM + d, joined.to(out.dtype.element_ty), mask=mask)
+    tl.store(out + row * VALUE_DIM + column, joined.to(out.dtype.element_ty), mask=mask)
     tl.store(lse + at_lse, tl.where(total == 0, float("-inf"), highest + tl.log(safe)))
 
 
@@ -206,16 +209,18 @@ def attend_launches(
     right: int,
     softcap: float, slopes: torch.Tensor | None, splits: int,
 ) -> list[Launch]:  # fmt: skip
-    """Return the launches that fill out (B, Sq, H, D) and lse (B, H, Sq). Arguments as in
+    """Return the launches that fill out (B, Sq, H, Dv) and lse (B, H, Sq). Arguments as in
     cache_operators.attend."""
     batch, seqlen_q, heads, head_dim = q.shape
     kv_heads = k_cache.shape[2]
     group, block_d, exact = heads // kv_heads, padded(head_dim), q.dtype == torch.float32
+    value_dim = v_cache.shape[3]
+    block_v = padded(value_dim)
     rows = seqlen_q * group
     tile = 16 if rows <= 16 or block_d > 128 or exact else 64
-    keys = 32 if block_d > 128 or exact else 64
+    keys = 16 if block_d > 256 else 32 if block_d > 128 or exact else 64
     constants = Constants(
-        group, head_dim, block_d, tile, keys, paged, leftpad is not None,
+        group, head_dim, block_d, value_dim, block_v, tile, keys, paged, leftpad is not None,
         0 if cos is None else 2 * cos.shape[1],
         interleaved, left >= 0, right >= 0, softcap > 0, slopes is not None,
         precision_of(q.dtype),
@@ -259,9 +264,9 @@ def attend_launches(
         kernel=join_kernel,
         grid=(count,),
         args=(parts, part_lse, out, lse, count, seqlen_q, heads, splits),
-        constants={"HEAD_DIM": head_dim, "BLOCK_D": block_d,
+        constants={"VALUE_DIM": value_dim, "BLOCK_V": block_v,
             "SPLITS": 1 << (splits - 1).bit_length()},
-        options={"num_warps": 4 if splits * block_d > 4096 else 1},
+        options={"num_warps": 4 if splits * block_v > 4096 else 1},
     )]  # fmt: skip
 
 
@@ -275,9 +280,10 @@ def splits_for(programs: int, tiles: int, paged: bool, device: torch.device) -> 
 
 
 def attend(q: torch.Tensor, *call: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Allocate and compute (out (B, Sq, H, D), lse (B, H, Sq)). Arguments as
+    """Allocate and compute (out (B, Sq, H, Dv), lse (B, H, Sq)). Arguments as
     in `attend_launches`."""
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    v_cache = call[1]
+    out = torch.empty((*q.shape[:3], v_cache.shape[3]), dtype=q.dtype, device=q.device)
     lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
     for launch in attend_launches(out, lse, q, *call):
         launch.run()

@@ -25,6 +25,7 @@ from .tiles import (
     load_own_tile,
     load_tile,
     logits,
+    outer,
     query_rows,
     sees,
     store_tile,
@@ -78,6 +79,13 @@ def _keys_loop(
         left = bounds.seqlen_q - first_query
         offset = tl.cast(first_query, tl.int64)
         row = tl.arange(0, STEP)
+        dout_base = queries.dout + offset * queries.dout_row
+        EARLY: tl.constexpr = C.apart and C.gradient == "dk"
+        if EARLY:  # dO first, so that q can have its place in shared memory
+            dout = load_tile(
+                dout_base, queries.dout_row, left, MASKED, STEP, C.value_dim, C.block_v
+            )
+            dp = outer(own.v, dout, left, C)
         q = load_tile(
             queries.q + offset * queries.q_row,
             queries.q_row,
@@ -91,7 +99,7 @@ def _keys_loop(
             lse2 = tl.load(queries.lse2 + first_query + row, mask=row < left, other=float("inf"))
         else:
             lse2 = tl.load(queries.lse2 + first_query + row)
-        products = tl.dot(own.k, tl.trans(q), input_precision=C.precision)
+        products = outer(own.k, q, left, C)
         if MASKED or F.alibi or F.bias or F.dropout:
             rows = query_rows(
                 first_query + row[None, :], own.batch, bounds, intervals, call.plane, F
@@ -113,30 +121,38 @@ def _keys_loop(
             if RECOMPUTE and F.bias:
                 mask = mask & (load_bias(head, rows, own.key, bounds) != float("-inf"))
             p = tl.where(mask, p, 0.0)
-        base = queries.dout + offset * queries.dout_row
-        dout = load_tile(base, queries.dout_row, left, MASKED, STEP, C.head_dim, C.block_d)
+        if not EARLY:
+            dout = load_tile(
+                dout_base, queries.dout_row, left, MASKED, STEP, C.value_dim, C.block_v
+            )
         if MASKED:
             delta = tl.load(queries.delta + first_query + row, mask=row < left, other=0.0)
         else:
             delta = tl.load(queries.delta + first_query + row)
-        dp = tl.dot(own.v, tl.trans(dout), input_precision=C.precision)
         if F.dropout:
             keep = kept(head, rows, own.first, own.position, True, F, STEP, C.block_k)
-            dp = tl.where(keep, dp * call.keep_scale, 0.0)
-        ds = p * (dp - delta[None, :])
-        if F.softcap:
-            ds *= 1.0 - capped * capped
+        if C.gradient != "dv":
+            if not EARLY:
+                dp = outer(own.v, dout, left, C)
+            if F.dropout:
+                dp = tl.where(keep, dp * call.keep_scale, 0.0)
+            ds = p * (dp - delta[None, :])
+            if F.softcap:
+                ds *= 1.0 - capped * capped
+            if RECOMPUTE:
+                ds = tl.where(mask, ds, 0.0)
+                q = tl.where(is_finite(q), q, 0.0).to(q.dtype)
         if F.dropout:
             p = tl.where(keep, p, 0.0)
         if RECOMPUTE:
             # Masked pairs give nothing; a visible NaN or inf of dO shows in delta, and reaches the
             # keys it belongs to.
-            ds = tl.where(mask, ds, 0.0)
             p = tl.where(mask & (is_finite(delta)[None, :] == 0), float("nan"), p)
-            q = tl.where(is_finite(q), q, 0.0).to(q.dtype)
             dout = tl.where(is_finite(dout), dout, 0.0).to(dout.dtype)
-        dv = tl.dot(p.to(dout.dtype), dout, dv, input_precision=C.precision)
-        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=C.precision)
+        if C.gradient != "dk":
+            dv = tl.dot(p.to(dout.dtype), dout, dv, input_precision=C.precision)
+        if C.gradient != "dv":
+            dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=C.precision)
     return dk, dv
 
 
@@ -195,6 +211,10 @@ def compute_dkdv(
     BLOCK_Q: tl.constexpr = C.block_q
     BLOCK_K: tl.constexpr = C.block_k
     BLOCK_D: tl.constexpr = C.block_d
+    BLOCK_V: tl.constexpr = C.block_v
+    # Of a tile that is not computed, one column.
+    DK: tl.constexpr = 1 if C.gradient == "dv" else C.block_d
+    DV: tl.constexpr = 1 if C.gradient == "dk" else C.block_v
     # Under a causal mask the first keys are seen by the most queries, so the natural order is
     # already longest first.
     tiles = tl.cdiv(call.seqlen_k, BLOCK_K)
@@ -211,11 +231,13 @@ def compute_dkdv(
     k_base = k.pointer + batch * k.batch + kv_head * k.head + offset * k.row
     v_base = v.pointer + batch * v.batch + kv_head * v.head + offset * v.row
     k_tile = load_own_tile(k_base, k.row, left, BLOCK_K, C.head_dim, BLOCK_D)
-    v_tile = load_own_tile(v_base, v.row, left, BLOCK_K, C.head_dim, BLOCK_D)
+    v_tile = k_tile
+    if C.gradient != "dv":
+        v_tile = load_own_tile(v_base, v.row, left, BLOCK_K, C.value_dim, BLOCK_V)
     own = Own(k_tile, v_tile, key, position, first_key, batch)
 
-    dk_tile = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
-    dv_tile = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
+    dk_tile = tl.zeros([BLOCK_K, DK], tl.float32)
+    dv_tile = tl.zeros([BLOCK_K, DV], tl.float32)
     first_head = kv_head * C.group
     row = (batch * call.heads + first_head) * call.seqlen_q
     queries = Queries(
@@ -235,8 +257,8 @@ def compute_dkdv(
         )  # fmt: skip
     if F.left or F.right or F.intervals or F.block_q or F.bias:  # noqa: SIM102 - decided while compiling; while running
         if has_nan(dk_tile) | has_nan(dv_tile):  # rare: see the forward kernel
-            dk_tile = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
-            dv_tile = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
+            dk_tile = tl.zeros([BLOCK_K, DK], tl.float32)
+            dv_tile = tl.zeros([BLOCK_K, DV], tl.float32)
             dk_tile, dv_tile = _add_heads(
                 dk_tile, dv_tile, own, queries, q.head, dout.head, first_head, row, intervals, bias,
                 table_base, bounds,
@@ -245,10 +267,12 @@ def compute_dkdv(
 
     dk_base = dk.pointer + batch * dk.batch + kv_head * dk.head + offset * dk.row
     dv_base = dv.pointer + batch * dv.batch + kv_head * dv.head + offset * dv.row
-    if F.dropout:
-        dv_tile = dv_tile * call.keep_scale
-    store_tile(dk_base, dk.row, left, dk_tile * scale, BLOCK_K, C.head_dim, BLOCK_D)
-    store_tile(dv_base, dv.row, left, dv_tile, BLOCK_K, C.head_dim, BLOCK_D)
+    if C.gradient != "dv":
+        store_tile(dk_base, dk.row, left, dk_tile * scale, BLOCK_K, C.head_dim, BLOCK_D)
+    if C.gradient != "dk":
+        if F.dropout:
+            dv_tile = dv_tile * call.keep_scale
+        store_tile(dv_base, dv.row, left, dv_tile, BLOCK_K, C.value_dim, BLOCK_V)
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)

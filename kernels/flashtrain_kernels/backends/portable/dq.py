@@ -18,8 +18,10 @@ from .tiles import (
     kept,
     key_position,
     load_bias,
+    load_own_tile,
     load_tile,
     logits,
+    outer,
     sees,
     store_tile,
 )
@@ -50,7 +52,7 @@ def row_terms(out, dout, lse, dlse, inside, HAS_DLSE: tl.constexpr):
 def rows_kernel(
     dout_ptr, out_ptr, lse_ptr, dlse_ptr, lse2_ptr, delta_ptr, dout_strides, out_strides, heads,
     seqlen_q,
-    HAS_DLSE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr,
+    HAS_DLSE: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_Q: tl.constexpr,
 ):  # fmt: skip
     """Kernel: one program fills lse2 and delta (see row_terms), (B, H, Sq) float32, for
     BLOCK_Q queries of a head."""
@@ -66,8 +68,8 @@ def rows_kernel(
     left = seqlen_q - first_query
     dout_base = dout.pointer + batch * dout.batch + head * dout.head + offset * dout.row
     out_base = out.pointer + batch * out.batch + head * out.head + offset * out.row
-    dout_tile = load_tile(dout_base, dout.row, left, True, BLOCK_Q, HEAD_DIM, BLOCK_D)
-    out_tile = load_tile(out_base, out.row, left, True, BLOCK_Q, HEAD_DIM, BLOCK_D)
+    dout_tile = load_tile(dout_base, dout.row, left, True, BLOCK_Q, VALUE_DIM, BLOCK_V)
+    out_tile = load_tile(out_base, out.row, left, True, BLOCK_Q, VALUE_DIM, BLOCK_V)
     rows = tl.cast(head_index, tl.int64) * seqlen_q + query
     lse2, delta = row_terms(
         out_tile, dout_tile, lse_ptr + rows, dlse_ptr + rows, query < seqlen_q, HAS_DLSE
@@ -96,13 +98,16 @@ def _queries_loop(
         block = listed_block(i + 1, pieces, keys.blocks, MASKED, RECOMPUTE, F, C.tiles)
         offset = tl.cast(first_key, tl.int64)
         left = bounds.seqlen_k - first_key
+        v_base = keys.v + offset * keys.v_row
+        if C.apart:  # first, so that k can have its place in shared memory
+            v = load_tile(v_base, keys.v_row, left, MASKED, STEP, C.value_dim, C.block_v)
+            dp = outer(dout, v, left, C)
         k = load_tile(
             keys.k + offset * keys.k_row, keys.k_row, left, MASKED, STEP, C.head_dim, C.block_d
         )
-        v = load_tile(
-            keys.v + offset * keys.v_row, keys.v_row, left, MASKED, STEP, C.head_dim, C.block_d
-        )
-        scores = tl.dot(q, tl.trans(k), input_precision=C.precision)
+        if not C.apart:
+            v = load_tile(v_base, keys.v_row, left, MASKED, STEP, C.value_dim, C.block_v)
+        scores = outer(q, k, left, C)
         key = first_key + tl.arange(0, STEP)[None, :]
         position = key_position(keys.positions, key, bounds.seqlen_k, F)
         if F.softcap or F.alibi or F.bias:
@@ -115,7 +120,8 @@ def _queries_loop(
             if RECOMPUTE and F.bias:
                 mask = mask & (load_bias(head, rows, key, bounds) != float("-inf"))
             p = tl.where(mask, p, 0.0)
-        dp = tl.dot(dout, tl.trans(v), input_precision=C.precision)
+        if not C.apart:
+            dp = outer(dout, v, left, C)
         if F.dropout:
             dp = tl.where(
                 kept(head, rows, first_key, position, False, F, C.block_q, STEP),
@@ -151,15 +157,19 @@ def compute_dq(
     )
     q_base = q.pointer + batch * q.batch + head * q.head + offset * q.row
     dout_base = dout.pointer + batch * dout.batch + head * dout.head + offset * dout.row
-    q_tile = load_tile(q_base, q.row, left, True, BLOCK_Q, C.head_dim, BLOCK_D)
-    dout_tile = load_tile(dout_base, dout.row, left, True, BLOCK_Q, C.head_dim, BLOCK_D)
+    if C.apart:  # registers are scarce: see load_own_tile
+        q_tile = load_own_tile(q_base, q.row, left, BLOCK_Q, C.head_dim, BLOCK_D)
+        dout_tile = load_own_tile(dout_base, dout.row, left, BLOCK_Q, C.value_dim, C.block_v)
+    else:
+        q_tile = load_tile(q_base, q.row, left, True, BLOCK_Q, C.head_dim, BLOCK_D)
+        dout_tile = load_tile(dout_base, dout.row, left, True, BLOCK_Q, C.value_dim, C.block_v)
     rows = tl.cast(head_index, tl.int64) * call.seqlen_q + query
     if HAS_ROWS:
         lse2 = tl.load(lse2_ptr + rows, mask=query < call.seqlen_q, other=float("inf"))
         delta = tl.load(delta_ptr + rows, mask=query < call.seqlen_q, other=0.0)
     else:
         out_base = out.pointer + batch * out.batch + head * out.head + offset * out.row
-        out_tile = load_tile(out_base, out.row, left, True, BLOCK_Q, C.head_dim, BLOCK_D)
+        out_tile = load_tile(out_base, out.row, left, True, BLOCK_Q, C.value_dim, C.block_v)
         lse2, delta = row_terms(
             out_tile, dout_tile, lse_ptr + rows, dlse_ptr + rows, query < call.seqlen_q, HAS_DLSE
         )

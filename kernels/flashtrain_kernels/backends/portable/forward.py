@@ -1,8 +1,8 @@
 """The forward kernel: online softmax over key tiles (FlashAttention-2, arXiv
 2307.08691, algorithm 1).
 
-B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. F:
-launch.Features. C: launch.Tiling.
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension of queries and
+keys, Dv of values. F: launch.Features. C: launch.Tiling.
 """
 
 import torch
@@ -11,6 +11,7 @@ import triton.language as tl
 
 from .. import Call
 from .launch import (
+    LARGEST_COLUMNS,
     NOT_SPECIALISED,
     Arguments,
     Launch,
@@ -90,7 +91,7 @@ def _attend(
                 kept(head, rows, first_key, position, False, F, C.block_q, STEP), weights, 0.0
             )
         v = load_tile(
-            keys.v + offset * keys.v_row, keys.v_row, left, MASKED, STEP, C.head_dim, C.block_d
+            keys.v + offset * keys.v_row, keys.v_row, left, MASKED, STEP, C.columns, C.block_v
         )
         if RECOMPUTE:
             # 0 * NaN is NaN: keep inf and NaN out of the product; `_reached` gives them to the
@@ -119,7 +120,7 @@ def _reached(
         offset = tl.cast(first_key, tl.int64)
         base = keys.v + offset * keys.v_row
         v = load_tile(
-            base, keys.v_row, bounds.seqlen_k - first_key, True, STEP, C.head_dim, C.block_d
+            base, keys.v_row, bounds.seqlen_k - first_key, True, STEP, C.columns, C.block_v
         )
         wrong = tl.where(is_finite(v), 0.0, 1.0).to(v.dtype)
         reached = tl.dot(mask.to(v.dtype), wrong, reached, input_precision=C.precision)
@@ -136,7 +137,7 @@ def forward_kernel(
     scale_log2, cap_in, cap_log2, threshold, keep_scale,
     F: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Kernel: one program computes out and lse of C.block_q queries of one head.
+    """Kernel: one program computes C.columns of out, and lse, of C.block_q queries of one head.
     Arguments as in dkdv_kernel."""
     call = Arguments(
         bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane,
@@ -146,13 +147,17 @@ def forward_kernel(
         keep_scale,
     )  # fmt: skip
     table = Table(table_rows, table_batch, table_head, table_row, blocks)
+    # Where the output is too wide for the registers, a program computes some of its columns. The
+    # last ones begin where all of theirs exist, and so repeat some.
+    first_column = tl.program_id(1) * (C.value_dim - C.columns)
     q = Strided(q_ptr, *q_strides)
-    out = Strided(out_ptr, *out_strides)
+    out = Strided(out_ptr + first_column, *out_strides)
     BLOCK_Q: tl.constexpr = C.block_q
     BLOCK_K: tl.constexpr = C.block_k
     BLOCK_D: tl.constexpr = C.block_d
+    BLOCK_V: tl.constexpr = C.block_v
     k = Strided(k_ptr, *k_strides)
-    v = Strided(v_ptr, *v_strides)
+    v = Strided(v_ptr + first_column, *v_strides)
     head_index, batch, head, first_query, offset, query = query_tile(call, F, C)
     bounds, keys, options, rows, pieces = seen_keys(
         batch, head, first_query, query, k, v, call, table, F, C
@@ -162,7 +167,7 @@ def forward_kernel(
         q_base, q.row, call.seqlen_q - first_query, True, BLOCK_Q, C.head_dim, BLOCK_D
     )
 
-    acc = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
+    acc = tl.zeros([BLOCK_Q, BLOCK_V], tl.float32)
     row_sum = tl.zeros([BLOCK_Q], tl.float32)
     row_max = tl.full([BLOCK_Q], _NOTHING, tl.float32)
     for MASKED in tl.static_range(2):
@@ -190,7 +195,7 @@ def forward_kernel(
             # Rare: a NaN, or an inf in a masked value (0 * inf). Compute again in small tiles,
             # without masked pairs.
             acc, row_sum, row_max = _attend(
-                tl.zeros([BLOCK_Q, BLOCK_D], tl.float32), tl.zeros([BLOCK_Q], tl.float32),
+                tl.zeros([BLOCK_Q, BLOCK_V], tl.float32), tl.zeros([BLOCK_Q], tl.float32),
                 tl.full([BLOCK_Q], _NOTHING, tl.float32), q_tile, rows, keys, bounds, pieces,
                 options, True, True, F,
                 C, RECOMPUTE_BLOCK,
@@ -203,17 +208,21 @@ def forward_kernel(
     acc = acc / total[:, None]
     lse = tl.where(empty, float("-inf"), (row_max + tl.log2(total)) * 0.6931471805599453)
     lse_base = lse_ptr + tl.cast(head_index, tl.int64) * call.seqlen_q
-    tl.store(lse_base + query, lse, mask=query < call.seqlen_q)
+    real = query < call.seqlen_q
+    if C.value_dim > C.columns:
+        real = real & (first_column == 0)
+    tl.store(lse_base + query, lse, mask=real)
     out_base = out.pointer + batch * out.batch + head * out.head + offset * out.row
-    store_tile(out_base, out.row, call.seqlen_q - first_query, acc, BLOCK_Q, C.head_dim, BLOCK_D)
+    store_tile(out_base, out.row, call.seqlen_q - first_query, acc, BLOCK_Q, C.columns, BLOCK_V)
     if HIDES:  # noqa: SIM102 - the first is decided while compiling, the second while running
-        if wrong:  # a pass of its own: the two sums together would not fit the registers at D = 256
-            zeros = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
+        # A pass of its own: the two sums together would not fit the registers at Dv = 256.
+        if wrong:
+            zeros = tl.zeros([BLOCK_Q, BLOCK_V], tl.float32)
             reached = _reached(zeros, rows, keys, bounds, pieces, options, F, C, RECOMPUTE_BLOCK)
-            column = tl.arange(0, BLOCK_D)
+            column = tl.arange(0, BLOCK_V)
             pointers = out_base + tl.arange(0, BLOCK_Q)[:, None] * out.row + column[None, :]
-            seen = (reached > 0) & (query[:, None] < call.seqlen_q) & (column[None, :] < C.head_dim)
-            nothing = tl.full([BLOCK_Q, BLOCK_D], float("nan"), tl.float32).to(
+            seen = (reached > 0) & (query[:, None] < call.seqlen_q) & (column[None, :] < C.columns)
+            nothing = tl.full([BLOCK_Q, BLOCK_V], float("nan"), tl.float32).to(
                 out.pointer.dtype.element_ty
             )
             tl.debug_barrier()  # after the stores above, which other threads may have made
@@ -221,17 +230,18 @@ def forward_kernel(
 
 
 def forward_launch(call: Call, out: torch.Tensor, lse: torch.Tensor, tile: Tile) -> Launch:
-    """Return the launch that fills out (B, Sq, H, D) and lse (B, H, Sq)."""
+    """Return the launch that fills out (B, Sq, H, Dv) and lse (B, H, Sq)."""
     q, k, v, options = call
     batch, seqlen_q, heads, _ = q.shape
     features = features_of(options)
+    columns = min(v.shape[3], LARGEST_COLUMNS)
     return Launch(
         kernel=forward_kernel,
-        grid=(ceil_div(seqlen_q, tile.block_q) * batch * heads,),
+        grid=(ceil_div(seqlen_q, tile.block_q) * batch * heads, ceil_div(v.shape[3], columns)),
         args=(
             q, k, v, out, lse, *map(strides_of, (q, k, v, out)),
             *arguments_of(call, lse).with_tables(table_of(options.mask, lse, "forward")),
         ),
-        constants={"F": features, "C": tiling_of(call, features, tile, looped_keys=True)},
+        constants={"F": features, "C": tiling_of(call, features, tile, True, columns)},
         options=tile.options(),
     )  # fmt: skip

@@ -31,6 +31,8 @@ NOT_SPECIALISED = [
 ]  # fmt: skip
 
 
+# As many columns of an accumulator of 128 rows as the registers of 8 warps hold.
+LARGEST_COLUMNS = 256
 # Compiled kernels. Triton finds them itself, but looks at its sixty arguments for longer than
 # a short kernel runs.
 _COMPILED: dict[tuple[Any, ...], Any] = {}
@@ -150,22 +152,30 @@ def features_of(options: Options) -> Features:
 
 
 class Tiling(NamedTuple):
-    """Compile-time sizes of an attention kernel, a constexpr: tiles, D padded, H / K,
-    and tl.dot's precision."""
+    """Compile-time sizes of an attention kernel, a constexpr: tiles, D and Dv padded,
+    H / K, and tl.dot's precision."""
 
     group: int  # H / K
     tiles: int  # looped tiles in a block of a block-sparse mask
     head_dim: int
     block_d: int  # D padded to a power of two
+    value_dim: int  # Dv
+    columns: int  # how many of them a program takes: Dv, or LARGEST_COLUMNS of more
+    block_v: int  # columns padded to a power of two
     block_q: int
     block_k: int
     precision: str  # how `tl.dot` multiplies float32
+    apart: bool = False  # see tiles.outer
+    gradient: str = ""  # what the kernel of dK and dV computes, "dk" or "dv"; else both
 
 
-def tiling_of(call: Call, features: Features, tile: Tile, looped_keys: bool) -> Tiling:
+def tiling_of(
+    call: Call, features: Features, tile: Tile, looped_keys: bool, columns: int | None = None
+) -> Tiling:
     """Return the Tiling of a call. looped_keys: a program holds queries and loops over
-    keys, else the reverse."""
-    q, k = call.q, call.k
+    keys, else the reverse; columns: how many of V a program takes (None: all)."""
+    q, k, value_dim = call.q, call.k, call.v.shape[3]
+    columns = value_dim if columns is None else columns
     block = (
         (features.block_k // tile.block_k) if looped_keys else (features.block_q // tile.block_q)
     )
@@ -174,9 +184,16 @@ def tiling_of(call: Call, features: Features, tile: Tile, looped_keys: bool) -> 
         tiles=max(1, block),
         head_dim=q.shape[3],
         block_d=padded(q.shape[3]),
+        value_dim=value_dim,
+        columns=columns,
+        block_v=padded(columns),
         block_q=tile.block_q,
         block_k=tile.block_k,
         precision=precision_of(q.dtype),
+        # With a bias Triton 3.7 cannot compile it.
+        apart=q.shape[3] > 256
+        and not features.bias
+        and (tile.block_q if looped_keys else tile.block_k) < 16 * tile.warps,
     )
 
 

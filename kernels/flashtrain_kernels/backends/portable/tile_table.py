@@ -47,12 +47,15 @@ class Tiles(NamedTuple):
     dq: Tile
     dbias: Tile  # small: its kernel also adds up a tile of scores
     together: bool = False  # dK/dV and dQ in one launch, whose options are those of the dkdv tile
+    # For wide heads: dK and dV in a launch each, as both would not fit the registers. This tile's
+    # options are of dV's, `dkdv` is dK's; their sizes are the same, for the plan of a mask.
+    dv: Tile | None = None
 
     @classmethod
-    def all(cls, tile: Tile, together: bool) -> "Tiles":
+    def all(cls, tile: Tile, together: bool, wide: bool = False) -> "Tiles":
         """Return Tiles with the same `tile` for every kernel. together: dK/dV and dQ are
-        computed in one launch."""
-        return cls(tile, tile, tile, tile, together)
+        computed in one launch; wide: heads are wider than 256, which need one for each."""
+        return cls(tile, tile, tile, tile, together and not wide, tile if wide else None)
 
     def mapped(self, change: Callable[[Tile], Tile]) -> "Tiles":
         """Return Tiles with `change` applied to every tile."""
@@ -62,6 +65,7 @@ class Tiles(NamedTuple):
             change(self.dq),
             change(self.dbias),
             self.together,
+            None if self.dv is None else change(self.dv),
         )
 
 
@@ -99,6 +103,10 @@ TILES: dict[Key, Tiles] = {
     ("sm_90", 16, 256): Tiles(
         Tile(128, 64, 8, 2), Tile(32, 64, 8, 2), Tile(128, 32, 8, 2), Tile(64, 32, 8, 1)
     ),
+    ("sm_90", 16, 512): Tiles(
+        Tile(128, 32, 8, 2), Tile(32, 64, 8, 1), Tile(64, 64, 8, 1), Tile(32, 16, 8, 1),
+        dv=Tile(32, 64, 8, 2),
+    ),
     ("sm_90", 32, 64): Tiles(
         Tile(64, 32, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 2)
     ),
@@ -107,6 +115,10 @@ TILES: dict[Key, Tiles] = {
     ),
     ("sm_90", 32, 256): Tiles(
         Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)
+    ),
+    ("sm_90", 32, 512): Tiles(
+        Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1),
+        dv=Tile(16, 16, 8, 1),
     ),
     ("sm_100", 16, 64): Tiles(
         Tile(128, 64, 8, 3), Tile(32, 64, 4, 3), Tile(64, 64, 4, 3), Tile(64, 32, 8, 1)
@@ -123,6 +135,10 @@ TILES: dict[Key, Tiles] = {
     ("sm_80", 16, 256): Tiles(
         Tile(64, 32, 8, 2), Tile(16, 64, 8, 1), Tile(64, 16, 8, 1), Tile(64, 16, 8, 1)
     ),
+    ("sm_80", 16, 512): Tiles(
+        Tile(64, 32, 8, 1), Tile(16, 32, 8, 1), Tile(32, 16, 8, 1), Tile(32, 16, 8, 1),
+        dv=Tile(16, 32, 8, 1),
+    ),
     ("small", 16, 64): Tiles(
         Tile(128, 32, 4, 2), Tile(64, 128, 8, 2), Tile(64, 64, 4, 2), Tile(32, 64, 8, 1)
     ),
@@ -131,6 +147,10 @@ TILES: dict[Key, Tiles] = {
     ),
     ("small", 16, 256): Tiles(
         Tile(32, 32, 4, 1), Tile(16, 32, 8, 1), Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)
+    ),
+    ("small", 16, 512): Tiles(
+        Tile(32, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1),
+        dv=Tile(16, 16, 8, 1),
     ),
     ("small", 32, 64): Tiles(
         Tile(64, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)
@@ -141,7 +161,11 @@ TILES: dict[Key, Tiles] = {
     ("small", 32, 256): Tiles(
         Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)
     ),
-}
+    ("small", 32, 512): Tiles(
+        Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1),
+        dv=Tile(16, 16, 8, 1),
+    ),
+}  # fmt: skip
 # What replaces a tile of a row above when a call is more than plain, where that is faster or the
 # row's tile would spill registers: "short", "short_causal": at most SHORT keys, without and with a
 # bound on the right; "window": a band with a left bound; "blocks": a block-sparse mask;
@@ -177,6 +201,14 @@ VARIANTS: dict[Key, dict[str, dict[str, Any]]] = {
             "together": False,
         },
     },
+    ("sm_90", 16, 512): {
+        "rich": {
+            "forward": Tile(64, 32, 8, 1),
+            "dkdv": Tile(16, 64, 8, 1),
+            "dq": Tile(64, 16, 8, 1),
+            "dv": Tile(16, 64, 8, 2),
+        }
+    },
     ("sm_100", 16, 64): {
         "rich": {
             "forward": Tile(128, 32, 8, 2),
@@ -202,7 +234,7 @@ VARIANTS: dict[Key, dict[str, dict[str, Any]]] = {
     },
     ("sm_80", 16, 128): {"rich": {"forward": Tile(64, 32, 8, 3), "dkdv": Tile(16, 64, 8, 2)}},
 }
-_INTERPRETER_TILES = Tiles.all(Tile(64, 64, 4, 1), together=True)
+_INTERPRETER_TILE = Tile(64, 64, 4, 1)
 # Releases of Triton that would spill registers with the tiles above get the nearest tiles that
 # do not, found by compiling ahead of time (tests/kernels/compile_cases.py) and never timed:
 # OLDEST for 3.6, NEWEST from 3.9 on. key -> kind of call ("plain": any) -> what to replace:
@@ -275,9 +307,9 @@ def tiles_of(call: Call) -> Tiles:
 def _tiles_for(device: torch.device, head_dim: int, dtype: torch.dtype, kind: Kind) -> Tiles:
     forced = environment.forced
     if forced is not None and forced.tile is not None:
-        return Tiles.all(forced.tile, forced.together)
+        return Tiles.all(forced.tile, forced.together, head_dim > 256)
     if device.type != "cuda":
-        return _INTERPRETER_TILES
+        return Tiles.all(_INTERPRETER_TILE, True, head_dim > 256)
     return table_row(architecture(torch.cuda.get_device_capability(device)), head_dim, dtype, kind)
 
 
@@ -288,6 +320,7 @@ def resized(tiles: Tiles, blocks: tuple[int, ...]) -> Tiles:
         forward=_sized(tiles.forward, *blocks[0:2]),
         dq=_sized(tiles.dq, *blocks[2:4]),
         dkdv=_sized(tiles.dkdv, *blocks[4:6]),
+        dv=None if tiles.dv is None else _sized(tiles.dv, *blocks[4:6]),
     )
 
 
@@ -312,14 +345,14 @@ def _plan_blocks(
 
 
 def width_of(head_dim: int) -> int:
-    """Return the head dimension rounded up to 64, 128 or 256, as in the table
+    """Return the head dimension rounded up to 64, 128, 256 or 512, as in the table
     and the Hopper kernels."""
-    return 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
+    return 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256 if head_dim <= 256 else 512
 
 
 @cache
 def table_row(arch: str, head_dim: int, dtype: torch.dtype, kind: Kind = Kind()) -> Tiles:  # noqa: B008 - immutable
-    """Return the table's tiles for an architecture, a head dimension (1 to 256), a
+    """Return the table's tiles for an architecture, a head dimension (1 to 512), a
     dtype and a kind of call."""
     bits = dtype.itemsize * 8
     padded = width_of(head_dim)

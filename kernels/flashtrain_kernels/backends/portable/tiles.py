@@ -109,6 +109,20 @@ def load_tile(
 
 
 @triton.jit
+def outer(a, b, left, C: tl.constexpr):
+    """Return a b^T, of tiles with D or Dv columns. left: a number above 0."""
+    # A branch that is always taken hides from Triton that another product takes the result. It
+    # would let all warps have rows of their own, and compute the rows of a short tile twice.
+    if C.apart:
+        products = tl.zeros([a.shape[0], b.shape[0]], tl.float32)
+        if left > 0:
+            products = tl.dot(a, tl.trans(b), input_precision=C.precision)
+    else:
+        products = tl.dot(a, tl.trans(b), input_precision=C.precision)
+    return products
+
+
+@triton.jit
 def load_own_tile(
     base, stride_row, rows_left, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr
 ):
