@@ -64,6 +64,8 @@ def serves(call: Call, direction: Direction) -> str | None:
     value_dim = call.v.shape[3]
     if value_dim != call.q.shape[3] and (value_dim < 64 or value_dim % 8):
         return "narrower values only with head dimensions that are multiples of 8 from 64"
+    if direction == "forward" and value_dim != call.q.shape[3] and call.options.mask is not None:
+        return "narrower values only without masks: no GPU has run them"
     if direction == "forward":
         return _serves_forward(*call)
     from .backward import has_whole_heads, is_deterministic, serves_backward, why_not_deterministic
