@@ -75,9 +75,9 @@ def main(run: str, attention: str = "sdpa") -> None:
     trainer = SameBatches(module, args=options, train_dataset=unread, processing_class=tokenizer,
                           optimizers=(optimizer, make["make_schedule"](optimizer)))  # fmt: skip
     trainer.train()
-    theirs = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    all_theirs = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     logged = [row for row in read_metrics(folder / METRICS) if "train_loss" in row]
-    own, theirs = zip(*((row["train_loss"], theirs[row[STEP]]) for row in logged), strict=True)
+    own, theirs = zip(*((row["train_loss"], all_theirs[row[STEP]]) for row in logged), strict=True)
     timed = times[len(times) // 10 :]  # without warm-up
     rate = settings.trainer.tokens_per_step * (len(timed) - 1) / (timed[-1] - timed[0])
     peak = torch.cuda.max_memory_allocated() / 2**30 if gpu else None
