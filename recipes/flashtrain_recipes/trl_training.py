@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer on what a finished run of recipe=sft trainer.log_every=1 read: the same packed
+"""TRL's SFTTrainer on what a finished run of recipe=sft on one device read: the same packed
 input_ids and position_ids, model, optimizer and schedule. Needs trl.
 
     python -m flashtrain_recipes.trl_training RUN [ATTENTION]    # writes RUN/trl/result.json
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import read_settings, read_summary
 from flashtrain.report.rows import RESULT, write_result
 from flashtrain.run.machine import adapt_to_machine
@@ -22,18 +23,20 @@ from flashtrain.settings.command_line import CommandLine
 from flashtrain.tasks.language.evaluate import read_model
 from flashtrain.tasks.language.prepare import make_data
 from flashtrain.tasks.optimization import optimization_options
-from flashtrain.training.metrics_file import METRICS, read_metrics
+from flashtrain.training.metrics_file import METRICS, STEP, read_metrics
 
 
 def main(run: str, attention: str = "sdpa") -> None:
     """Train with transformers' attention of this name; print and write a row of either trainer."""
+    import trl
     from datasets import Dataset
     from transformers import AutoTokenizer
-    from trl import SFTConfig, SFTTrainer
 
     folder = Path(run)
     settings, hardware = adapt_to_machine(read_settings(folder), CommandLine.of([]))
     ours, gpu = read_summary(folder), hardware.kind == "cuda"
+    if ours["devices"] > 1:
+        raise UserError(f"RUN={run} has trained on {ours['devices']} devices: expected one device.")
     settings.trainer.steps, settings.trainer.epochs = ours["steps"], None
     data, times = make_data(settings, hardware), []
     data.prepare_data()
@@ -47,9 +50,11 @@ def main(run: str, attention: str = "sdpa") -> None:
             labels = torch.full_like(batch["labels"], -100)  # of a token itself, as theirs are
             labels[:, 1:] = batch["labels"][:, :-1]
             positions = batch["positions"].long()
-            yield {"input_ids": batch["tokens"], "position_ids": positions, "labels": labels}
+            made = {"input_ids": batch["tokens"], "position_ids": positions, "labels": labels}
+            # Flash attention tells documents apart in a single row only.
+            yield {key: x.view(1, -1) for key, x in made.items()} if "flash" in attention else made
 
-    class SameBatches(SFTTrainer):
+    class SameBatches(trl.SFTTrainer):
         def get_train_dataloader(self) -> Any:
             return batches()
 
@@ -57,11 +62,12 @@ def main(run: str, attention: str = "sdpa") -> None:
     module.set_attn_implementation(attention)
     make = optimization_options(settings)
     optimizer = make["make_optimizer"](module)
-    options = SFTConfig(
+    saved = "gradient checkpointing" if "checkpointing" in ours["memory"] else "none"
+    options = trl.SFTConfig(
         str(folder / "trl"), max_steps=ours["steps"], logging_steps=1, save_strategy="no",
         report_to="none", bf16=gpu, use_cpu=not gpu, max_length=None, remove_unused_columns=False,
         per_device_train_batch_size=data.batch_size, gradient_accumulation_steps=data.accumulate,
-        max_grad_norm=make["gradient_clip"], gradient_checkpointing=ours["memory"] != "none",
+        max_grad_norm=make["gradient_clip"], gradient_checkpointing=saved != "none",
         dataset_kwargs={"skip_prepare_dataset": True},
     )  # fmt: skip
     unread = Dataset.from_dict({"input_ids": [[0]], "labels": [[0]]})
@@ -69,18 +75,19 @@ def main(run: str, attention: str = "sdpa") -> None:
     trainer = SameBatches(module, args=options, train_dataset=unread, processing_class=tokenizer,
                           optimizers=(optimizer, make["make_schedule"](optimizer)))  # fmt: skip
     trainer.train()
-    theirs = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-    own = [row["train_loss"] for row in read_metrics(folder / METRICS) if "train_loss" in row]
+    all_theirs = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    logged = [row for row in read_metrics(folder / METRICS) if "train_loss" in row]
+    own, theirs = zip(*((row["train_loss"], all_theirs[row[STEP]]) for row in logged), strict=True)
     timed = times[len(times) // 10 :]  # without warm-up
     rate = settings.trainer.tokens_per_step * (len(timed) - 1) / (timed[-1] - timed[0])
     peak = torch.cuda.max_memory_allocated() / 2**30 if gpu else None
-    same = {key: ours[key] for key in ("model", "context", "steps", "micro_batch", "memory")}
+    same = {key: ours[key] for key in ("model", "context", "steps", "micro_batch")}
     rows = [
-        {"implementation": name, **same, "tokens_per_second": speed,
-         "peak_memory_gib": memory, "train_loss_mean": fmean(losses), "train_loss": losses[-1]}
-        for name, losses, speed, memory in (
-            ("flashtrain", own, ours["tokens_per_second"], ours["peak_memory_gib"]),
-            (f"TRL, {attention}", theirs, rate, peak),
+        {"implementation": name, **same, "memory": memory, "tokens_per_second": speed,
+         "peak_memory_gib": peak, "train_loss_mean": fmean(losses), "train_loss": losses[-1]}
+        for name, losses, memory, speed, peak in (
+            ("flashtrain", own, ours["memory"], ours["tokens_per_second"], ours["peak_memory_gib"]),
+            (f"TRL {trl.__version__}, {attention}", theirs, saved, rate, peak),
         )
     ]  # fmt: skip
     print(*rows, sep="\n")

@@ -110,8 +110,24 @@ def test_it_is_done_once_a_machine_and_said_and_stored_in_the_cache(cache, calls
     assert os.environ.get("TRITON_CACHE_DIR") == given
 
 
-def test_in_full_precision_there_is_nothing_to_tune(cache, calls):
-    tune(decoder("qwen3_5_text", torch.float32).module, CPU, "32-true", shared=False)
+def test_a_machines_mark_that_another_user_wrote_is_not_touched(cache, calls, monkeypatch):
+    module = decoder("qwen3_5_text", torch.float32).module
+    tune(module, CPU, "bf16-mixed", shared=False)
+    calls.clear()
+
+    def touch(path, *_, **__):
+        raise PermissionError(path)
+
+    monkeypatch.setattr(Path, "touch", touch)
+    tune(module, CPU, "bf16-mixed", shared=False)
+    assert calls
+
+
+def test_in_full_precision_a_line_says_that_plain_torch_computes(cache, calls, caplog):
+    with caplog.at_level(logging.INFO, "flashtrain"):
+        tune(decoder("qwen3_5_text", torch.float32).module, CPU, "32-true", shared=False)
+    (line,) = (one.message for one in caplog.records if one.name == "flashtrain")
+    assert "hardware.precision=32-true" in line
     assert not calls
     assert not cache.exists()
 

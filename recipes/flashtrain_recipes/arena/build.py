@@ -80,7 +80,7 @@ def classifier_config(
         heads=settings.heads,
         ffn=settings.ffn or 4 * settings.embed,
         vocab_size=shape.vocab_size,
-        inputs=settings.inputs or "grey" if image else "tokens",
+        inputs=(settings.inputs or "grey") if image else "tokens",
         positions=settings.positions or ("axial" if image else "rotary"),
         side=shape.side,
         pooling=settings.pooling,

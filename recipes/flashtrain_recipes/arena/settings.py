@@ -65,11 +65,11 @@ class ClassifierSettings:
     layers: int = 4  # blocks of the classifier
     heads: int = 2  # attention heads of the classifier
     ffn: int | None = None  # width of the feed-forward layers; null: four times embed
-    # How positions are encoded: rotary, axial, learned; null: axial for images, rotary for others.
-    positions: str | None = None
-    # What a grey level is: grey, a number, or tokens, one of 256 tokens; null: grey.
-    inputs: str | None = None
-    pooling: str = "max"  # how the outputs of a sequence become one: mean, max or attention
+    # How positions are encoded; null: axial for images, rotary for others.
+    positions: str | None = option(None, Literal["rotary", "axial", "learned"])
+    # Of images: a grey level is a number (grey), or one of 256 tokens; null: grey.
+    inputs: str | None = option(None, Literal["grey", "tokens"])
+    pooling: str = option("max", Literal["mean", "max", "attention"])  # pools a sequence's outputs
     # Probability of dropping embeddings, attention weights and outputs of the classifier's blocks.
     dropout: float = 0.0
     # The blocks that attention computes: dense, butterfly, local-global, or by tiles.
@@ -88,8 +88,8 @@ class ClassifierSettings:
 class SequenceSettings:
     """What is classified: the task, its files, and how many samples."""
 
-    # The task: pathfinder (its images: pathfinder.*), listops, text, retrieval or image.
-    data: str = "pathfinder"
+    # The task; the images of pathfinder are set by pathfinder.*.
+    data: str = option("pathfinder", DATA)
     # A local folder or file with text, retrieval, image, or images of Pathfinder.
     path: str | None = None
     # A dataset that `datasets` loads; of pathfinder, what tables call the images in path.
@@ -98,8 +98,8 @@ class SequenceSettings:
     length: int | None = None
     batch: int = 32  # sequences of an optimizer step, over all devices
     classification_weight: float = 1.0  # weight of the labels' loss; 0 pre-trains on masked pixels
-    # Training images: turn, mirror or none; null: turn for pathfinder, mirror for image.
-    augment: str | None = None
+    # How training images are changed; null: turn for pathfinder, mirror for image.
+    augment: str | None = option(None, AUGMENTATIONS)
     # Pixels of an image read in training, bright ones first; null: all, as in tests.
     training_pixels: int | None = None
     # seed of what is generated or drawn at random, but for the images that pathfinder.seed makes.
@@ -115,8 +115,6 @@ class SequenceSettings:
     evaluation_batch: int | None = None
 
     def check(self) -> None:
-        one_of("sequence.data", self.data, DATA)
-        one_of("sequence.augment", self.augment or "none", AUGMENTATIONS)
         data = FILES if self.data == "pathfinder" and self.path is not None else self.data
         for name, users in _USED_BY.items():
             given = getattr(self, name)
@@ -210,4 +208,7 @@ class ClassificationSettings(Settings):
 
     def check(self) -> None:
         super().check()
+        inputs, data = self.classifier.inputs, self.sequence.data
+        if inputs is not None and data not in IMAGES:
+            raise UserError(f"classifier.inputs={inputs} is used by images, not {data}. Remove it.")
         one_of("export_precision", self.export_precision, get_args(ExportPrecision))

@@ -21,7 +21,7 @@ def _over(column: str, *, compiled: bool) -> Over:
     def baseline(row: Mapping[str, Any]) -> bool:
         return "SDPA" in row["implementation"] and ("compiled" in row["implementation"]) == compiled
 
-    same = ("model", "context", "batch", "weights")
+    same = ("model", "context", "batch", "documents", "weights")
     return Over(
         column, StepBenchmark.rate, same, baseline, lambda row: "SDPA" not in row["implementation"]
     )
@@ -34,9 +34,8 @@ class HuggingFaceSteps(StepBenchmark):
     what = "training steps of transformers' decoders"
     columns = (
         "model", "context", "batch", "documents", "weights", "implementation", "tokens_per_second",
-        "milliseconds", "mfu",
-        "peak_memory_gib", "memory_estimate_gib", "memory", "over_eager", "over_compiled",
-        "compile_seconds", "status",
+        "milliseconds", "mfu", "peak_memory_gib", "memory_estimate_gib", "memory", "over_eager",
+        "over_compiled", "compile_seconds", "status",
     )  # fmt: skip
     over = (_over("over_eager", compiled=False), _over("over_compiled", compiled=True))
 

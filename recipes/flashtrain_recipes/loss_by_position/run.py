@@ -53,6 +53,10 @@ def score_positions(settings: Settings, hardware: Hardware) -> list[Row]:
         UserError: fewer than two documents are long enough, or positions.against is of others.
     """
     options = settings.positions
+    try:
+        others = read_result(options.against).rows if options.against else None
+    except (OSError, UserError) as error:
+        raise UserError(f"positions.against: {error}") from error
     length = options.length or settings.context
     context = settings.context if options.stride else max(settings.context, length)
     trained = read_model(settings.having(context=context), hardware)
@@ -66,6 +70,9 @@ def score_positions(settings: Settings, hardware: Hardware) -> list[Row]:
         at_least=max(options.at_least or 0, length + 1),
         most=options.documents,
     )
+    text = crc32(documents.numpy().tobytes())
+    if others is not None:
+        check_same(others, text, length)
     mask, dtype = make_mask(settings.applied_mask, packed=False), autocast_dtype(hardware.precision)
     reads = {"context": context, "stride": options.stride, "mask": mask}
     with torch.autocast(hardware.kind, dtype=dtype, enabled=dtype is not None):
@@ -76,17 +83,17 @@ def score_positions(settings: Settings, hardware: Hardware) -> list[Row]:
         "context": settings.context,
         "step": trained.step,
         "length": length,
-        "text": crc32(documents.numpy().tobytes()),
+        "text": text,
     }
     rows = [{**model, **row} for row in position_rows(losses, control, seed=settings.seed)]
-    if options.against is not None:
-        rows = differences(rows, read_result(options.against).rows, seed=settings.seed)
+    if others is not None:
+        rows = differences(rows, others, seed=settings.seed)
     doubt = why_not_held_out(trained.settings, trained.folder)
     say(
         f"{trained.checkpoint}: {len(documents)} documents of {data.source.describe()}, "
         f"{length:,} tokens of each, loss in nats a token" + (f"; {doubt}" if doubt else "")
     )
-    shown = COLUMNS if options.against is None else COLUMNS[:5] + COMPARED
+    shown = COLUMNS if others is None else COLUMNS[:5] + COMPARED
     make_table(rows, shown, "other_document: behind another document's first half").print()
     own = settings.checkpoint is not None
     parent = trained.folder if own else Path(settings.output) / trained.folder.name
@@ -135,7 +142,7 @@ def position_rows(losses: np.ndarray, control: np.ndarray, *, seed: int) -> list
     documents, length = losses.shape
     drawn, half = draws(documents, RESAMPLES, seed), (length + 1) // 2
     rows: list[Row] = []
-    for begin, end in zip(edges := _edges(length, half), edges[1:], strict=False):
+    for begin, end in zip(edges := _edges(length), edges[1:], strict=False):
         counts = np.full(documents, end - begin)
         measured = {"loss": losses[:, begin:end]}
         if begin >= half:  # the control's first label of the second half is at `half`
@@ -152,13 +159,7 @@ def position_rows(losses: np.ndarray, control: np.ndarray, *, seed: int) -> list
 
 def differences(rows: Sequence[Row], others: Rows, *, seed: int) -> list[Row]:
     """Return the rows with their loss less that of `others`, another result's rows of the same
-    documents, and its 95% interval, resampled in pairs. Raises UserError for other documents."""
-    own, other = ([(row.get("text"), row["position"]) for row in one] for one in (rows, others))
-    if own != other:
-        raise UserError(
-            "positions.against is of other documents: expected a result.json of mode=positions "
-            "with the same tokenizer, text, positions.length and positions.documents."
-        )
+    documents (check_same), and its 95% interval, resampled in pairs."""
     found = []
     for both in zip(rows, others, strict=True):
         ours, theirs = (np.array(row["losses"].split(), dtype=float) for row in both)
@@ -168,9 +169,19 @@ def differences(rows: Sequence[Row], others: Rows, *, seed: int) -> list[Row]:
     return found
 
 
-def _edges(length: int, half: int) -> list[int]:
+def check_same(others: Rows, text: int, length: int) -> None:
+    """Raise UserError unless `others` are rows of these documents, by `text` and `length`."""
+    found = [(row.get("text"), row.get("end")) for row in others]
+    if found != [(text, end) for end in _edges(length)[1:]]:
+        raise UserError(
+            "positions.against is of other documents: expected a result.json of mode=positions "
+            "with the same tokenizer, text, positions.length and positions.documents."
+        )
+
+
+def _edges(length: int) -> list[int]:
     doubled = [FIRST_EDGE << power for power in range(length.bit_length())]
-    return [0, *sorted({*(edge for edge in doubled if edge < length), half, length})]
+    return [0, *sorted({*(edge for edge in doubled if edge < length), (length + 1) // 2, length})]
 
 
 def positions_figure(rows: Rows, path: str | Path) -> Path:

@@ -288,6 +288,12 @@ def test_weights_that_are_no_classifier_are_refused(tmp_path) -> None:
         (("sequence.data=listops",), "sequence.data=listops"),
         (("sequence.data=poems",), "sequence.data"),
         (("sequence.data=listops", "sequence.augment=turn", "curriculum.stages=[]"), "augment"),
+        (("classifier.inputs=grays",), r"classifier\.inputs"),
+        (("classifier.pooling=min",), r"classifier\.pooling"),
+        (
+            ("sequence.data=listops", "classifier.inputs=grey", "curriculum.stages=[]"),
+            r"classifier\.inputs=grey",
+        ),
         (("sequence.length=64",), "pathfinder.side"),
         (("sequence.train=9",), "pathfinder.train_images"),
         (("sequence.data=text", "sequence.test=9", "curriculum.stages=[]"), "sequence.test"),

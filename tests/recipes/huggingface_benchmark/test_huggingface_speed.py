@@ -162,3 +162,5 @@ def test_ratios_are_to_the_fastest_of_each_kind() -> None:
     assert over_compiled.of(ours, [ours, eager, full, layers]) == {"over_compiled": 1.5}
     assert over_compiled.of(ours, [ours, eager, full]) == {"over_compiled": None}
     assert over_eager.of(layers, [eager, layers]) == {}
+    packed = {**ours, "documents": 16}  # a row of other work than transformers' of one document
+    assert over_eager.of(packed, [eager, packed]) == {"over_eager": None}

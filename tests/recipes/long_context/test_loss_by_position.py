@@ -12,11 +12,12 @@ from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.data.packing import Spans
 from flashtrain.errors import UserError
 from flashtrain.models import Decoder, DecoderConfig
-from flashtrain.report.rows import read_result
+from flashtrain.report.rows import read_result, write_result
 from flashtrain_recipes.long_context.evaluate import document_losses
 from flashtrain_recipes.loss_by_position import run
 from flashtrain_recipes.loss_by_position.run import (
     behind_another,
+    check_same,
     differences,
     position_rows,
     whole_documents,
@@ -58,9 +59,32 @@ def test_two_models_are_compared_on_the_same_documents_in_pairs() -> None:
     for row in differences(rows, others, seed=0):
         assert row["difference"] == pytest.approx(-0.02, abs=1e-4)
         assert row["difference_low"] < row["difference_high"] < 0
+    check_same(others, 7, 512)
     for unlike in ([{**row, "text": 8} for row in others], others[:1], [{"position": "0 to 256"}]):
         with pytest.raises(UserError, match=r"positions\.against"):
-            differences(rows, unlike, seed=0)
+            check_same(unlike, 7, 512)
+
+
+@pytest.mark.parametrize("wrong", ["missing", "of another kind", "of other documents"])
+def test_what_cannot_be_compared_is_refused_before_anything_is_scored(
+    wrong, trained, tmp_path, monkeypatch
+) -> None:
+    against = tmp_path / "result.json"
+    if wrong == "of another kind":
+        against.write_text("{}")
+    elif wrong == "of other documents":
+        rows = position_rows(np.ones((2, 30)), np.ones((2, 30)), seed=0)
+        write_result(against, "gpt2", "", [{**row, "text": 7} for row in rows])
+    monkeypatch.setattr(run, "document_losses", lambda *_, **__: pytest.fail("scored"))
+    words = ("positions.length=30", "positions.documents=2", f"positions.against={against}")
+    settings = settings_from_checkpoint(["mode=positions", f"checkpoint={trained}", *words])
+    with pytest.raises(UserError, match=r"positions\.against"):
+        modes.run_mode(settings)
+    if wrong == "of other documents":
+        return
+    monkeypatch.setattr(run, "read_model", lambda *_, **__: pytest.fail("read"))
+    with pytest.raises(UserError, match=r"positions\.against"):
+        modes.run_mode(settings)
 
 
 def test_the_control_keeps_the_second_half_behind_the_next_documents_first() -> None:
