@@ -273,12 +273,13 @@ def report_finished(
         then: the command's words to try next; None: mode=evaluate of this run.
     """
     from flashtrain.announce import say
+    from flashtrain.settings.command_line import program
 
     then = then or f"mode=evaluate checkpoint={folder}"
     where = f"run folder {folder} ({files}), checkpoints in {folder / 'checkpoints'}"
     for line in (
         "",
         headline,
-        *(f"  {one}" for one in (*lines, where, f"try next: python -m flashtrain {then}")),
+        *(f"  {one}" for one in (*lines, where, f"try next: {program} {then}")),
     ):
         say(line)

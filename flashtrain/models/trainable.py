@@ -72,7 +72,7 @@ class Trainable(nn.Module):
     forward_methods: tuple[str, ...] = ("loss",)
     # The routers' part of the latest loss, without its coefficient; logged.
     balancing_loss: Tensor | None = None
-    # Whether it generates text: it has new_cache, and its forward takes `cache` and `last_only`.
+    # Whether it has new_cache, and its forward takes `cache` and `last_only`.
     generates: bool = False
     # Whether rows of unequal lengths decode together, in a KeyValueCache of LayerCaches.
     decodes_rows: bool = False
@@ -181,6 +181,11 @@ class Trainable(nn.Module):
         probed in the first step.
         """
         return None if any(isinstance(module, Attention) for module in self.modules()) else False
+
+    @property
+    def can_generate(self) -> bool:
+        """Whether it continues texts: it generates with a cache, or its forward returns logits."""
+        return self.generates or type(inner(self)).forward is not nn.Module.forward
 
     def new_cache(self, tokens: int | None = None) -> KeyValueCache:
         """Make an empty cache of keys and values for `tokens` tokens (None:

@@ -254,7 +254,7 @@ def _say_sample(
     folder. Every rank must call this."""
     # Ranks that have only a part of the weights write too: the weights are
     # gathered a block at a time.
-    if not model.generates or not (trainer.is_global_zero or settings.shards_weights):
+    if not model.can_generate or not (trainer.is_global_zero or settings.shards_weights):
         return
     try:
         model.to(hardware.kind)  # Lightning leaves the weights in main memory when a fit ends

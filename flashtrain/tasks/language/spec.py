@@ -88,9 +88,11 @@ class LanguageTask(Task):
         }
 
     def report(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
-        prompt = settings.prompt or settings.data.first_words
+        from flashtrain.folders.run_folder import SAMPLE
         from flashtrain.tasks.language.stages import stage_lines
 
+        prompt = settings.prompt or settings.data.first_words
+        generate = f'mode=generate checkpoint={folder} prompt="{prompt}"'
         rate = row["tokens_per_second"]
         speed = "" if rate is None else f"{rate:,.0f} tokens/s{measured_words(row)}, "
         report_finished(
@@ -98,7 +100,7 @@ class LanguageTask(Task):
             f"finished {row['model']}{losses_words(row)}, after {row['tokens']:,} tokens",
             f"{speed}{row['seconds']:.0f} s for the whole command",
             *stage_lines(settings, folder),
-            then=f'mode=generate checkpoint={folder} prompt="{prompt}"',
+            then=generate if (folder / SAMPLE).is_file() else None,
         )
 
     def suit_demo(self, demo: Settings, given: Collection[str]) -> None:
