@@ -88,8 +88,8 @@ def _measured(settings: Settings, hardware: Hardware, model: Trainable) -> Estim
     from flashtrain.training.memory_measure import bytes_of_sample
 
     planned = next(model.parameters()).device.type == "meta"
-    index = gpu_index() if hardware.kind == "cuda" and not planned else None
-    device = torch.device("meta" if planned else hardware.kind, index)
+    here = f"cuda:{gpu_index()}" if hardware.kind == "cuda" and not planned else "cpu"
+    device = torch.device("meta" if planned else here)
     tokens = -(-settings.context // settings.context_degree)
     try:
         each = bytes_of_sample(model.to(device), tokens, hardware.precision, device)
@@ -110,8 +110,9 @@ def _measured(settings: Settings, hardware: Hardware, model: Trainable) -> Estim
     states = {"full": 4, "8bit": 1, "host": 0}[settings.optimizer.states] * ADAMW_STATES
 
     def estimate(micro_batch: int, savings: MemorySavings) -> MemoryEstimate:
-        sizes = ((weight + copy) * every, weight * trained, states * trained)
-        return MemoryEstimate(*(size // shards for size in sizes), micro_batch * each, 0)
+        fixed = ((weight + copy) * every, weight * trained, states * trained)
+        weights, gradients, optimizer = (size // shards for size in fixed)
+        return MemoryEstimate(weights, gradients, optimizer, micro_batch * each, logits=0)
 
     return estimate
 
