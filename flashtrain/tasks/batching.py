@@ -163,18 +163,18 @@ def choose_micro_batch(
             "memory.activation_checkpointing=auto, a smaller model, shorter samples, "
             "attention=flash, or trainer.strategy=fsdp (or context_parallel) on more devices."
         )
-    ladder = tried or _candidates(settings, hardware, checkpointing=AUTO)
+    every = tried or _candidates(settings, hardware, checkpointing=AUTO)
     smaller = [size for size in divisors(share) if size < chosen.micro_batch][-1:]
     fewer = memory_options([chosen.savings], smaller, free, estimate) if smaller else []
-    kinds = memory_options(ladder, [chosen.micro_batch], free, estimate)
-    more = [savings for savings in ladder if savings not in [option.savings for option in options]]
+    every = list(dict.fromkeys([*(option.savings for option in options), *every]))
+    kinds = memory_options(every, [chosen.micro_batch], free, estimate)
     return Batching(
         chosen.micro_batch,
         share // chosen.micro_batch,
         chosen.estimate,
         chosen.savings,
         chosen.fits,
-        options=[*options, *memory_options(more, sizes, free, estimate)],
+        options=kinds,
         alternatives=[
             *fewer,
             *(option for option in kinds if option.estimate.total < chosen.estimate.total),

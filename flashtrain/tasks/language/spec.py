@@ -20,6 +20,7 @@ class LanguageTask(Task):
     """task=language_model: a decoder trained on text to predict the next token."""
 
     settings = LanguageSettings
+    plans_epochs = True
     used = ("context", "model", "data", "mask")
     same = (*used, "stages")
     modes: Mapping[str, Names] = {
