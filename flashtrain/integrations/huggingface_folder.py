@@ -51,22 +51,14 @@ def folder_of(path: str, *weights: str) -> Path:
         return folder
     from huggingface_hub import HfApi, errors, snapshot_download
 
+    own = {"allow_patterns": [*DESCRIPTIONS, *weights], "etag_timeout": HUB_TIMEOUT}
     unreachable = None
     try:
         HfApi().model_info(path, timeout=HUB_TIMEOUT)  # snapshot_download waits for minutes
-    except errors.HfHubHTTPError:
-        pass  # as it will report
     except Exception as problem:  # noqa: BLE001 - each client of HTTP has its own
-        unreachable = problem
+        unreachable = None if isinstance(problem, errors.HfHubHTTPError) else problem
     try:
-        return Path(
-            snapshot_download(
-                path,
-                allow_patterns=[*DESCRIPTIONS, *weights],
-                etag_timeout=HUB_TIMEOUT,
-                local_files_only=unreachable is not None,
-            )
-        )
+        return Path(snapshot_download(path, local_files_only=unreachable is not None, **own))
     except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError, ValueError) as error:
         from flashtrain.integrations.huggingface_config import published_shapes
 

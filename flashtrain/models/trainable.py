@@ -273,7 +273,8 @@ class _Wrapped(Trainable):
         return getattr(self.module, "shares_sequences", super().shares_sequences)
 
     def forward(self, tokens: Tensor, **options: Any) -> Tensor:
-        return self.module(tokens, **options)
+        made = self.module(tokens, **options)
+        return getattr(made, "logits", made)  # transformers' models return an output with them
 
     def loss(
         self,
@@ -289,12 +290,8 @@ class _Wrapped(Trainable):
         own = getattr(self.module, "loss", None)
         if callable(own):
             return own(tokens, labels, **given)
-        logits = self.module(tokens, **given)
-        # transformers' models return an output that contains them.
-        logits = getattr(logits, "logits", logits)
-        return F.cross_entropy(
-            logits.float().flatten(0, -2), labels.flatten(), ignore_index=IGNORED
-        )
+        logits = self.forward(tokens, **given).float()
+        return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
 
     def flops_per_token(self, context: int | None = None) -> float:
         """Return what the module's own flops_per_token does; without one, 6 for each parameter,
