@@ -51,7 +51,7 @@ def folder_of(path: str, *weights: str) -> Path:
         return folder
     from huggingface_hub import HfApi, errors, snapshot_download
 
-    own = {"allow_patterns": [*DESCRIPTIONS, *weights], "etag_timeout": HUB_TIMEOUT}
+    own: dict[str, Any] = {"allow_patterns": [*DESCRIPTIONS, *weights], "etag_timeout": HUB_TIMEOUT}
     unreachable = None
     try:
         HfApi().model_info(path, timeout=HUB_TIMEOUT)  # snapshot_download waits for minutes

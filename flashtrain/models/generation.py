@@ -83,10 +83,8 @@ def generate(
     """
     shape = model.shape if model.generates else None
     if not model.can_generate:
-        raise UserError(
-            f"{type(inner(model)).__name__} cannot generate text: expected a decoder, or a "
-            "forward(tokens) that returns logits."
-        )
+        name = type(inner(model)).__name__
+        raise UserError(f"{name} cannot generate text: expected a forward that returns logits.")
     texts = _ids(prompts, sys.maxsize if shape is None else shape.vocab_size)
     at_least("max_new_tokens", max_new_tokens, 0)
     between("temperature", temperature, 0, MAX_TEMPERATURE)

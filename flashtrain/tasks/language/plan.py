@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -25,21 +25,16 @@ MANY_EPOCHS = 20  # from so many passes over the text on, a line says how to tra
 BYTES_PER_TOKEN = 4  # of English and of code, by tokenizers of some 50,000 tokens
 
 
-def plan_language(settings: Settings, hardware: Hardware) -> str:
+def plan_language(settings: Settings, hardware: Hardware, epochs: Sequence[str] = ()) -> str:
     """Return mode=plan's text: parameters, tokens, estimated memory and time. Builds no
-    weights, and reads the text only to count the steps of trainer.epochs. Of stages it is the text
-    of each."""
+    weights, reads no text. Of stages it is the text of each. `epochs`: a line on trainer.epochs,
+    which gave the steps."""
     if settings.stages:
         from flashtrain.tasks.language.stages import stages_of
 
         texts = [(one.name, plan_language(one.settings, hardware)) for one in stages_of(settings)]
         end = "\n".join(last_lines(settings, hardware))
         return "".join(f"{name}:\n{text.removesuffix(end)}" for name, text in texts) + end
-    epochs: list[str] = []
-    if settings.trainer.epochs is not None:
-        from flashtrain.tasks.language.prepare import read_data
-
-        epochs = read_data(settings, hardware)[1]
     vocab_size = vocabulary_of(settings.data)
     build_model: Callable[..., Trainable] = partial(
         make_model, settings.model, vocab_size=vocab_size, context=settings.context
@@ -100,11 +95,11 @@ def _text(settings: Settings, tokens: int) -> str:
     epochs = tokens * each / max(1, size)
     return (
         f"{source.describe()}, about {size / 1e6:,.3g} MB of text: {epochs:,.1f} epochs at {each} "
-        f"byte{'s' * (each > 1)} a token{fewer_epochs(epochs)}"
+        f"byte{'s' * (each > 1)} a token{many(epochs)}"
     )
 
 
-def fewer_epochs(epochs: float) -> str:
+def many(epochs: float) -> str:
     """Return how to train for fewer epochs, after a line on many; "" for few."""
     return ". Set trainer.epochs=3, or fewer trainer.steps" if epochs >= MANY_EPOCHS else ""
 

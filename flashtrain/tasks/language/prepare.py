@@ -30,12 +30,7 @@ from flashtrain.tasks.context_run import check_shape, context_columns
 from flashtrain.tasks.decoders import decoder_config, make_model
 from flashtrain.tasks.language.exports import take_export
 from flashtrain.tasks.language.generate import continue_text
-from flashtrain.tasks.language.plan import (
-    describe,
-    describe_mask,
-    describe_unknown,
-    fewer_epochs,
-)
+from flashtrain.tasks.language.plan import describe, describe_mask, describe_unknown, many
 from flashtrain.tasks.language.starting_weights import (
     check_tokens,
     model_of_weights,
@@ -82,11 +77,8 @@ def prepare(
     lines += [parts] if parts else []
     read = settings.trainer.steps * settings.trainer.tokens_per_step
     if not parts and not epochs and 0 < data.train_tokens < 0.95 * read:
-        epochs_read = read / data.train_tokens
-        lines.append(
-            f"{read:,} tokens are read: {epochs_read:.1f} epochs of this text"
-            f"{fewer_epochs(epochs_read)}"
-        )
+        passes = read / data.train_tokens
+        lines.append(f"{read:,} tokens are read: {passes:.1f} epochs of this text{many(passes)}")
     if data.validation_tokens:
         requested, every = settings.data.validation_tokens, settings.trainer.validate_every
         lines.append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from flashtrain.errors import UserError, one_of
 from flashtrain.mode import contexts_words
@@ -14,6 +14,9 @@ from flashtrain.settings.model import OWN_SIZES
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Names, Task, imported, losses_words, measured_words, report_finished
 from flashtrain.tasks.language.settings import LanguageSettings
+
+if TYPE_CHECKING:
+    from flashtrain.training.hardware import Hardware
 
 
 class LanguageTask(Task):
@@ -31,7 +34,6 @@ class LanguageTask(Task):
     shape = ("model.size", *(f"model.{name}" for name in OWN_SIZES), "model.positions")
     trained = ("model.name", "model.dropout", "model.vocab_rows", "model.options")
     prepare = imported("flashtrain.tasks.language.prepare:prepare")
-    plan = imported("flashtrain.tasks.language.plan:plan_language")
     run_mode = imported("flashtrain.tasks.language.evaluate:run_language_mode")
     load = imported("flashtrain.tasks.language.evaluate:read_model")
     of_checkpoint = imported("flashtrain.tasks.language.stages:of_stage")
@@ -71,6 +73,15 @@ class LanguageTask(Task):
         from flashtrain.tasks.language.weights_settings import suit_to_weights
 
         return suit_to_weights(settings, given)
+
+    def plan(self, settings: Settings, hardware: Hardware) -> str:
+        from flashtrain.tasks.language.plan import plan_language
+
+        if settings.trainer.epochs is None:
+            return plan_language(settings, hardware)
+        from flashtrain.tasks.language.prepare import read_data
+
+        return plan_language(settings, hardware, read_data(settings, hardware)[1])
 
     def columns(self, settings: Settings) -> dict[str, Any]:
         if settings.stages:
