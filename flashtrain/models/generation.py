@@ -186,8 +186,7 @@ def _write(
     together: bool,
     draw: Callable[[Tensor], list[int]],
 ) -> None:
-    """Append up to `new` tokens to each text; several fit into caches of `size` tokens, or that
-    many are read each time."""
+    """Append up to `new` tokens to each text; caches have, or each reading, `size` tokens."""
     device, ended = next(model.parameters()).device, [False] * len(texts)
     cache: Any = None
     read, skipped = 0, 0  # tokens of the longest text: in the cache, and before those

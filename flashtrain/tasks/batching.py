@@ -58,8 +58,7 @@ def fit_memory(settings: Settings, hardware: Hardware, model: Trainable) -> Batc
 
 def choose_batching(settings: Settings, hardware: Hardware, model: Trainable) -> Batching:
     """Choose the micro-batch of a language model: trainer.micro_batch, or the largest whose
-    estimated memory fits. Where that is measured, it is saved with the run's settings: resumed, the
-    run has the same.
+    estimated memory fits. A measured one is set, and so saved with the run's settings.
 
     Raises:
         UserError: none fits, or the model's memory can be neither estimated nor measured.

@@ -1,8 +1,5 @@
-"""Measure the memory of a model that states no sizes, by one sample's forward and backward.
-
-It counts tensors, not a device's memory, so that every rank finds the same, on a CPU and on the
-meta device too.
-"""
+"""Measure the memory of a model that states no sizes, by one sample's forward and backward: its
+tensors are counted, so that every rank and device, also meta, finds the same."""
 
 from __future__ import annotations
 
@@ -56,8 +53,7 @@ def bytes_of_sample(model: Trainable, tokens: int, precision: str, device: torch
     """Return the peak bytes of one sample's forward and backward, without the weights.
 
     Args:
-        model: the model, on `device`; its weights, buffers and the random generators stay as they
-            are.
+        model: the model, on `device`; its weights, buffers and torch's generators do not change.
         tokens: tokens of the sample.
         precision: Lightning's name, such as "bf16-mixed".
         device: a real device or meta.
