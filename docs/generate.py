@@ -97,7 +97,32 @@ def api_page() -> str:
             )
             lines.append(f"| {link} | {cell(_about(thing))} |")
         lines.append("")
-    return "\n".join(lines)
+    lines += [
+        "## For what you add",
+        "",
+        "Imported by the programs of the pages on extending, and public as well.",
+        "",
+        "| name | module | page |",
+        "| :--- | :--- | :--- |",
+    ]
+    lines += [
+        f"| `{name}` | `{module}` | [{page}](../extend/{page}) |"
+        for name, module, page in _of_programs()
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _of_programs() -> list[tuple[str, str, str]]:
+    """Names that programs of docs/extend import from modules that are not in MODULES: (name,
+    module, page)."""
+    found = []
+    for page in sorted(DOCS.glob("extend/*.md")):
+        for module, names in re.findall(
+            r"^from (flashtrain[\w.]+) import (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE
+        ):
+            if module not in MODULES:
+                found += [(name, module, page.name) for name in names.split(", ")]
+    return sorted(found)
 
 
 def module_page(module: str) -> str:

@@ -20,6 +20,7 @@ import contextlib  # noqa: E402
 import faulthandler  # noqa: E402
 import logging  # noqa: E402
 import os  # noqa: E402
+import shlex  # noqa: E402
 import sys  # noqa: E402
 from typing import NoReturn  # noqa: E402
 
@@ -33,6 +34,7 @@ from flashtrain.errors import UserError  # noqa: E402
 from flashtrain.files.shipped import conf_folder  # noqa: E402
 from flashtrain.run.failures import say_failure  # noqa: E402
 from flashtrain.run.job_process import end_with_parent  # noqa: E402
+from flashtrain.settings import command_line  # noqa: E402
 from flashtrain.settings.command_line import FOLDER, CommandLine, quoted  # noqa: E402
 from flashtrain.version import versions_text  # noqa: E402
 
@@ -44,6 +46,8 @@ def main() -> None:
     """Run the command line, and exit with its status. A program that registers components of its
     own calls `main` to be the command with them."""
     end_with_parent()
+    if __name__ != "__main__" and sys.argv[0].endswith(".py"):
+        command_line.program = shlex.join(["python", sys.argv[0]])
     with contextlib.suppress(OSError, RuntimeError):  # standard error is no file, as in a notebook
         # Whatever ends this process in native code is reported with Python's own place in it.
         faulthandler.enable()

@@ -132,7 +132,10 @@ def component(group: str, name: str) -> Callable[..., Any]:
         else:
             from_packages = _entry_points(group)
             if name not in from_packages:
-                raise unknown(group, name, registered(group))
+                raise UserError(
+                    f"{unknown(group, name, registered(group))} A name that a program registers is "
+                    "known to that program's own command (python PROGRAM.py ...)."
+                )
             found = from_packages[name].load()
         _components[group][name] = found
     return _components[group][name]

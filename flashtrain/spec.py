@@ -102,6 +102,7 @@ class Task(ABC):
 
     settings: type[Settings] = Settings  # its schema: every run's settings and its own
     has_epochs = True  # whether trainer.epochs gives the steps of its trainings
+    plans_epochs = False  # whether its plan reads the data to count them
     shards = True  # whether its models' weights may be sharded among devices
     # Of evaluate, generate and export those modes that it has, each with the settings and groups of
     # its own that the mode uses.
@@ -119,10 +120,9 @@ class Task(ABC):
                 f"mode={settings.mode} is not a mode of recipe={settings.recipe} "
                 f"(task={settings.task}). Expected one of: {has}."
             )
-        if settings.trainer.epochs is not None and (settings.mode == "plan" or not self.has_epochs):
-            what = f"task={settings.task}"
-            if settings.mode == "plan":
-                what = "mode=plan, which reads no data"
+        planned = settings.mode == "plan" and not self.plans_epochs
+        if settings.trainer.epochs is not None and (planned or not self.has_epochs):
+            what = f"{'mode=plan of ' if planned else ''}task={settings.task}"
             raise UserError(f"trainer.epochs is not supported by {what}. Set trainer.steps.")
         if settings.strategy == "fsdp" and not self.shards:
             raise UserError(
@@ -273,12 +273,13 @@ def report_finished(
         then: the command's words to try next; None: mode=evaluate of this run.
     """
     from flashtrain.announce import say
+    from flashtrain.settings.command_line import program
 
     then = then or f"mode=evaluate checkpoint={folder}"
     where = f"run folder {folder} ({files}), checkpoints in {folder / 'checkpoints'}"
     for line in (
         "",
         headline,
-        *(f"  {one}" for one in (*lines, where, f"try next: python -m flashtrain {then}")),
+        *(f"  {one}" for one in (*lines, where, f"try next: {program} {then}")),
     ):
         say(line)

@@ -153,6 +153,37 @@ def test_the_model_of_the_guide_trains_alike_on_ranks_that_share_weights_and_seq
 
 
 @pytest.mark.integration
+def test_the_model_of_the_guide_is_sampled_evaluated_and_trained_further_by_its_program(
+    tiny_runs, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(python_blocks()["add a model"])
+    words = tiny_runs.settings_words(f"output={tmp_path}", *commands_of("add a model")[0])
+    tiny = [word for word in words if word != "trainer.micro_batch=4"]
+
+    def command(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "train.py", *words],
+            cwd=tmp_path,
+            env=checkout_environment(),
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    said = command(*tiny)
+    assert "micro-batch by measurement" in said
+    (folder,) = (path.parent for path in tmp_path.glob("gpt2/*/summary.json"))
+    assert (folder / "sample.txt").read_text()
+    program, following = said.rsplit("try next: python ", 1)[1].strip().split(" ", 1)
+    assert program == "train.py"
+    assert command(*shlex.split(following)).startswith("The ")
+    assert "perplexity" in command("mode=evaluate", f"checkpoint={folder}")
+    assert "micro_batch: 8\n" in (folder / "config.yaml").read_text()  # all samples of a step
+    assert "micro-batch by measurement" not in command(f"resume={folder}", "trainer.steps=8")
+
+
+@pytest.mark.integration
 def test_the_distillation_of_the_guide_trains_with_its_own_loss(tiny_runs, trained: Path) -> None:
     from flashtrain.command.api import load
 

@@ -49,6 +49,7 @@ from flashtrain.folders.run_lock import let_go, slurm_job
 from flashtrain.interruption import Stopped
 from flashtrain.mode import is_of_checkpoint, mode_of
 from flashtrain.models.generation import generate as generate_tokens
+from flashtrain.models.trainable import as_trainable
 from flashtrain.run.job import Job
 from flashtrain.run.job_process import JobProcesses
 from flashtrain.settings.command_line import FOLDER, CommandLine, as_value, quoted
@@ -185,7 +186,7 @@ def generate(run: Any, prompt: Any = "", max_new_tokens: int | None = None, **op
         UserError: the model cannot generate text, or an option does not exist.
     """
     if isinstance(run, nn.Module):
-        return generate_tokens(run, prompt, max_new_tokens, **options)  # type: ignore[arg-type]
+        return generate_tokens(as_trainable(run), prompt, max_new_tokens, **options)  # type: ignore[arg-type]
     prompt = prompt if isinstance(prompt, str) else json.dumps(prompt)
     given = {**options, **({} if max_new_tokens is None else {"max_new_tokens": max_new_tokens})}
     with preserve_process_state(quiet=True):
@@ -315,7 +316,7 @@ def _continued(loaded: TrainedModel, prompt: str, options: Mapping[str, Any]) ->
 
     for name in options:
         one_of("option of generate for a loaded model", name, (*_OF_WRITING, "seed"))
-    if loaded.tokenizer is None or not getattr(loaded.model, "generates", False):
+    if loaded.tokenizer is None or not getattr(loaded.model, "can_generate", False):
         raise UserError(
             f"{type(loaded.model).__name__} cannot generate text: only language models can."
         )

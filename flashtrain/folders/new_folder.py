@@ -106,11 +106,16 @@ def make_unique(parent: Path, name: str) -> Path:
 def remove_unused(folder: Path) -> None:
     """Remove a folder made by this process if it has no config.yaml and no summary.json:
     its run did not begin."""
-    made = folder.absolute()
-    if made in _made and not any((folder / name).exists() for name in (CONFIG_FILE, SUMMARY_FILE)):
+    used = any((folder / name).exists() for name in (CONFIG_FILE, SUMMARY_FILE))
+    if made_here(folder) and not used:
         let_go(folder)
         shutil.rmtree(folder, ignore_errors=True)
-    _made.discard(made)
+    _made.discard(folder.absolute())
+
+
+def made_here(folder: Path) -> bool:
+    """Return whether this process has made the folder, for its own run."""
+    return folder.absolute() in _made
 
 
 @contextlib.contextmanager

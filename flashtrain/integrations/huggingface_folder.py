@@ -49,17 +49,23 @@ def folder_of(path: str, *weights: str) -> Path:
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import HfApi, errors, snapshot_download
 
+    own: dict[str, Any] = {"allow_patterns": [*DESCRIPTIONS, *weights], "etag_timeout": HUB_TIMEOUT}
+    unreachable = None
     try:
-        return Path(
-            snapshot_download(
-                path, allow_patterns=[*DESCRIPTIONS, *weights], etag_timeout=HUB_TIMEOUT
-            )
-        )
+        HfApi().model_info(path, timeout=HUB_TIMEOUT)  # snapshot_download waits for minutes
+    except Exception as problem:  # noqa: BLE001 - each client of HTTP has its own
+        unreachable = None if isinstance(problem, errors.HfHubHTTPError) else problem
+    try:
+        return Path(snapshot_download(path, local_files_only=unreachable is not None, **own))
     except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError, ValueError) as error:
+        from flashtrain.integrations.huggingface_config import published_shapes
+
         raise UserError(
-            f"model.path={path}: no such folder, and the hub reports: {first_line(error)}."
+            f"model.path={path}: no such folder, and the hub reports: "
+            f"{first_line(unreachable or error)}. A plan needs no files: model.config=NAME has the "
+            f"shape of {', '.join(published_shapes())}, or of a config.json."
         ) from error
 
 

@@ -111,7 +111,11 @@ def transformers_decoder(
         # Of a configuration alone peft has nothing to look up.
         _add_adapters(module, lora, str(local or path or ""))
     if quantize is not None:
-        _check_quantize(quantize, lora)
+        one_of("model.quantize", quantize, get_args(options.Quantize))
+        if lora is None:
+            raise UserError(
+                f"model.quantize={quantize} is for frozen weights only: add model.adapter=lora."
+            )
     model = HuggingFaceDecoder(
         module, origin=path, residual=residual, quantize=quantize, context=longest
     )
@@ -125,16 +129,6 @@ def transformers_decoder(
             f"Set context={known} or less."
         )
     return model
-
-
-def _check_quantize(quantize: str, lora: Mapping[str, Any] | None) -> None:
-    one_of("model.quantize", quantize, get_args(options.Quantize))
-    if lora is None:
-        raise UserError(
-            f"model.quantize={quantize} is for frozen weights only: add model.adapter=lora."
-        )
-    with needs_package(f"model.quantize={quantize}", "torchao", "low-bit"):
-        from torchao.quantization import to_nf4  # noqa: F401
 
 
 def _add_adapters(module: Any, lora: Mapping[str, Any], base: str) -> None:
@@ -287,4 +281,12 @@ def build(
     return model
 
 
-build.check = build  # type: ignore[attr-defined]  # raises the same errors before any text is read
+def _check(settings: Any, **sizes: Any) -> None:
+    """Raise the errors of a training's build before any text is read. A plan needs no torchao."""
+    if settings.quantize is not None:
+        with needs_package(f"model.quantize={settings.quantize}", "torchao", "low-bit"):
+            from torchao.quantization import to_nf4  # noqa: F401
+    build(settings, **sizes)
+
+
+build.check = _check  # type: ignore[attr-defined]

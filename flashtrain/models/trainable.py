@@ -72,7 +72,7 @@ class Trainable(nn.Module):
     forward_methods: tuple[str, ...] = ("loss",)
     # The routers' part of the latest loss, without its coefficient; logged.
     balancing_loss: Tensor | None = None
-    # Whether it generates text: it has new_cache, and its forward takes `cache` and `last_only`.
+    # Whether it has new_cache, and its forward takes `cache` and `last_only`.
     generates: bool = False
     # Whether rows of unequal lengths decode together, in a KeyValueCache of LayerCaches.
     decodes_rows: bool = False
@@ -182,6 +182,11 @@ class Trainable(nn.Module):
         """
         return None if any(isinstance(module, Attention) for module in self.modules()) else False
 
+    @property
+    def can_generate(self) -> bool:
+        """Whether it continues texts: it generates with a cache, or its forward returns logits."""
+        return self.generates or type(inner(self)).forward is not nn.Module.forward
+
     def new_cache(self, tokens: int | None = None) -> KeyValueCache:
         """Make an empty cache of keys and values for `tokens` tokens (None:
         the model's context)."""
@@ -268,7 +273,8 @@ class _Wrapped(Trainable):
         return getattr(self.module, "shares_sequences", super().shares_sequences)
 
     def forward(self, tokens: Tensor, **options: Any) -> Tensor:
-        return self.module(tokens, **options)
+        made = self.module(tokens, **options)
+        return getattr(made, "logits", made)  # transformers' models return an output with them
 
     def loss(
         self,
@@ -284,12 +290,8 @@ class _Wrapped(Trainable):
         own = getattr(self.module, "loss", None)
         if callable(own):
             return own(tokens, labels, **given)
-        logits = self.module(tokens, **given)
-        # transformers' models return an output that contains them.
-        logits = getattr(logits, "logits", logits)
-        return F.cross_entropy(
-            logits.float().flatten(0, -2), labels.flatten(), ignore_index=IGNORED
-        )
+        logits = self.forward(tokens, **given).float()
+        return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
 
     def flops_per_token(self, context: int | None = None) -> float:
         """Return what the module's own flops_per_token does; without one, 6 for each parameter,

@@ -17,7 +17,7 @@ import torch
 
 from flashtrain.announce import is_first_rank, log, say
 from flashtrain.errors import RunFailed, UserError, causes, first_line
-from flashtrain.folders.new_folder import locked, resumed_folder, run_folder
+from flashtrain.folders.new_folder import locked, made_here, resumed_folder, run_folder
 from flashtrain.folders.run_folder import (
     CONFIG_FILE,
     FAILED,
@@ -108,7 +108,10 @@ class Job:
             do = partial(train, task_of(settings)) if mode is None else mode.run
             row = do(settings, hardware, folder, overrides=self.line, started=started)
         except (UserError, RunFailed) as error:
-            note(OUT_OF_MEMORY if isinstance(error, OutOfMemory) else FAILED, str(error))
+            # Of a refused training nothing stays, unless another process reads its folder.
+            begun = settings.mode != "train" or (folder / CONFIG_FILE).exists()
+            if type(error) is not UserError or begun or not made_here(folder):
+                note(OUT_OF_MEMORY if isinstance(error, OutOfMemory) else FAILED, str(error))
             raise
         except Stopped as stop:
             say(str(stop))

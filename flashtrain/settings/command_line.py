@@ -14,6 +14,8 @@ from hydra.errors import OverrideParseException
 from flashtrain.errors import UserError
 from flashtrain.files.yaml_files import literal
 
+# What starts the command: a program that calls flashtrain.main() is named here by it.
+program = "python -m flashtrain"
 FOLDER = "hydra.run.dir"  # names a run's folder: of a job of a sweep, say
 _PLAIN = re.compile(r"\.{0,2}[A-Za-z_/][\w/.-]*", re.ASCII)  # a text that Hydra reads as it is
 _NO_TEXT = ("null", "true", "false", "nan", "inf")

@@ -169,11 +169,6 @@ class DataSettings:
                 "data.length_weights needs whole documents of lengths that are known before the "
                 f"training, which data={self.source}{streams} has not. Remove data.length_weights."
             )
-        if self.source == "chat" and self.tokenizer in ("bytes", "bpe", "gpt2"):
-            raise UserError(
-                f"data=chat with data.tokenizer={self.tokenizer}: conversations need a tokenizer "
-                "with a chat template. Set data.tokenizer=FOLDER, a Hugging Face tokenizer."
-            )
         between("data.skip_broken", self.skip_broken, 0.0, 1.0, include_high=False)
         check_encoding(self.encoding)
         if (self.vocab is None) != (self.merges is None):

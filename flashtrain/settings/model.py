@@ -102,6 +102,8 @@ class ModelSettings:
             folder = Path(given.removesuffix("/config.json")).expanduser()
             note = read_json(folder / NOTE) if (folder / NOTE).is_file() else {}
             return note.get("label", folder.name)
+        if self.name not in get_args(DecoderName):
+            return self.name
         size, sizes = self.size, ["layers", "width", "heads", "kv_heads", "ffn"]
         if self.layers is not None and self.width is not None:
             size, sizes = f"{self.layers}x{self.width}", sizes[2:]

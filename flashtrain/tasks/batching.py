@@ -6,15 +6,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+import torch
+
+from flashtrain.announce import say
 from flashtrain.distributed.sharding import known_blocks
-from flashtrain.errors import UserError
+from flashtrain.errors import UserError, first_line
 from flashtrain.models.activation_checkpointing import MemorySavings
 from flashtrain.models.feed_forward import FeedForward, are_plain
 from flashtrain.models.trainable import DecoderShape, Trainable, inner
 from flashtrain.settings.settings import Settings, divisors
 from flashtrain.tasks.context_run import check_model, exchange_bytes_of
-from flashtrain.training.hardware import Hardware
-from flashtrain.training.memory import FREE_SHARE, GIB, Blocks, MemoryEstimate, estimate_memory
+from flashtrain.training.hardware import Hardware, gpu_index
+from flashtrain.training.memory import (
+    ADAMW_STATES,
+    FREE_SHARE,
+    GIB,
+    PRECISIONS,
+    Blocks,
+    MemoryEstimate,
+    estimate_memory,
+)
 from flashtrain.training.memory_choice import (
     AUTO,
     Batching,
@@ -47,25 +58,62 @@ def fit_memory(settings: Settings, hardware: Hardware, model: Trainable) -> Batc
 
 def choose_batching(settings: Settings, hardware: Hardware, model: Trainable) -> Batching:
     """Choose the micro-batch of a language model: trainer.micro_batch, or the largest whose
-    estimated memory fits.
+    estimated memory fits. A measured one is set, and so saved with the run's settings.
 
     Raises:
-        UserError: none fits, or the model has no shape to estimate its memory by.
+        UserError: none fits, or the model's memory can be neither estimated nor measured.
     """
     samples = settings.samples_per_step // settings.data_ranks
     micro_batch, shape = settings.trainer.micro_batch, model.shape
+    sizes = micro_batch or [size for size in divisors(samples) if size <= MAX_MICRO_BATCH]
     if shape is not None and _is_known(shape):
-        sizes = micro_batch or [size for size in divisors(samples) if size <= MAX_MICRO_BATCH]
         return choose_micro_batch(
             settings, hardware, sizes, samples, estimator(settings, hardware, model, shape)
         )
-    if micro_batch is None:
-        raise UserError(
-            f"the memory of {type(inner(model)).__name__} cannot be estimated. "
-            "Set trainer.micro_batch=..., the samples that fit at a time."
-        )
     # A model that has no memory savings refuses all but the first.
-    return Batching(micro_batch, samples // micro_batch, None, _candidates(settings, hardware)[0])
+    only = _candidates(settings, hardware)[:1]
+    if micro_batch is not None:
+        return Batching(micro_batch, samples // micro_batch, None, only[0])
+    model.save_memory(only[0])
+    measured = _measured(settings, hardware, model)
+    chosen = choose_micro_batch(settings, hardware, sizes, samples, measured, only)
+    if settings.mode == "train":
+        settings.trainer.micro_batch = chosen.micro_batch
+    return chosen
+
+
+def _measured(settings: Settings, hardware: Hardware, model: Trainable) -> Estimate:
+    """Return a function that estimates the memory of a training by what one sample takes."""
+    from flashtrain.training.memory_measure import bytes_of_sample
+
+    planned = next(model.parameters()).device.type == "meta"
+    here = f"cuda:{gpu_index()}" if hardware.kind == "cuda" and not planned else "cpu"
+    device = torch.device("meta" if planned else here)
+    tokens = -(-settings.context // settings.context_degree)
+    try:
+        each = bytes_of_sample(model.to(device), tokens, hardware.precision, device)
+    except Exception as problem:
+        if not planned:
+            raise
+        raise UserError(
+            f"the memory of {type(inner(model)).__name__} cannot be estimated: "
+            f"{first_line(problem)}. Set trainer.micro_batch=..., the samples that fit at a time."
+        ) from problem
+    finally:
+        model.to("meta" if planned else "cpu")
+    say(f"micro-batch by measurement: one sample takes {each / 2**20:,.1f} MiB")
+    weight, copy, _ = PRECISIONS[hardware.precision]
+    shards = settings.trainer.ranks if settings.shards_weights else 1
+    parameters = [(one.numel(), one.requires_grad) for one in model.parameters()]
+    every, trained = (sum(n for n, grad in parameters if grad >= one) for one in (False, True))
+    states = {"full": 4, "8bit": 1, "host": 0}[settings.optimizer.states] * ADAMW_STATES
+
+    def estimate(micro_batch: int, savings: MemorySavings) -> MemoryEstimate:
+        fixed = ((weight + copy) * every, weight * trained, states * trained)
+        weights, gradients, optimizer = (size // shards for size in fixed)
+        return MemoryEstimate(weights, gradients, optimizer, micro_batch * each, logits=0)
+
+    return estimate
 
 
 def _is_known(shape: DecoderShape) -> bool:
@@ -84,6 +132,7 @@ def choose_micro_batch(
     sizes: int | Sequence[int],
     share: int,
     estimate: Estimate,
+    tried: Sequence[MemorySavings] = (),
 ) -> Batching:
     """Choose the largest micro-batch whose estimated memory fits, with the cheapest memory
     savings that allow it.
@@ -93,6 +142,7 @@ def choose_micro_batch(
             that the settings name.
         share: samples or tokens of an optimizer step on one device.
         estimate: returns the estimated memory of (micro-batch, MemorySavings).
+        tried: the only memory savings that there are; (): those that the settings allow.
 
     Raises:
         UserError: not even the smallest of several sizes fits, and mode is not plan.
@@ -100,7 +150,7 @@ def choose_micro_batch(
     planned = settings.mode == "plan"
     free, named = room(settings, hardware), isinstance(sizes, int)
     sizes = [sizes] if isinstance(sizes, int) else sizes
-    options = memory_options(_candidates(settings, hardware), sizes, free, estimate)
+    options = memory_options(tried or _candidates(settings, hardware), sizes, free, estimate)
     chosen = choose_option(options, free, planned=planned)
     if not chosen.fits and not named and not planned and free.device is not None:
         fixed = sum(chosen.estimate.parts()[name] for name in ("weights", "gradients", "optimizer"))
@@ -112,18 +162,18 @@ def choose_micro_batch(
             "memory.activation_checkpointing=auto, a smaller model, shorter samples, "
             "attention=flash, or trainer.strategy=fsdp (or context_parallel) on more devices."
         )
-    ladder = _candidates(settings, hardware, checkpointing=AUTO)
+    every = tried or _candidates(settings, hardware, checkpointing=AUTO)
     smaller = [size for size in divisors(share) if size < chosen.micro_batch][-1:]
     fewer = memory_options([chosen.savings], smaller, free, estimate) if smaller else []
-    kinds = memory_options(ladder, [chosen.micro_batch], free, estimate)
-    more = [savings for savings in ladder if savings not in [option.savings for option in options]]
+    every = list(dict.fromkeys([*(option.savings for option in options), *every]))
+    kinds = memory_options(every, [chosen.micro_batch], free, estimate)
     return Batching(
         chosen.micro_batch,
         share // chosen.micro_batch,
         chosen.estimate,
         chosen.savings,
         chosen.fits,
-        options=[*options, *memory_options(more, sizes, free, estimate)],
+        options=kinds,
         alternatives=[
             *fewer,
             *(option for option in kinds if option.estimate.total < chosen.estimate.total),

@@ -34,7 +34,7 @@ def memory_plan(batching: Batching) -> list[str]:
         for option in batching.options
     ]
     return [
-        f"memory: {estimate.total / GIB:.2f} GiB ({parts})",
+        f"memory: {estimate.total / GIB:.2f} GiB at the step's peak, then in use: {parts}",
         *(options if len(options) > 1 else []),
     ]
 
@@ -121,13 +121,22 @@ def _changes(settings: Settings, hardware: Hardware) -> list[list[dict[str, Any]
         [{"memory.activation_checkpointing": AUTO, "trainer.micro_batch": None}],
         [{"masked.token_budget": None}] if hasattr(settings, "masked") else [],
         [{"optimizer.states": "8bit"}],
-        [{"model.adapter": "lora"}] if hasattr(settings, "model") else [],
+        _with_adapter(settings, context) if hasattr(settings, "model") else [],
         *(
             [{"trainer.devices": count, "trainer.strategy": name} for count in counts]
             for name in SHARDING
         ),
         [{"context": context >> halved} for halved in range(1, context.bit_length() - 7)],
     ]
+
+
+def _with_adapter(settings: Settings, context: int) -> list[dict[str, Any]]:
+    """Return LoRA alone, with frozen weights in 4 bits, and these with ever shorter contexts."""
+    lora, halvings = {"model.adapter": "lora"}, range(context.bit_length() - 7)
+    if settings.model.quantize is not None:
+        return []
+    four = {**lora, "model.quantize": "nf4"}
+    return [lora, *({**four, **({"context": context >> n} if n else {})} for n in halvings)]
 
 
 def plan_text(

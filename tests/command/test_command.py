@@ -49,6 +49,14 @@ def test_a_missing_file_is_one_line_and_leaves_a_row_that_reports_it(
     assert json.loads((folder / "summary.json").read_text())["status"] == "failed"
 
 
+@pytest.mark.integration
+def test_a_refused_command_leaves_no_folder_of_a_run(tiny_runs: TinyRuns, tmp_path: Path) -> None:
+    done = tiny_runs.command("data.path=nowhere.txt", f"output={tmp_path / 'runs'}")
+    assert done.returncode == 2
+    assert "nowhere.txt" in done.stderr
+    assert not list((tmp_path / "runs").glob("*/*"))
+
+
 def test_a_run_says_what_it_trains_and_ends_with_a_summary_a_sample_and_the_next_command(
     tiny_runs: TinyRuns, tmp_path
 ) -> None:

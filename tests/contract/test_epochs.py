@@ -3,6 +3,7 @@ given resumes exactly."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,20 @@ def test_the_steps_read_the_data_so_many_times(case: str, tmp_path: Path) -> Non
     assert read_settings(folder.parent).trainer.steps == found["steps"]
 
 
+@pytest.mark.parametrize("case", ["language", "chat"])
+def test_a_plan_reads_the_data_and_counts_the_steps_of_its_training(
+    case: str, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    settings = {**settings_of(case, tmp_path / "data", 1.5), "hardware.demo": "never"}
+    text = flashtrain.plan(**settings)
+    counted = re.search(r"^trainer.epochs=1.5: ([\d,]+) steps, counted from", text, re.MULTILINE)
+    assert counted is not None
+    steps = int(counted[1].replace(",", ""))
+    assert f"({steps} steps of" in text
+    assert summary(train(settings, tmp_path / "runs"))["steps"] == steps
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("auto", [False, True])
 def test_such_a_run_resumes_exactly(auto: bool, tmp_path: Path) -> None:
@@ -52,7 +67,7 @@ def test_such_a_run_resumes_exactly(auto: bool, tmp_path: Path) -> None:
     [
         ("streamed", {}, "trainer.epochs=1 needs text of a known length"),
         ("classification", {}, "trainer.epochs is not supported by task=classification"),
-        ("language", {"mode": "plan"}, "trainer.epochs is not supported by mode=plan"),
+        ("masked_language", {"mode": "plan"}, "trainer.epochs is not supported by mode=plan"),
         ("language", {"trainer.steps": 3}, "trainer.steps and trainer.epochs are both given"),
     ],
 )

@@ -213,11 +213,39 @@ def test_mode_plan_prints_every_kind_and_marks_the_one_taken():
     assert "GiB in host memory" in lines[-1]
 
 
-def test_a_decoder_with_a_layer_of_unknown_memory_asks_for_the_micro_batch(
+def test_a_decoder_with_a_layer_of_unknown_memory_is_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    words = ("context=1024", "trainer.tokens_per_step=65536", "attention=sdpa")
+    small = replace(CPU, free_memory_bytes=24 * GIB, total_memory_bytes=32 * GIB)
+    known = batching(*words, hardware=small)
     monkeypatch.setattr(AttentionSpec, "memory", lambda self, **_: None)
-    with pytest.raises(UserError, match=r"Decoder cannot be estimated\. Set trainer\.micro_batch"):
-        batching()
+    settings = settings_of(*words)
+    with torch.device("meta"):
+        model = make_model(settings.model, vocab_size=50257, context=1024, attention="sdpa")
+    chosen = choose_batching(settings, small, model)
+    assert 1 < chosen.micro_batch <= known.micro_batch
+    assert chosen.estimate.total <= FREE_SHARE * small.free_memory_bytes
+    # Saved with the run's settings: resumed, it has the same whatever is free.
+    assert settings.trainer.micro_batch == chosen.micro_batch
+    monkeypatch.setattr(type(model), "loss", lambda *_, **__: torch.zeros(()).sum(0).item())
+    with pytest.raises(UserError, match=r"Decoder cannot be estimated.*Set trainer\.micro_batch"):
+        batching(*words, hardware=small)
     chosen = batching("trainer.micro_batch=4")
     assert (chosen.micro_batch, chosen.estimate) == (4, None)
+
+
+def test_ranks_that_measure_their_model_choose_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AttentionSpec, "memory", lambda self, **_: None)
+    words = (
+        "trainer.devices=2",
+        "context=1024",
+        "trainer.tokens_per_step=65536",
+        "model.size=demo",
+    )
+    total = 3 * GIB
+    ranks = [
+        batching(*words, hardware=replace(CPU, free_memory_bytes=free, total_memory_bytes=total))
+        for free in (GIB, 2 * GIB)
+    ]
+    assert ranks[0].micro_batch == ranks[1].micro_batch > 1

@@ -7,6 +7,7 @@ from flashtrain.errors import UserError
 from flashtrain.models import Decoder, DecoderConfig, generation
 from flashtrain.models.generation import _seed, generate
 from flashtrain.models.key_value_cache import cache_bytes
+from flashtrain.models.trainable import as_trainable
 from flashtrain_kernels import masks
 
 CONTEXT = 12
@@ -46,6 +47,27 @@ def recomputed(model: Decoder, tokens: torch.Tensor, new: int) -> torch.Tensor:
 def test_greedy_with_the_cache_equals_reading_everything_again_even_past_the_context(model, length):
     prompt = torch.randint(0, 50, (2, length), generator=torch.Generator().manual_seed(2))
     assert torch.equal(generate(model, prompt, 40, temperature=0), recomputed(model, prompt, 40))
+
+
+def test_a_module_whose_forward_returns_logits_writes_without_a_cache(model) -> None:
+    class Logits(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.decoder = model
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.decoder(tokens)
+
+    own = as_trainable(Logits())
+    assert own.can_generate
+    assert not own.generates
+    written = generate(own, PROMPT, 20, temperature=0, context=5)
+    expected = PROMPT
+    for _ in range(20):
+        with torch.no_grad():
+            likeliest = model(expected[:, -5:])[:, -1].argmax(-1, keepdim=True)
+        expected = torch.cat([expected, likeliest], 1)
+    assert torch.equal(written, expected)
 
 
 def test_the_same_seed_draws_the_same_tokens_and_another_seed_others(model):

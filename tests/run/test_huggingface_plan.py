@@ -4,18 +4,23 @@ weight is there to be read."""
 from __future__ import annotations
 
 import json
+import socket
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
+from flashtrain.integrations import huggingface_folder
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.tasks.batching import Batching, choose_batching
 from flashtrain.tasks.decoders import make_model
 from flashtrain.tasks.language.plan import plan_language
+from flashtrain.tasks.language.prepare import model_builder
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import GIB
 
@@ -241,6 +246,28 @@ def test_a_plan_counts_layers_of_a_state_by_their_recurrence(tmp_path: Path) -> 
     lines = plan_language(settings, H200)
     assert "time:" in lines
     assert "memory:" in lines
+
+
+def test_4_bits_need_torchao_for_a_training_and_not_for_a_plan(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    settings = settings_of(config, "model.adapter=lora", "model.quantize=nf4")
+    assert "memory: " in plan_language(settings, H200)
+    with pytest.raises(UserError, match=r"model\.quantize=nf4 needs .*torchao"):
+        model_builder(settings)  # before any text is read
+
+
+def test_a_hub_that_does_not_answer_is_reported_with_the_setting_that_needs_no_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never answers
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setattr(huggingface_folder, "HUB_TIMEOUT", 0.2)
+        with pytest.raises(UserError, match=r"model\.config=NAME has the shape of .*qwen3-8b"):
+            huggingface_folder.folder_of("Qwen/Qwen3-8B")
 
 
 def test_layers_of_unknown_flops_give_no_time_and_no_mfu(tmp_path: Path) -> None:

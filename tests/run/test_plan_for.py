@@ -99,6 +99,54 @@ def test_the_share_of_the_peak_is_within_what_the_named_files_measured() -> None
     assert all(file in MEASURED_MFU for file in files)
 
 
+def test_rows_of_a_plan_have_one_micro_batch_and_its_parts_sum_to_the_peak() -> None:
+    model = ("recipe=hf", "model.config=llama-8b", "model.adapter=lora", "data.tokenizer=gpt2")
+    step = ("context=16384", "trainer.tokens_per_step=262144")
+    text = plan_of(*model, *step, "hardware.plan_for=h200")
+    rows = re.findall(r"checkpointing=.* ([\d.]+) GiB, micro-batch (\d+)", text)
+    assert len(rows) == 5
+    assert len({micro for _, micro in rows}) == 1
+    needed = [float(gib) for gib, _ in rows]
+    assert needed == sorted(needed, reverse=True)  # each saves more than the one before
+    peak, parts = re.search(
+        r"memory: ([\d.]+) GiB at the step's peak, then in use: (.*)", text
+    ).groups()
+    parts = parts.partition(", of it exchanged")[0].partition(", in host")[0]
+    assert sum(map(float, re.findall(r"[\d.]+", parts))) == pytest.approx(float(peak), abs=0.04)
+
+
+def test_one_small_card_is_offered_adapters_with_4_bits_and_shorter_contexts() -> None:
+    small = (
+        "recipe=hf",
+        "model.config=qwen3-8b",
+        "data.tokenizer=gpt2",
+        "hardware.plan_for=rtx4090",
+    )
+    fits = plan_of(*small, "context=32768", "trainer.tokens_per_step=32768").partition(
+        "does not fit: "
+    )[2]
+    assert "  model.adapter=lora model.quantize=nf4: " in fits
+    long = plan_of(*small, "context=262144", "trainer.tokens_per_step=262144")
+    assert re.search(r"  model.adapter=lora model.quantize=nf4 context=\d+: ", long)
+
+
+def test_a_plan_of_absurdly_many_epochs_says_how_to_train_for_fewer(tmp_path: Path) -> None:
+    (tmp_path / "novel.txt").write_text("Call me Ishmael. " * 1000)
+    words = ("recipe=gpt2", "hardware.plan_for=h100", "data=files", f"data.path={tmp_path}")
+    assert "epochs at 4 bytes a token. Set trainer.epochs=3, or fewer" in plan_of(*words)
+    assert "Set trainer.epochs" not in plan_of(*words, "trainer.steps=1")
+
+
+def test_conversations_are_planned_without_a_chat_template_and_trained_with_one(tmp_path) -> None:
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text('{"messages": [{"role": "user", "content": "Hello"}]}\n')
+    words = ("recipe=sft", "model.config=llama-8b", "data.tokenizer=gpt2", f"data.path={chats}")
+    assert "memory: " in plan_of(*words, "hardware.plan_for=h100")
+    for more in ("mode=train", "trainer.epochs=1"):
+        with pytest.raises(UserError, match="chat template"):
+            settings_of(CommandLine(plain_words(["mode=plan", *words, more][more[:4] == "mode" :])))
+
+
 def test_changes_that_are_reported_to_fit_do() -> None:
     words = ("recipe=hf", "model.config=llama-8b", "hardware.plan_for=h100")
     text = plan_of(*words)

@@ -59,6 +59,7 @@ def continue_text(model: Trainable, tokenizer: Tokenizer, settings: Settings) ->
             seed=settings.seed,
             end_of_text=generation_ends(model, tokenizer, chat=template is not None),
             mask=make_mask(settings.applied_mask, packed=False),
+            context=settings.context,
         )[0]
     if template is not None:
         return template.tokenizer.decode(written[len(begin) :], special=False)

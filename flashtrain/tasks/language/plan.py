@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -21,12 +21,14 @@ from flashtrain.tasks.plan_text import fit_lines, last_lines, memory_plan, plan_
 from flashtrain.tasks.text_data import make_source, vocabulary_of
 from flashtrain.training.hardware import Hardware
 
+MANY_EPOCHS = 20  # from so many passes over the text on, a line says how to train for fewer
 BYTES_PER_TOKEN = 4  # of English and of code, by tokenizers of some 50,000 tokens
 
 
-def plan_language(settings: Settings, hardware: Hardware) -> str:
+def plan_language(settings: Settings, hardware: Hardware, epochs: Sequence[str] = ()) -> str:
     """Return mode=plan's text: parameters, tokens, estimated memory and time. Builds no
-    weights, reads no text. Of stages it is the text of each."""
+    weights, reads no text. Of stages it is the text of each. `epochs`: a line on trainer.epochs,
+    which gave the steps."""
     if settings.stages:
         from flashtrain.tasks.language.stages import stages_of
 
@@ -62,6 +64,7 @@ def plan_language(settings: Settings, hardware: Hardware) -> str:
     lines = [
         describe(settings, hardware, model, batching),
         f"text: {_text(settings, tokens)}; tokenizer {settings.data.tokenizer}",
+        *epochs,
         (
             "tokens: "
             f"{tokens:,} ({settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,})"
@@ -89,8 +92,16 @@ def _text(settings: Settings, tokens: int) -> str:
         return source.describe()
     size = source.approximate_bytes()
     each = 1 if settings.data.tokenizer == "bytes" else BYTES_PER_TOKEN
-    epochs = f"{tokens * each / max(1, size):,.1f} epochs at {each} byte{'s' * (each > 1)} a token"
-    return f"{source.describe()}, about {size / 1e6:,.3g} MB of text: {epochs}"
+    epochs = tokens * each / max(1, size)
+    return (
+        f"{source.describe()}, about {size / 1e6:,.3g} MB of text: {epochs:,.1f} epochs at {each} "
+        f"byte{'s' * (each > 1)} a token{many(epochs)}"
+    )
+
+
+def many(epochs: float) -> str:
+    """Return how to train for fewer epochs, after a line on many; "" for few."""
+    return ". Set trainer.epochs=3, or fewer trainer.steps" if epochs >= MANY_EPOCHS else ""
 
 
 def describe(settings: Settings, hardware: Hardware, model: Trainable, batching: Batching) -> str:

@@ -30,7 +30,7 @@ from flashtrain.tasks.context_run import check_shape, context_columns
 from flashtrain.tasks.decoders import decoder_config, make_model
 from flashtrain.tasks.language.exports import take_export
 from flashtrain.tasks.language.generate import continue_text
-from flashtrain.tasks.language.plan import describe, describe_mask, describe_unknown
+from flashtrain.tasks.language.plan import describe, describe_mask, describe_unknown, many
 from flashtrain.tasks.language.starting_weights import (
     check_tokens,
     model_of_weights,
@@ -51,8 +51,6 @@ from flashtrain.training.throughput import Throughput
 from flashtrain.training.validation import describe_validation
 
 MakeTask = Callable[..., LanguageModel]
-MANY_EPOCHS = 20  # from so many passes over the text on, a line says how to train for fewer
-
 MAX_VALIDATION_TOKENS = 524_288  # of each validation, where data.validation_tokens is null
 
 
@@ -67,11 +65,7 @@ def prepare(
     """
     take_export(settings)
     build_model = model_builder(settings)
-    own = tokenizer_of_weights(settings.weights, begin_of_text=settings.data.begin_of_text)
-    data = make_data(settings, hardware, own)
-    data.prepare_data()
-    data.setup()
-    epochs = set_steps(settings.trainer, data, settings.samples_per_step)
+    data, epochs = read_data(settings, hardware)
     vocab_size = data.tokenizer.vocab_size
     model = build_model(vocab_size=vocab_size, attention=hardware.attention)
     batching = fit_memory(settings, hardware, model)
@@ -83,12 +77,8 @@ def prepare(
     lines += [parts] if parts else []
     read = settings.trainer.steps * settings.trainer.tokens_per_step
     if not parts and not epochs and 0 < data.train_tokens < 0.95 * read:
-        fewer = ""
-        if read >= MANY_EPOCHS * data.train_tokens:
-            fewer = ". Set trainer.epochs=3, or fewer trainer.steps"
-        lines.append(
-            f"{read:,} tokens are read: {read / data.train_tokens:.1f} epochs of this text{fewer}"
-        )
+        passes = read / data.train_tokens
+        lines.append(f"{read:,} tokens are read: {passes:.1f} epochs of this text{many(passes)}")
     if data.validation_tokens:
         requested, every = settings.data.validation_tokens, settings.trainer.validate_every
         lines.append(
@@ -125,6 +115,16 @@ def prepare(
         data, task, throughput, batching, description, lines, row, tokenizer=data.tokenizer
     )
     return setup
+
+
+def read_data(settings: Settings, hardware: Hardware) -> tuple[TextDataModule, list[str]]:
+    """Return the data module, its data read, and a list with the line on trainer.epochs, which
+    gives the steps; [] without."""
+    own = tokenizer_of_weights(settings.weights, begin_of_text=settings.data.begin_of_text)
+    data = make_data(settings, hardware, own)
+    data.prepare_data()
+    data.setup()
+    return data, set_steps(settings.trainer, data, settings.samples_per_step)
 
 
 def make_data(
@@ -254,7 +254,7 @@ def _say_sample(
     folder. Every rank must call this."""
     # Ranks that have only a part of the weights write too: the weights are
     # gathered a block at a time.
-    if not model.generates or not (trainer.is_global_zero or settings.shards_weights):
+    if not model.can_generate or not (trainer.is_global_zero or settings.shards_weights):
         return
     try:
         model.to(hardware.kind)  # Lightning leaves the weights in main memory when a fit ends

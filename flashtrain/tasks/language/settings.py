@@ -112,6 +112,13 @@ class LanguageSettings(TextSettings):
 
     def check(self) -> None:
         super().check()
+        reads = self.mode != "plan" or self.trainer.epochs is not None
+        if reads and self.data.source == "chat" and self.data.tokenizer in ("bytes", "bpe", "gpt2"):
+            raise UserError(
+                f"data=chat with data.tokenizer={self.data.tokenizer}: conversations need a "
+                "tokenizer with a chat template. Set data.tokenizer=FOLDER, a Hugging Face "
+                "tokenizer."
+            )
         if self.model.quantize is not None and self.shards_weights:
             raise UserError(
                 f"model.quantize={self.model.quantize} needs whole weights on each device, and "

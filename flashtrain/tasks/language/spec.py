@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from flashtrain.errors import UserError, one_of
 from flashtrain.mode import contexts_words
@@ -15,11 +15,15 @@ from flashtrain.settings.settings import Settings
 from flashtrain.spec import Names, Task, imported, losses_words, measured_words, report_finished
 from flashtrain.tasks.language.settings import LanguageSettings
 
+if TYPE_CHECKING:
+    from flashtrain.training.hardware import Hardware
+
 
 class LanguageTask(Task):
     """task=language_model: a decoder trained on text to predict the next token."""
 
     settings = LanguageSettings
+    plans_epochs = True
     used = ("context", "model", "data", "mask")
     same = (*used, "stages")
     modes: Mapping[str, Names] = {
@@ -30,7 +34,6 @@ class LanguageTask(Task):
     shape = ("model.size", *(f"model.{name}" for name in OWN_SIZES), "model.positions")
     trained = ("model.name", "model.dropout", "model.vocab_rows", "model.options")
     prepare = imported("flashtrain.tasks.language.prepare:prepare")
-    plan = imported("flashtrain.tasks.language.plan:plan_language")
     run_mode = imported("flashtrain.tasks.language.evaluate:run_language_mode")
     load = imported("flashtrain.tasks.language.evaluate:read_model")
     of_checkpoint = imported("flashtrain.tasks.language.stages:of_stage")
@@ -71,6 +74,15 @@ class LanguageTask(Task):
 
         return suit_to_weights(settings, given)
 
+    def plan(self, settings: Settings, hardware: Hardware) -> str:
+        from flashtrain.tasks.language.plan import plan_language
+
+        if settings.trainer.epochs is None:
+            return plan_language(settings, hardware)
+        from flashtrain.tasks.language.prepare import read_data
+
+        return plan_language(settings, hardware, read_data(settings, hardware)[1])
+
     def columns(self, settings: Settings) -> dict[str, Any]:
         if settings.stages:
             from flashtrain.tasks.language.stages import stages_of
@@ -88,9 +100,11 @@ class LanguageTask(Task):
         }
 
     def report(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
-        prompt = settings.prompt or settings.data.first_words
+        from flashtrain.folders.run_folder import SAMPLE
         from flashtrain.tasks.language.stages import stage_lines
 
+        prompt = settings.prompt or settings.data.first_words
+        generate = f'mode=generate checkpoint={folder} prompt="{prompt}"'
         rate = row["tokens_per_second"]
         speed = "" if rate is None else f"{rate:,.0f} tokens/s{measured_words(row)}, "
         report_finished(
@@ -98,7 +112,7 @@ class LanguageTask(Task):
             f"finished {row['model']}{losses_words(row)}, after {row['tokens']:,} tokens",
             f"{speed}{row['seconds']:.0f} s for the whole command",
             *stage_lines(settings, folder),
-            then=f'mode=generate checkpoint={folder} prompt="{prompt}"',
+            then=generate if (folder / SAMPLE).is_file() else None,
         )
 
     def suit_demo(self, demo: Settings, given: Collection[str]) -> None:
