@@ -11,30 +11,32 @@ ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below, with 2% of slack when an issue begins. Whoever needs more
 # takes as much out, or raises the ceiling and says why. Raised on 28 November for trainings in
 # stages, RULER, loss by position and recipe=extend (recipe=gpt2-long is to go once they replace
-# it), for hybrids over devices, and for mode=check.
+# it), for hybrids over devices, and for mode=check; on 29 November for hybrids' kernels and their
+# tuning, heads of 256 and 512, models of several contexts and micro-batches that are measured.
 CEILINGS = {
-    "flashtrain": 39_860,
+    "flashtrain": 40_260,
     "flashtrain/checks": 740,
     "flashtrain/command": 1_452,
     "flashtrain/data": 7_226,
     "flashtrain/distributed": 4_030,
     "flashtrain/files": 480,
     "flashtrain/folders": 745,
-    "flashtrain/integrations": 5_170,
-    "flashtrain/models": 4_970,
+    "flashtrain/integrations": 5_350,
+    "flashtrain/models": 5_000,
     "flashtrain/report": 2_086,
     "flashtrain/run": 1_081,
     "flashtrain/settings": 1_620,
-    "flashtrain/tasks": 5_390,
+    "flashtrain/tasks": 5_460,
     "flashtrain/training": 4_120,
-    "kernels/flashtrain_kernels": 17_627,
-    "recipes/flashtrain_recipes": 14_350,
-    "tests": 53_350,
+    "kernels/flashtrain_kernels": 17_900,
+    "recipes/flashtrain_recipes": 14_500,
+    "tests": 54_800,
 }
 # Of flashtrain: no new guard without a user's report. 369 before the silent faults that strangers
 # found on 28 November; two more for layers that were made as others, nine for stages and adapters
-# whose settings contradict what they start from, four more of their faults, six for mode=check.
-RAISES = 421
+# whose settings contradict what they start from, four more of their faults, six for mode=check, one
+# for values wider than queries, which were cut.
+RAISES = 422
 
 
 def rooms() -> set[str]:
