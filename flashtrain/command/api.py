@@ -316,7 +316,8 @@ def _continued(loaded: TrainedModel, prompt: str, options: Mapping[str, Any]) ->
 
     for name in options:
         one_of("option of generate for a loaded model", name, (*_OF_WRITING, "seed"))
-    if loaded.tokenizer is None or not getattr(loaded.model, "can_generate", False):
+    able = getattr(loaded.model, "can_generate", False) and hasattr(loaded.settings, "generate")
+    if loaded.tokenizer is None or not able:
         raise UserError(
             f"{type(loaded.model).__name__} cannot generate text: only language models can."
         )

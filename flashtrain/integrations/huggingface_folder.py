@@ -33,6 +33,8 @@ from flashtrain.integrations.weight_files import (
 
 DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model")  # a repository's files without its weights
 HUB_TIMEOUT = 3  # seconds
+# What clients of HTTP call a hub that nobody can reach; a slow one is waited for.
+_UNREACHABLE = {"ConnectError", "ConnectTimeout", "ConnectionError", "OfflineModeIsEnabled"}
 
 
 def folder_of(path: str, *weights: str) -> Path:
@@ -56,9 +58,13 @@ def folder_of(path: str, *weights: str) -> Path:
     try:
         HfApi().model_info(path, timeout=HUB_TIMEOUT)  # snapshot_download waits for minutes
     except Exception as problem:  # noqa: BLE001 - each client of HTTP has its own
-        unreachable = None if isinstance(problem, errors.HfHubHTTPError) else problem
+        if _UNREACHABLE & {one.__name__ for one in type(problem).__mro__}:
+            unreachable = problem
     try:
-        return Path(snapshot_download(path, local_files_only=unreachable is not None, **own))
+        found = Path(snapshot_download(path, local_files_only=unreachable is not None, **own))
+        if unreachable is not None:
+            say(f"model.path={path}: the hub was not reached, so its copy here is read: {found}")
+        return found
     except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError, ValueError) as error:
         from flashtrain.integrations.huggingface_config import published_shapes
 

@@ -141,6 +141,10 @@ class Bert(Trainable):
         if self.masked_head is not None and self.masked_head.bias is not None:
             nn.init.zeros_(self.masked_head.bias)
 
+    @property
+    def can_generate(self) -> bool:
+        return False  # a token sees those after it
+
     def forward(self, tokens: Tensor, **given: Any) -> Tensor:
         """Compute logits (B, S, V) or (T, V); given: further arguments of
         BertEncoder.forward, such as lengths."""

@@ -35,7 +35,7 @@ from flashtrain.mode import mode_of
 from flashtrain.run.failures import LOG, NOTED
 from flashtrain.run.machine import adapt_to_machine
 from flashtrain.run.train import planned_row, train
-from flashtrain.settings.command_line import CommandLine
+from flashtrain.settings.command_line import FOLDER, CommandLine
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import task_of
 from flashtrain.training.hardware import Hardware
@@ -110,7 +110,8 @@ class Job:
         except (UserError, RunFailed) as error:
             # Of a refused training nothing stays, unless another process reads its folder.
             begun = settings.mode != "train" or (folder / CONFIG_FILE).exists()
-            if type(error) is not UserError or begun or not made_here(folder):
+            others = not made_here(folder) and (is_first_rank() or FOLDER in self.line.by_name)
+            if type(error) is not UserError or begun or others:
                 note(OUT_OF_MEMORY if isinstance(error, OutOfMemory) else FAILED, str(error))
             raise
         except Stopped as stop:

@@ -93,8 +93,6 @@ def _measured(settings: Settings, hardware: Hardware, model: Trainable) -> Estim
     try:
         each = bytes_of_sample(model.to(device), tokens, hardware.precision, device)
     except Exception as problem:
-        if not planned:
-            raise
         raise UserError(
             f"the memory of {type(inner(model)).__name__} cannot be estimated: "
             f"{first_line(problem)}. Set trainer.micro_batch=..., the samples that fit at a time."

@@ -1,4 +1,4 @@
-"""Measure the memory of a model that states no sizes, by one sample's forward and backward: its
+"""Measure the memory of a model that states no sizes, by a sample's forward and backward: its
 tensors are counted, so that every rank and device, also meta, finds the same."""
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class LiveBytes(TorchDispatchMode):
 
 
 def bytes_of_sample(model: Trainable, tokens: int, precision: str, device: torch.device) -> int:
-    """Return the peak bytes of one sample's forward and backward, without the weights.
+    """Return the bytes that a further sample takes in a forward and backward: what two take more
+    than one, so that gradients and copies of weights are left out.
 
     Args:
         model: the model, on `device`; its weights, buffers and torch's generators do not change.
@@ -58,18 +59,23 @@ def bytes_of_sample(model: Trainable, tokens: int, precision: str, device: torch
         precision: Lightning's name, such as "bf16-mixed".
         device: a real device or meta.
     """
-    ids = torch.zeros(1, tokens, dtype=torch.int64, device=device)
     trained = [one for one in model.parameters() if one.requires_grad]
     before = [(one, one.clone()) for one in model.buffers()]
     dtype, real = AUTOCAST.get(precision), device.type != "meta"
-    cast = torch.autocast(device.type if real else "cpu", dtype, enabled=dtype is not None and real)
-    rng = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
-    with rng, LiveBytes(model) as live:
-        with cast:
-            loss = model.loss(ids, ids)
-        # Not backward(): no gradient stays.
-        torch.autograd.grad(loss, trained, allow_unused=True)
+    kind = device.type if real else "cpu"
+    saved, peaks = [], []
+    for samples in (1, 2):
+        ids = torch.zeros(samples, tokens, dtype=torch.int64, device=device)
+        rng = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+        with rng, LiveBytes(model) as live:
+            with torch.autocast(kind, dtype, enabled=dtype is not None and real):
+                loss = model.loss(ids, ids)
+            saved.append(live.now)
+            # Not backward(): no gradient stays.
+            torch.autograd.grad(loss, trained, allow_unused=True)
+        peaks.append(live.peak)
     with torch.no_grad():
         for one, value in before:
             one.copy_(value)
-    return live.peak
+    # Gradients may hide what the backward of few tokens needs, never what the forward saves.
+    return max(peaks[1] - peaks[0], saved[1] - saved[0])

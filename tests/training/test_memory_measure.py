@@ -51,6 +51,24 @@ def test_memory_of_a_sample_holds_its_logits_with_their_gradients_and_grows_with
     assert long == pytest.approx(4 * short, rel=0.05)
 
 
+def test_weights_gradients_and_their_copies_are_not_counted_once_more_with_each_sample() -> None:
+    class Wide(nn.Module):
+        def __init__(self, layers: int) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(100, 256)
+            self.layers = nn.Sequential(*[nn.Linear(256, 256) for _ in range(layers)])
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.layers(self.embedding(tokens)) @ self.embedding.weight.T
+
+    for precision in ("32-true", "bf16-mixed"):
+        few, many = (
+            bytes_of_sample(as_trainable(Wide(layers)), 8, precision, CPU) for layers in (2, 42)
+        )
+        each = 8 * 256 * (4 if precision == "32-true" else 2)  # what a layer saves of 8 tokens
+        assert 40 * each <= many - few <= 3 * 40 * each  # a layer's weights: 256 KiB
+
+
 def test_measuring_changes_neither_weights_buffers_gradients_nor_random_numbers() -> None:
     model = as_trainable(Recurrent())
     before = {name: value.clone() for name, value in model.state_dict().items()}
