@@ -39,10 +39,21 @@ def as_found(census: ModuleType, kind: str) -> None:
     [
         *("llama", "cohere2", "dbrx", "gpt_neox", "moshi", "qwen3_5_text", "mamba2", "minimax"),
         *("bert", "bloom", "bart", "doge", "gemma4_text", "qwen3_5", "longcat_flash", "xlstm"),
+        *("gemma3n_text", "xmod", "blt", "gemma4_assistant"),
     ],
 )
 def test_a_type_stands_on_the_page_as_it_is_found(census: ModuleType, kind: str) -> None:
     as_found(census, kind)
+
+
+def test_a_question_that_cannot_be_asked_and_an_unknown_failure_are_faults(
+    census: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = census.flashtrain.checks.questions.Row("declared", "-", "it fails")
+    monkeypatch.setattr(census.flashtrain, "check", lambda model: [row])
+    assert census.find("llama").faults == ("declared",)
+    monkeypatch.setattr(census, "built", lambda kind: 1 / 0)
+    assert census.find("llama").faults == ("division by zero",)
 
 
 @pytest.mark.slow

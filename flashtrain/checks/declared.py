@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from flashtrain.checks.packed import ROUNDING, Batch, Packed
 from flashtrain.checks.questions import FAULT, NONE, OK, Row, loss_of, vocabulary_of
+from flashtrain.distributed.context.batch import LABELS
 from flashtrain.integrations.huggingface_layers import decoder_layers
 from flashtrain.integrations.huggingface_specs import FEED_FORWARDS, layers_of
 from flashtrain.models.generation import row_mask
@@ -82,14 +83,13 @@ def _reach(model: Any, packed: Packed, layer: nn.Module, number: int, of: Kind) 
     """Return whether a changed token reaches the tokens that see it, and no other."""
     kind, window, chunk = of
     tokens = max(TOKENS, AT + 2 * max(window or 0, chunk or 0))
-    title = kind
-    if window is not None or chunk is not None:
-        title = f"chunk {chunk}" if window is None else f"window {window}"
+    title = kind if chunk is None else f"chunk {chunk}"
+    title = title if window is None else f"window {window}"
     if tokens > MOST_TOKENS:
         return Row(f"layer {number}: {title}", NONE, f"it needs a row of {tokens:,} tokens")
     batch = packed.of_one(vocabulary_of(model), tokens)
     before, *after = (_output(model, layer, batch, change) for change in (0.0, -3.0, 2.0))
-    moved = torch.stack([(one - before).abs().flatten(2).amax((0, 2)) for one in after]).amax(0)
+    moved = torch.stack([(one - before).abs().amax(1) for one in after]).amax(0)
     reached = (moved > FELT * before.abs().mean()).nonzero()[:, 0].tolist() or [AT]
     begin, end = AT, tokens - 1
     least = end - NEAR if kind == "attention" else AT + 1  # a state may fade
@@ -112,24 +112,23 @@ def _reach(model: Any, packed: Packed, layer: nn.Module, number: int, of: Kind) 
 
 
 def _output(model: nn.Module, layer: nn.Module, batch: Batch, change: float) -> Tensor:
-    """Return a layer's output; unless `change` is 0, for another input at the token AT."""
+    """Return a layer's output (S, others); unless `change` is 0, for other input at token AT."""
     found: list[Tensor] = []
+    tokens = batch[LABELS].shape[1]  # of the second dimension, or behind streams (Gemma 3n)
 
     def before(_: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         hidden = args[0] if args else kwargs["hidden_states"]
         if change:
-            hidden[:, AT] = change * hidden[:, AT].flip(-1)
+            one = hidden.movedim(hidden.shape.index(tokens), 0)[AT]
+            one.copy_(change * one.flip(-1))
 
     def behind(_: Any, args: Any, output: Any) -> None:
-        found.append(next(one for one in tree_leaves(output) if isinstance(one, Tensor)).double())
+        x = next(one for one in tree_leaves(output) if isinstance(one, Tensor)).double()
+        found.append(x.movedim(x.shape.index(tokens), 0).flatten(1))
 
-    hooks = (
+    with (
         layer.register_forward_pre_hook(before, with_kwargs=True),
         layer.register_forward_hook(behind),
-    )
-    try:
+    ):
         loss_of(model, batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return found[0]

@@ -95,10 +95,14 @@ def check_architecture(
         unserved = "takes no position_ids, so that packed documents would be read as one"
     if unserved is not None and (ours or calls is None):
         raise UserError(f"{path}: {type(model).__name__} {unserved}.")
-    if not all(getattr(one, "is_causal", True) for one in model.modules()):  # BERT
+    if not all(getattr(one, "is_causal", True) for one in model.modules()):
+        decodes = hasattr(model.config, "is_decoder")  # BERT's
+        entry = " Set +model.options={is_decoder: true}." if decodes else ""
+        if getattr(model.config, "use_bidirectional_attention", None):  # Gemma
+            entry = " Set +model.options={use_bidirectional_attention: null}."
         raise UserError(
             f"{path}: tokens of {type(model).__name__} see the later ones that they predict: "
-            "expected a decoder. Set +model.options={is_decoder: true}."
+            f"expected a decoder.{entry}"
         )
 
 

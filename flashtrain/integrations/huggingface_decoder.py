@@ -144,9 +144,10 @@ class HuggingFaceDecoder(Trainable):
     def _names(self) -> tuple[str, bool]:
         """The name of the cache among the model's arguments, and whether it takes positions."""
         known = inspect.signature(self.module.forward).parameters
-        names = ("past_key_values", "cache_params", "cache")  # Mamba's; transformers 5.24's
+        # **kwargs' too; Mamba's; transformers 5.24's.
+        names = ("past_key_values", "cache_params", "cache")
         inside = inspect.signature(body_of(self.module)[1].forward).parameters
-        return next(name for name in names if name in known), "position_ids" in inside
+        return next((name for name in names if name in known), names[0]), "position_ids" in inside
 
     @property
     def output_weight(self) -> Tensor:

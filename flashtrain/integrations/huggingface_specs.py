@@ -187,9 +187,10 @@ def layers_of(module: Any) -> tuple[LayerSpec, ...]:
     rotary = learned_positions(module) is None
     # 1: it has rotary positions (SmolLM3).
     rotated = getattr(config, "no_rope_layers", None) or [1] * len(layers)
-    # Without layer_types a window is every layer's (Mistral), if the class has windows and masks of
-    # them (Moshi's has none): what a file says besides stays in the configuration, unread.
-    masks = hasattr(sys.modules[type(module).__module__], "create_sliding_window_causal_mask")
+    # Without layer_types a window is every layer's (Mistral), if the class has windows and the file
+    # of a class that it is made from has masks of them; Moshi's has none, and its entry is unread.
+    files = (sys.modules.get(one.__module__) for one in type(module).__mro__)
+    masks = any(hasattr(file, "create_sliding_window_causal_mask") for file in files)
     one = WINDOWED if masks and hasattr(type(config), "sliding_window") else ATTENTIONS[0]
     kinds = kinds_of(config) or [one] * len(layers)
     apart = any(kind in FEED_FORWARDS for kind in kinds)  # Nemotron-H

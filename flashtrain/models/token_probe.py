@@ -80,6 +80,16 @@ class _Alone:
         return v.repeat_interleave(q.shape[2] // v.shape[2], 2).to(q.dtype)
 
 
+class _Modules(ModuleTracker):
+    """Names the modules that compute. Views of parameters (DBRX) take no hooks on gradients."""
+
+    def _fw_pre_hook(self, mod: Any, input: Any) -> None:
+        super()._fw_pre_hook(mod, ())
+
+    def _fw_post_hook(self, mod: Any, input: Any, output: Any) -> None:
+        super()._fw_post_hook(mod, (), ())
+
+
 class _States(TorchDispatchMode):
     """Records every computed tensor that has a dimension of S tokens.
 
@@ -96,7 +106,7 @@ class _States(TorchDispatchMode):
         super().__init__()
         self.before, self.tokens, self.others, self.shared = before, tokens, others, shared
         self.rows = 1 if isinstance(others, slice) else len(others)
-        self.modules, self.count = ModuleTracker(), Counter[Any]()
+        self.modules, self.count = _Modules(), Counter[Any]()
         self.moved: str | None = None
 
     def __torch_dispatch__(

@@ -11,7 +11,7 @@ from torch import nn
 
 from flashtrain.errors import UserError
 from flashtrain.integrations import register_with_transformers
-from flashtrain.integrations.huggingface_architectures import attention_calls
+from flashtrain.integrations.huggingface_architectures import attention_calls, check_architecture
 from flashtrain.integrations.huggingface_masks import AttentionMask
 from flashtrain.integrations.huggingface_model import transformers_decoder
 
@@ -175,6 +175,24 @@ def test_a_model_whose_tokens_see_what_they_predict_is_refused_until_it_is_a_dec
     with pytest.raises(UserError, match=rf"{kind}: .* see the later .*is_decoder: true"):
         transformers_decoder(config=kind, changes=sizes, attention=attention)
     transformers_decoder(config=kind, changes={**sizes, "is_decoder": True}, attention=attention)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("gemma", True), ("gemma2", True), ("gemma3_text", True), ("gemma4_text", "all")],
+)
+def test_a_bidirectional_gemma_is_told_the_entry_that_makes_it_causal(kind, said):
+    sizes = {**huggingface_models.LLAMA_LIKE, "head_dim": 8}
+    with pytest.raises(UserError, match=r"\{use_bidirectional_attention: null\}\.$"):
+        transformers_decoder(config=kind, changes={**sizes, "use_bidirectional_attention": said})
+    transformers_decoder(config=kind, changes={**sizes, "use_bidirectional_attention": None})
+
+
+def test_no_entry_is_named_to_a_model_whose_configuration_has_none():
+    model = huggingface_models.build("llama", "eager")
+    model.model.layers[0].self_attn.is_causal = False
+    with pytest.raises(UserError, match=r"expected a decoder\.$"):
+        check_architecture(model, model.model.layers, "mine")
 
 
 class Judge(transformers.PreTrainedModel):

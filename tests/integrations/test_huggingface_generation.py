@@ -7,7 +7,7 @@ import huggingface_models as tiny
 import pytest
 import torch
 from hybrid_models import CONFIGS, decoder, hybrid
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, MistralForCausalLM
 
 from flashtrain.integrations import register_with_transformers
 from flashtrain.integrations.huggingface_cache import HuggingFaceCache
@@ -72,6 +72,22 @@ def test_a_window_that_the_class_has_no_masks_of_drops_no_keys() -> None:
     assert [one.mixer.window for one in model.shape.layers] == [None, None]
     wanted = [read_anew(model.module, prompt) for prompt in PROMPTS]
     assert generate(model, PROMPTS, 6, temperature=0) == wanted
+
+
+class Mine(MistralForCausalLM):
+    """A user's, in a file without masks, whose forward names no cache."""
+
+    def forward(self, input_ids=None, **kwargs):
+        return super().forward(input_ids, **kwargs)
+
+
+def test_a_class_made_from_transformers_keeps_its_windows_and_its_cache() -> None:
+    ours, eager = tiny.pair("mistral")
+    ours.__class__ = Mine
+    model = HuggingFaceDecoder(ours)
+    assert [one.mixer.window for one in model.shape.layers] == [5, 5]
+    wanted = [by_transformers(eager, prompt) for prompt in PROMPTS]
+    assert generate(model, PROMPTS, 12, temperature=0) == wanted
 
 
 @pytest.mark.parametrize(

@@ -243,6 +243,18 @@ def test_transformers_decoders_pass_with_and_without_experts(kind: str) -> None:
     assert found(lambda tokens: model(input_ids=tokens, labels=tokens, use_cache=False)) is None
 
 
+def test_parameters_views_given_to_modules_are_probed_while_weights_are_trained() -> None:
+    """DBRX's experts get views of their matrices, on whose gradients there is no hook."""
+    widths = {"hidden_size": 32, "ffn_hidden_size": 48, "moe_num_experts": 4}
+    heads = {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0}
+    sizes = {"d_model": 32, "n_heads": 4, "n_layers": 2, "vocab_size": VOCABULARY}
+    config = transformers.DbrxConfig(**sizes, attn_config=heads, ffn_config=widths)
+    name = register_with_transformers()
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=name).eval()
+    assert all(one.requires_grad for one in model.parameters())
+    assert probed(lambda tokens: model(input_ids=tokens, use_cache=False).logits) == (2, None)
+
+
 HYBRIDS = {
     "lfm2": ({"layer_types": ["conv", "full_attention"]}, "layers.0.conv"),
     "qwen3_next": (
