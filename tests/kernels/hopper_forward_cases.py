@@ -67,6 +67,11 @@ SPILLS = {
 }  # fmt: skip
 # And those of releases that keep more of the arguments in memory meanwhile.
 SPILLS |= {
+    (3, 6): {
+        ("two intervals", 64): 15, ("intervals", 128): 25, ("packed", 128): 64,
+        ("packed full", 64): 63, ("packed full", 128): 62, ("packed window", 128): 70,
+        ("dropout packed full", 128): 84, ("alibi packed full", 64): 57, ("alibi packed", 128): 81,
+    },
     (3, 8): {
         ("causal", 64): 3, ("blocks", 64): 8, ("causal", 128): 11, ("window", 128): 11,
         ("blocks", 128): 16,
@@ -81,6 +86,9 @@ SPILLS |= {
 }.get(release(), {})  # fmt: skip
 # Of them in the loop over keys.
 IN_LOOPS = {("causal", 256): 1, ("window", 256): 1} if release() >= (3, 8) else {}
+if release() == (3, 6):  # of programs that take tiles of packed rows from a counter
+    _PACKED = ("packed", "packed full", "packed window", "dropout packed full", "alibi packed")
+    IN_LOOPS |= {(feature, 128): 4 for feature in _PACKED}
 # The most under key positions at D = 256 with 3.8 and 3.9, which no GPU has run.
 if release() == (3, 8):
     IN_LOOPS |= {("packed", 256): 8, ("positions", 256): 18}
