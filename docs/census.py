@@ -212,8 +212,8 @@ def page(found: list[Found]) -> str:
         f"transformers {transformers.__version__} has {len(found)} types of causal language models "
         f"(`model_type` in `config.json`). {len(trained)} of them are trained by `recipe=hf`,",
         "with flashtrain's attention; encoders such as BERT with the entry "
-        "`+model.options={is_decoder: true}` (X-MOD: `default_language` too). A refusal comes "
-        "before anything is loaded.",
+        "`+model.options={is_decoder: true}` (X-MOD: `default_language` too).",
+        "A refusal comes before anything is loaded.",
         "",
         "Each trained type was built in small, with random weights, on a CPU in float32: the loss "
         "of packed documents is that of each document alone,",
