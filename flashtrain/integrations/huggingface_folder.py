@@ -11,6 +11,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,8 @@ from flashtrain.integrations.weight_files import (
 )
 
 DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model")  # a repository's files without its weights
-HUB_TIMEOUT = 3  # seconds
-# What clients of HTTP call a hub that nobody can reach; a slow one is waited for.
-_UNREACHABLE = {"ConnectError", "ConnectTimeout", "ConnectionError", "OfflineModeIsEnabled"}
+# What clients of HTTP raise where nobody answers.
+_UNREACHABLE = {"ConnectError", "ConnectionError", "Timeout", "TimeoutException"}
 
 
 def folder_of(path: str, *weights: str) -> Path:
@@ -51,19 +51,20 @@ def folder_of(path: str, *weights: str) -> Path:
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
-    from huggingface_hub import HfApi, errors, snapshot_download
+    from huggingface_hub import HfApi, constants, errors, snapshot_download
 
-    own: dict[str, Any] = {"allow_patterns": [*DESCRIPTIONS, *weights], "etag_timeout": HUB_TIMEOUT}
     unreachable = None
-    try:
-        HfApi().model_info(path, timeout=HUB_TIMEOUT)  # snapshot_download waits for minutes
+    try:  # snapshot_download would wait for minutes
+        HfApi().model_info(path, timeout=constants.HF_HUB_ETAG_TIMEOUT)  # 10 s, or the user's
     except Exception as problem:  # noqa: BLE001 - each client of HTTP has its own
         if _UNREACHABLE & {one.__name__ for one in type(problem).__mro__}:
             unreachable = problem
     try:
-        found = Path(snapshot_download(path, local_files_only=unreachable is not None, **own))
-        if unreachable is not None:
-            say(f"model.path={path}: the hub was not reached, so its copy here is read: {found}")
+        wanted = [*DESCRIPTIONS, *weights]
+        local = unreachable is not None
+        found = Path(snapshot_download(path, allow_patterns=wanted, local_files_only=local))
+        if unreachable is not None and not isinstance(unreachable, errors.OfflineModeIsEnabled):
+            _say_copy(path, found)
         return found
     except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError, ValueError) as error:
         from flashtrain.integrations.huggingface_config import published_shapes
@@ -73,6 +74,11 @@ def folder_of(path: str, *weights: str) -> Path:
             f"{first_line(unreachable or error)}. A plan needs no files: model.config=NAME has the "
             f"shape of {', '.join(published_shapes())}, or of a config.json."
         ) from error
+
+
+@cache
+def _say_copy(path: str, found: Path) -> None:
+    say(f"model.path={path}: the hub was not reached, so its copy here is read: {found}")
 
 
 def tokenizer_of(path: str | None, *, begin_of_text: bool = True) -> Tokenizer:

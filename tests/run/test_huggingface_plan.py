@@ -251,7 +251,8 @@ def test_a_plan_counts_layers_of_a_state_by_their_recurrence(tmp_path: Path) -> 
 def test_4_bits_need_torchao_for_a_training_and_not_for_a_plan(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "torchao", None)
+    for name in ("torchao", "torchao.quantization"):
+        monkeypatch.setitem(sys.modules, name, None)
     settings = settings_of(config, "model.adapter=lora", "model.quantize=nf4")
     assert "memory: " in plan_language(settings, H200)
     with pytest.raises(UserError, match=r"model\.quantize=nf4 needs .*torchao"):
@@ -265,7 +266,7 @@ def test_a_hub_that_does_not_answer_is_reported_with_the_setting_that_needs_no_f
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-        monkeypatch.setattr(huggingface_folder, "HUB_TIMEOUT", 0.2)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_ETAG_TIMEOUT", 0.2)
         with pytest.raises(UserError, match=r"model\.config=NAME has the shape of .*qwen3-8b"):
             huggingface_folder.folder_of("Qwen/Qwen3-8B")
 
