@@ -30,7 +30,7 @@ CEILINGS = {
     "flashtrain/training": 4_120,
     "kernels/flashtrain_kernels": 17_900,
     "recipes/flashtrain_recipes": 14_500,
-    "tests": 54_800,
+    "tests": 54_850,
 }
 # Of flashtrain: no new guard without a user's report. 369 before the silent faults that strangers
 # found on 28 November; two more for layers that were made as others, nine for stages and adapters

@@ -42,7 +42,10 @@ def test_the_kernels_are_right_in_the_interpreter(files, part):
 def test_the_tables_tiles_compile_without_spills_within_shared_memory_and_with_tensor_cores():
     rows = compiled_rows("compile_cases.py", "90")
     assert [row for row in rows if row["faults"]] == []
-    assert {row["kernel"] for row in rows} == {"forward", "dkdv", "dq", "rows", "both", "dbias"}
+    apart = {"dk", "dv"}  # a launch each for heads beyond 256
+    assert {row["kernel"] for row in rows} == apart | {
+        "forward", "dkdv", "dq", "rows", "both", "dbias",
+    }  # fmt: skip
     assert all(row["wgmma"] for row in rows if row["kernel"] != "rows")
 
 

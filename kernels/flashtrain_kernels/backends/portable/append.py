@@ -149,7 +149,7 @@ def append_launch(
             k_cache.shape[1], k_cache.shape[0], table.shape[1],
         ),
         constants={"C": constants},
-        options={"num_warps": 4},
+        options={"num_warps": 4 if constants.block_d <= 256 else 8},
     )  # fmt: skip
 
 
