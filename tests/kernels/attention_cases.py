@@ -25,7 +25,7 @@ BLOCK = 32
 
 class Case(NamedTuple):
     """Shapes and options of one attention call. mask: of BANDS, MASKS (these need as many queries
-    as keys) or BLOCKS, or "part".
+    as keys) or BLOCKS, or "part" (two intervals) or "part document" (one).
 
     bias: its shape, 1 where it is broadcast and 0 for the whole size, as (0, 0, 0, 0).
     """
@@ -114,7 +114,8 @@ class Case(NamedTuple):
                 causal=self.mask == "blocks causal",
             )  # fmt: skip
             return {"mask": made, "causal": self.mask == "blocks causal"}
-        return {"mask": self._part(device) if self.mask == "part" else self._intervals(device)}
+        made = self._part if self.mask.startswith("part") else self._intervals
+        return {"mask": made(device)}
 
     def _intervals(self, device: str) -> masks.Mask:
         """Documents of unequal lengths, other ones in each row, their halves as segments."""
@@ -146,7 +147,11 @@ class Case(NamedTuple):
         length = 2 * max(self.seqlen_q, self.seqlen_k)
         token = torch.arange(length)
         ids = torch.stack([(token + 7 * row) // (length // 3 + 2) for row in range(self.batch)])
-        whole = masks.global_window(length, 5, (length // 4, 3), documents=documents_from_ids(ids))
+        documents = documents_from_ids(ids)
+        if self.mask == "part document":
+            whole = masks.document(documents, causal=True)
+        else:
+            whole = masks.global_window(length, 5, (length // 4, 3), documents=documents)
         generator = torch.Generator().manual_seed(3)
         queries = torch.randperm(length, generator=generator)[: self.seqlen_q].sort().values
         keys = torch.stack(
@@ -159,7 +164,8 @@ class Case(NamedTuple):
         rows = whole.queries[:, :, queries].clone()
         place = torch.arange(self.seqlen_q)
         blind = (place < 192) & ((place % 7 == 3) | (place >= 64))
-        for bound in (masks.LOW, masks.HIGH, masks.LOW2, masks.HIGH2):
+        bounds = (masks.LOW, masks.HIGH, masks.LOW2, masks.HIGH2)
+        for bound in bounds if len(rows) == 7 else bounds[:2]:
             rows[bound, :, blind] = 0
         return masks.Mask(rows.to(device), keys.int().to(device), self.seqlen_k)
 
