@@ -58,7 +58,7 @@ def end_forward(model: nn.Module) -> None:
 
 
 def counted(positions: Tensor) -> Tensor:
-    """Record that no row of positions, which are returned, has packed documents, and return them."""
+    """Record that no row of positions has packed documents, and return them."""
     _COUNTED[positions] = True
     return positions
 
