@@ -21,6 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from flashtrain.errors import UserError
 from flashtrain.integrations.huggingface_document_search import (
+    are_counted,
     begin_forward,
     end_forward,
     found_once,
@@ -95,7 +96,9 @@ def _share(
     sequence = sharded_sequence()
     if not torch.compiler.is_compiling():
         given = len(args) > 1 or any(
-            x is not None for name, x in kwargs.items() if "position_ids" in name
+            x is not None and not are_counted(x)
+            for name, x in kwargs.items()
+            if "position_ids" in name
         )
         # A user's own forward may make positions of packed documents.
         theirs = "forward" not in vars(model) and type(model).forward.__module__.startswith(

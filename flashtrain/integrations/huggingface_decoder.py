@@ -29,6 +29,7 @@ from flashtrain.integrations import huggingface_folder as folders
 from flashtrain.integrations.huggingface_adapter import check_adapter
 from flashtrain.integrations.huggingface_attention import NAME, SEEN
 from flashtrain.integrations.huggingface_context import scales_with_length, whole_of
+from flashtrain.integrations.huggingface_document_search import counted
 from flashtrain.integrations.huggingface_layers import (
     Layer,
     body_of,
@@ -321,11 +322,13 @@ class HuggingFaceDecoder(Trainable):
     def _positions(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
         """Return positions (B, S) as the model numbers them, from self.first on (0 but in RoBERTa's
         family). positions: counted from 0; None: those of the tokens in their rows."""
+        made = positions is None
         if positions is None:  # also in rows that are sharded over devices
             positions = next_positions(tokens.shape[1], None, tokens.device).expand(
                 tokens.shape[0], -1
             )
-        return positions + self.first if self.first else positions
+        positions = positions + self.first if self.first else positions
+        return counted(positions) if made and sharded_sequence() is None else positions
 
     def loss(
         self,

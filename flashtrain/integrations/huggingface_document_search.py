@@ -12,6 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+# Positions that were made by counting, in which nobody needs to search.
+_COUNTED = WeakTensorKeyDictionary()
 
 
 class _Forward:
@@ -39,8 +43,8 @@ def begin_forward(model: nn.Module, counts: bool, given: Mapping[str, Any]) -> N
 
     Args:
         model: The model.
-        counts: Whether the model makes its own positions 0, 1, 2, ..., in which there
-            are no packed documents.
+        counts: Whether the model or its caller made the positions by counting, in which
+            there are no packed documents.
         given: The call's arguments by name.
     """
     _running.forwards.append(_Forward(model, counts, given))
@@ -51,6 +55,17 @@ def end_forward(model: nn.Module) -> None:
     # A hook before ours may have failed.
     if _running.forwards and _running.forwards[-1].model is model:
         _running.forwards.pop()
+
+
+def counted(positions: Tensor) -> Tensor:
+    """Record that no row of positions has packed documents, and return them."""
+    _COUNTED[positions] = True
+    return positions
+
+
+def are_counted(positions: Any) -> bool:
+    """Return whether positions were recorded by `counted`."""
+    return isinstance(positions, Tensor) and positions in _COUNTED
 
 
 def documents_of(positions: Tensor) -> Tensor | None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.strategies import Strategy
 
-from flashtrain.errors import RunFailed, UserError
+from flashtrain.errors import RunFailed, UserError, first_line
 from flashtrain.folders.run_folder import CHECKPOINTS, LAST, note_failure
 from flashtrain.interruption import Stopped
 from flashtrain.registry import component
@@ -139,6 +139,11 @@ def fit(
             log_summary(trainer.loggers, row)
     except StoppedInValidation:
         raise stopped(signals, folder) from None
+    except Exception as error:
+        if signals.stopped_by is None or isinstance(error, Stopped | UserError | RunFailed):
+            raise
+        line = f"{signals.stopped_by.name} ended step {signals.stopped_at}: {first_line(error)}"
+        raise Stopped(line, signals.exit_code) from error
     finally:
         close_loggers(trainer.loggers)
     return row

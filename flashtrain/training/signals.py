@@ -133,8 +133,11 @@ class SaveOnSignal(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         self._restore(trainer)
-        if isinstance(exception, KeyboardInterrupt) and self.stopped_by is None:
+        # A signal to all processes of the command also ends those that compile for this one.
+        number = self._received if trainer.world_size == 1 else None
+        if isinstance(exception, KeyboardInterrupt):
             number = exception.number if isinstance(exception, Interrupted) else signal.SIGINT
+        if number is not None and self.stopped_by is None:
             self.stopped_by, self.stopped_at = number, trainer.global_step
 
     def take_late(self, trainer: pl.Trainer) -> None:

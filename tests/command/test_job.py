@@ -84,6 +84,30 @@ def test_ctrl_c_leaves_a_checkpoint_and_status_130(tiny_runs: TinyRuns, monkeypa
     assert "SIGINT received" in capfd.readouterr().err
 
 
+class FailAfterSignal(SignalAt):
+    """Fails in the step after the signal, as compilation does, whose processes the signal ended."""
+
+    def on_train_batch_start(self, trainer, *_) -> None:
+        if trainer.global_step == self.step - 1:
+            os.kill(os.getpid(), self.number)
+            raise RuntimeError("a process that compiled was ended")
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_step_that_fails_after_a_signal_leaves_the_status_stopped(
+    step: int, tiny_runs: TinyRuns, monkeypatch
+) -> None:
+    monkeypatch.setitem(
+        registry._components["callback"], "fails", lambda _: FailAfterSignal(step, signal.SIGTERM)
+    )
+    status, folder = tiny_runs.run(f"ended-while-compiling-{step}", "trainer.callbacks=[fails]")
+    assert status == 143
+    row = json.loads((folder / "summary.json").read_text())
+    assert row["status"] == "stopped"
+    assert "SIGTERM" in row["error"]
+    assert "a process that compiled was ended" in row["error"]
+
+
 def test_accumulated_micro_batches_train_like_one_batch(tiny_runs: TinyRuns) -> None:
     # In float64: in float32 the two differ by about 1e-5, by more or less on one
     # processor and another.

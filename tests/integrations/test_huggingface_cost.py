@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from flashtrain.integrations import register_with_transformers
+from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain_kernels import torch_attention
 
 BATCH, LENGTH = 2, 12
@@ -73,6 +74,23 @@ def test_a_forward_waits_for_the_device_once_at_most_and_not_for_positions_that_
         waits.clear()
         model(IDS, **given)
         assert len(waits) <= most, waits
+
+
+@pytest.mark.parametrize(("positions", "most"), [(None, 0), (ONE_ROW, 1), (PACKED, 1)])
+def test_a_decoders_loss_waits_for_the_device_only_to_search_positions_that_it_was_given(
+    positions, most, waits
+):
+    decoder = HuggingFaceDecoder(llama())
+    labels = IDS.roll(-1, 1)
+    for _ in range(2):
+        waits.clear()
+        decoder.loss(IDS, labels, positions=positions).backward()
+        assert len(waits) <= most, waits
+    waits.clear()
+    logits = llama(attention="sdpa")(IDS, position_ids=positions, use_cache=False).logits
+    wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    found = decoder.loss(IDS, labels, positions=positions)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("use_cache", [True, False])

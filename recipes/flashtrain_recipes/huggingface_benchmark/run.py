@@ -3,27 +3,34 @@ flashtrain and by transformers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from flashtrain_recipes.harness.rows import Over, Row
 from flashtrain_recipes.harness.run_folder import Run
 from flashtrain_recipes.harness.turns import Effort
-from flashtrain_recipes.huggingface_benchmark.baselines import everyone
+from flashtrain_recipes.huggingface_benchmark.baselines import LIGER, everyone
 from flashtrain_recipes.huggingface_benchmark.baselines.base import HuggingFaceBaseline
 from flashtrain_recipes.huggingface_benchmark.cases import HuggingFaceCase, cases
 from flashtrain_recipes.step_benchmark.run import StepBenchmark
 
 
-def _over(column: str, *, compiled: bool) -> Over:
-    """Return the column that divides rates by those of transformers with SDPA, compiled or not."""
-
-    def baseline(row: Mapping[str, Any]) -> bool:
-        return "SDPA" in row["implementation"] and ("compiled" in row["implementation"]) == compiled
-
-    same = ("model", "context", "batch", "documents", "weights")
+def _over(column: str, is_baseline: Callable[[str], bool], of: Callable[[str], bool]) -> Over:
+    """Return the column that divides rates by a baseline's; the functions get implementations."""
     return Over(
-        column, StepBenchmark.rate, same, baseline, lambda row: "SDPA" not in row["implementation"]
+        column,
+        StepBenchmark.rate,
+        ("model", "context", "batch", "documents", "weights"),
+        lambda row: is_baseline(row["implementation"]),
+        lambda row: of(row["implementation"]),
+    )
+
+
+def _over_sdpa(column: str, *, compiled: bool) -> Over:
+    """Return the column that divides rates by those of transformers with SDPA, compiled or not."""
+    return _over(
+        column,
+        lambda name: "SDPA" in name and ("compiled" in name) == compiled,
+        lambda name: "SDPA" not in name,
     )
 
 
@@ -35,9 +42,13 @@ class HuggingFaceSteps(StepBenchmark):
     columns = (
         "model", "context", "batch", "documents", "weights", "implementation", "tokens_per_second",
         "milliseconds", "mfu", "peak_memory_gib", "memory_estimate_gib", "memory", "over_eager",
-        "over_compiled", "compile_seconds", "status",
+        "over_compiled", "over_liger", "compile_seconds", "status",
     )  # fmt: skip
-    over = (_over("over_eager", compiled=False), _over("over_compiled", compiled=True))
+    over = (
+        _over_sdpa("over_eager", compiled=False),
+        _over_sdpa("over_compiled", compiled=True),
+        _over("over_liger", lambda name: name == f"{LIGER}, eager", lambda name: LIGER not in name),
+    )
 
     def make_cases(self) -> list[HuggingFaceCase]:
         return cases(self.settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from flashtrain.training.gradient_clipping import clip_gradients
-from flashtrain.training.master_weights import MasterWeights
 from flashtrain_recipes.harness.baseline import Baseline
 from flashtrain_recipes.step_benchmark.cases import StepCase
+from flashtrain_recipes.step_benchmark.master_copies import MasterCopies
 
 # GPT-2's usual optimizer, for every baseline but ours, whose own settings have the same values.
 LEARNING_RATE, BETAS, WEIGHT_DECAY, MAX_NORM = 6e-4, (0.9, 0.95), 0.1, 1.0
@@ -45,6 +46,8 @@ class TrainingStep:
         self.model, self.optimizer = model, optimizer
         self._loss, self._clip, self._schedule, self._autocast = loss, clip, schedule, autocast
         self._device_type = next(model.parameters()).device.type
+        # Makes the context manager in which forward and backward run.
+        self.within: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def __call__(self, *arguments: Any) -> Tensor:
         """Make a step, and return the loss before the update, a scalar on the device; the device
@@ -52,19 +55,25 @@ class TrainingStep:
         self.drop_gradients()
         # as Lightning's precision plugin calls it: weights are cast at each use, or
         # by the compiled graph
-        with torch.autocast(
-            self._device_type,
-            self._autocast,
-            enabled=self._autocast is not None,
-            cache_enabled=False,
-        ):
-            loss = self._loss(*arguments)
-        loss.backward()
+        with self.within():
+            with torch.autocast(
+                self._device_type,
+                self._autocast,
+                enabled=self._autocast is not None,
+                cache_enabled=False,
+            ):
+                loss = self._loss(*arguments)
+            loss.backward()
         self._clip()
         self.optimizer.step()
         if self._schedule is not None:
             self._schedule.step()
         return loss.detach()
+
+    def without_update(self, optimizer: torch.optim.Optimizer) -> TrainingStep:
+        """Return the step, now without clipping and schedule, and with this optimizer."""
+        self.optimizer, self._clip, self._schedule = optimizer, lambda: None, None
+        return self
 
     def drop_gradients(self) -> None:
         """Free the gradients' memory."""
@@ -103,7 +112,13 @@ class StepBaseline(Baseline):
 
 
 def usual_step(
-    model: nn.Module, loss: LossFunction, case: StepCase, device: torch.device
+    model: nn.Module,
+    loss: LossFunction,
+    case: StepCase,
+    device: torch.device,
+    *,
+    learning_rate: float = LEARNING_RATE,
+    weight_decay: float = WEIGHT_DECAY,
 ) -> TrainingStep:
     """Return the training step of other libraries' models: with fused AdamW, weight decay on
     matrices, and gradients clipped by their norm.
@@ -113,16 +128,16 @@ def usual_step(
     """
     if case.is_bfloat16:
         model.to(torch.bfloat16)
-    parameters = list(model.parameters())
+    parameters = [one for one in model.parameters() if one.requires_grad]
     groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": WEIGHT_DECAY},
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-        groups, lr=LEARNING_RATE, betas=BETAS, fused=True
+    optimizer = (
+        MasterCopies(groups, lr=learning_rate, betas=BETAS)
+        if case.has_masters
+        else torch.optim.AdamW(groups, lr=learning_rate, betas=BETAS, fused=True)
     )
-    if case.has_masters:
-        optimizer = MasterWeights(optimizer)
     clip = partial(nn.utils.clip_grad_norm_, parameters, MAX_NORM)
     return TrainingStep(model, loss, optimizer, clip, autocast=autocast_of(case, device))
 

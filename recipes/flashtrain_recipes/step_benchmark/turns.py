@@ -120,6 +120,7 @@ class StepTurns(Turns[StepCase, StepEntry]):
     def sample(self, entry: StepEntry, part: str, number: int) -> Sample | None:
         if number * entry.seconds > _MAX_SECONDS:
             return None
+        self.clock.free_cache()  # what others have left would be searched, or block what fits
         entry.launch()  # untimed: the device's caches and the allocator are another baseline's
         count = max(1, min(self.effort.steps, round(_TURN_SECONDS / entry.seconds)))
         milliseconds = self.clock.waited([entry.launch], count)

@@ -3,7 +3,9 @@ whole runs, tiny, on a CPU."""
 
 from __future__ import annotations
 
+import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,9 +18,12 @@ from flashtrain.training.hardware import detect_hardware
 from flashtrain.training.master_weights import MasterWeights
 from flashtrain_recipes.huggingface_benchmark.baselines import everyone
 from flashtrain_recipes.huggingface_benchmark.baselines.base import HuggingFaceBaseline
+from flashtrain_recipes.huggingface_benchmark.baselines.liger import Liger
 from flashtrain_recipes.huggingface_benchmark.baselines.transformers import CHECKPOINTING
 from flashtrain_recipes.huggingface_benchmark.cases import HuggingFaceCase
 from flashtrain_recipes.huggingface_benchmark.run import HuggingFaceSteps
+from flashtrain_recipes.step_benchmark import master_copies
+from flashtrain_recipes.step_benchmark.master_copies import MasterCopies
 from flashtrain_recipes.step_benchmark.settings import HF_MODELS, LORA
 
 pytestmark = pytest.mark.integration  # whole runs
@@ -45,7 +50,7 @@ def case_of(model: str, *words: str, weights: str = "fp32") -> HuggingFaceCase:
 
 def uncompiled(*, updates: bool = True) -> list[HuggingFaceBaseline]:
     found = everyone(detect_hardware("cpu"), updates=updates, compiled=False)
-    return [one for one in found if not one.compiled]
+    return [one for one in found if not one.compiled and one.missing(CPU) is None]
 
 
 def names(settings_names: tuple[str, ...]) -> set[str]:
@@ -101,8 +106,114 @@ def test_a_step_updates_the_weights_unless_it_is_to_have_none(updates: bool) -> 
         assert next(step.model.parameters()).dtype == torch.bfloat16
         losses = [float(step(*case.draw(CPU, seed=0))) for _ in range(4)]
         assert (
-            (losses[0] - losses[-1] > 0.01) == updates == isinstance(step.optimizer, MasterWeights)
+            (losses[0] - losses[-1] > 0.01)
+            == updates
+            == isinstance(step.optimizer, MasterWeights | MasterCopies)
         )
+
+
+@pytest.mark.parametrize("weights", ["fp32", "bf16-master"])
+def test_transformers_own_optimizer_updates_the_weights_as_ours(weights: str) -> None:
+    words = ("optimizer.learning_rate=0.01", "schedule=constant", "schedule.warmup_steps=0")
+    case = case_of("tiny", *words, weights=weights)
+    ours, _, theirs = (one.build(case, CPU) for one in uncompiled())
+    for seed in range(3):
+        batch = case.draw(CPU, seed=seed)
+        # bfloat16 is rounded elsewhere in the other program
+        close = {} if weights == "fp32" else {"rtol": 0.01, "atol": 0.02}
+        torch.testing.assert_close(ours(*batch), theirs(*batch), check_dtype=False, **close)
+
+
+def test_the_baselines_optimizer_steps_float32_copies_and_rounds_them(monkeypatch) -> None:
+    monkeypatch.setattr(master_copies, "_CHUNK", 10)  # three parts: 8; 4 and 6; 20
+    torch.manual_seed(0)
+    shapes = [(2, 4), (4,), (6,), (4, 5)]
+    weights = [torch.randn(shape).bfloat16().requires_grad_() for shape in shapes]
+    wanted = [one.detach().float().requires_grad_() for one in weights]
+    options = {"lr": 0.01, "betas": (0.9, 0.95), "weight_decay": 0.1}
+    ours = MasterCopies([{"params": weights}], **options)
+    theirs = torch.optim.AdamW(wanted, fused=True, **options)
+    for _ in range(5):
+        for one, two in zip(weights, wanted, strict=True):
+            one.grad = torch.randn(one.shape).bfloat16()
+            two.grad = one.grad.float()
+        ours.step()
+        theirs.step()
+        for (weight, copy), two in zip(ours.pairs, wanted, strict=True):
+            assert torch.equal(copy, two)
+            assert torch.equal(weight, two.bfloat16())
+            assert copy.grad is None
+        ours.zero_grad()
+        assert all(one.grad is None for one in weights)
+
+
+@pytest.fixture
+def liger(monkeypatch):
+    """A library that changes models as Liger does: it counts the calls of the functions that it
+    puts into transformers' module, and into the model."""
+    from transformers.models.llama import modeling_llama
+
+    rotary, calls = modeling_llama.apply_rotary_pos_emb, {"rotary": 0, "loss": 0}
+
+    def counted(name, function):
+        def call(*args, **given):
+            calls[name] += 1
+            return function(*args, **given)
+
+        return call
+
+    def apply(model) -> None:
+        modeling_llama.apply_rotary_pos_emb = counted("rotary", rotary)
+        model.forward = counted("loss", model.forward)
+
+    found = SimpleNamespace(MODEL_TYPE_TO_APPLY_LIGER_FN={"llama": apply})
+    for name in ("liger_kernel", "liger_kernel.transformers"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers.monkey_patch", found)
+    return calls
+
+
+@pytest.mark.parametrize("memory", ["none", "full"])
+def test_ligers_functions_compute_its_own_steps_alone(memory: str, liger) -> None:
+    case = case_of("tiny", f"memory.activation_checkpointing={memory}")
+    batch, before = case.draw(CPU, seed=1), dict(liger)
+    options = {"hardware": detect_hardware("cpu"), "updates": True}
+    own = Liger("hf-liger-fa4", "Liger", attention="sdpa", **options)
+    sdpa = next(one for one in uncompiled() if one.name == "hf-sdpa")
+    # built first: what it changes in transformers' module would be all others'
+    step, other = own.build(case, CPU), sdpa.build(case, CPU)
+    layers = len(step.model.model.layers)
+    for _ in range(2):
+        before = dict(liger)
+        wanted = other(*batch)
+        assert liger == before
+        torch.testing.assert_close(step(*batch), wanted)
+        recomputed = 2 if memory == "full" else 1
+        assert liger["rotary"] - before["rotary"] == layers * recomputed
+        assert liger["loss"] - before["loss"] == 1
+
+
+def test_liger_is_left_out_where_it_or_a_gpu_is_missing_or_where_it_does_not_know_the_model(
+    liger,
+) -> None:
+    options = {"hardware": detect_hardware("cpu"), "updates": True}
+    own = Liger("hf-liger-fa4", "Liger", **options)
+    assert own.missing(CPU) == "needs an NVIDIA GPU"
+    assert "flash-attn-4" in own.missing(torch.device("cuda"))
+    assert own.refuses(case_of("tiny")) is None
+    assert "qwen3" in own.refuses(case_of("qwen3-8b"))
+
+
+def test_weights_of_the_baseline_under_autocast_are_float32_whatever_the_cases_are(liger) -> None:
+    case = case_of("tiny", weights="bf16-master")
+    found = everyone(detect_hardware("cpu"), updates=True, compiled=False)
+    own = next(one for one in found if one.name == "hf-liger-fa4-autocast")
+    own.attention = "sdpa"
+    step = own.build(case, CPU)
+    assert torch.isfinite(step(*case.draw(CPU, seed=0)))
+    assert {one.dtype for one in step.model.parameters()} == {torch.float32}
+    assert type(step.optimizer) is torch.optim.AdamW
+    assert own.columns(case)["weights"] == "fp32"
 
 
 @pytest.mark.parametrize("model", ["tiny", "qwen3.5-9b"])
@@ -146,8 +257,9 @@ def test_a_run_has_a_row_for_each_implementation_and_batch_and_reports_how_much_
         (name, batch) for batch in (1, 2) for name in ("flashtrain", "transformers, SDPA, eager")
     ]
     assert all(row["over_eager"] > 0 for row in rows if row["implementation"] == "flashtrain")
-    (compiled,) = [row for row in rows if not row.get("tokens_per_second")]
+    liger, compiled = [row for row in rows if not row.get("tokens_per_second")]
     assert "benchmark.compile=true" in compiled["error"]
+    assert liger["error"] == "needs an NVIDIA GPU"
 
 
 def test_ratios_are_to_the_fastest_of_each_kind() -> None:
@@ -157,10 +269,15 @@ def test_ratios_are_to_the_fastest_of_each_kind() -> None:
 
     eager, full = row("transformers, SDPA, eager", 80.0), row("transformers, SDPA, compiled", None)
     layers = row("transformers, SDPA, layers compiled", 100.0)
-    ours, (over_eager, over_compiled) = row("flashtrain", 150.0), HuggingFaceSteps.over
+    liger = row("transformers, Liger, flash-attn-4, eager", 120.0)
+    ours, (over_eager, over_compiled, over_liger) = row("flashtrain", 150.0), HuggingFaceSteps.over
     assert over_eager.of(ours, [ours, eager, full, layers]) == {"over_eager": 1.875}
     assert over_compiled.of(ours, [ours, eager, full, layers]) == {"over_compiled": 1.5}
     assert over_compiled.of(ours, [ours, eager, full]) == {"over_compiled": None}
     assert over_eager.of(layers, [eager, layers]) == {}
+    other = row("transformers, Liger, flash-attn-4, layers compiled", 160.0)
+    assert over_liger.of(ours, [ours, eager, liger, other]) == {"over_liger": 1.25}
+    assert over_liger.of(other, [ours, liger, other]) == {}
+    assert over_eager.of(liger, [eager, liger]) == {"over_eager": 1.5}
     packed = {**ours, "documents": 16}  # a row of other work than transformers' of one document
     assert over_eager.of(packed, [eager, packed]) == {"over_eager": None}

@@ -1,15 +1,19 @@
 """The implementations of a decoder's training step: flashtrain's, and transformers' by
-attention and compilation."""
+attention, kernels and compilation."""
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.huggingface_benchmark.baselines.base import HuggingFaceBaseline
 from flashtrain_recipes.huggingface_benchmark.baselines.flashtrain import Flashtrain
+from flashtrain_recipes.huggingface_benchmark.baselines.liger import Liger
 from flashtrain_recipes.huggingface_benchmark.baselines.transformers import Transformers
 from flashtrain_recipes.step_benchmark.baselines.flashtrain import FLASHTRAIN
+
+LIGER = "transformers, Liger, flash-attn-4"
 
 
 def everyone(hardware: Hardware, *, updates: bool, compiled: bool) -> list[HuggingFaceBaseline]:
@@ -20,15 +24,21 @@ def everyone(hardware: Hardware, *, updates: bool, compiled: bool) -> list[Huggi
         compiled: whether flashtrain's layers are compiled by torch.compile.
     """
     theirs = partial(Transformers, hardware=hardware, updates=updates)
+    liger = partial(Liger, hardware=hardware, updates=updates)
+    layers: dict[str, Any] = {"compiled": True, "by_layer": True}
     return [
         Flashtrain("flashtrain", FLASHTRAIN, hardware, updates=updates, compiled=compiled),
         theirs("hf-flashtrain", "transformers, flashtrain's attention, eager", attention=None),
         theirs("hf-sdpa", "transformers, SDPA, eager"),
         theirs("hf-sdpa-compile", "transformers, SDPA, compiled", compiled=True),
-        theirs(
-            "hf-sdpa-compile-layers",
-            "transformers, SDPA, layers compiled",
-            compiled=True,
-            by_layer=True,
+        theirs("hf-sdpa-compile-layers", "transformers, SDPA, layers compiled", **layers),
+        liger("hf-liger-fa4", f"{LIGER}, eager"),
+        liger("hf-liger-fa4-compile-layers", f"{LIGER}, layers compiled", **layers),
+        liger("hf-liger-fa4-autocast", f"{LIGER}, autocast, eager", autocast=True),
+        liger(
+            "hf-liger-fa4-autocast-compile-layers",
+            f"{LIGER}, autocast, layers compiled",
+            autocast=True,
+            **layers,
         ),
     ]

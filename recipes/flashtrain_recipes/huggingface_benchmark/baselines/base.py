@@ -6,17 +6,13 @@ The model wraps transformers' class, and equal seeds give equal weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
 
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
-from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.decoders import make_model
-from flashtrain.tasks.language.prepare import language_model
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.huggingface_benchmark.cases import HuggingFaceCase
 from flashtrain_recipes.step_benchmark.baselines.flashtrain import save_memory
@@ -24,8 +20,6 @@ from flashtrain_recipes.step_benchmark.training_step import (
     MemoryChoice,
     StepBaseline,
     TrainingStep,
-    autocast_of,
-    task_step,
 )
 
 
@@ -61,33 +55,17 @@ class HuggingFaceBaseline(StepBaseline):
         return what was chosen."""
         return save_memory(case.settings(), case.hardware_of(self.hardware), model)
 
-    def step(
-        self,
-        case: HuggingFaceCase,
-        model: HuggingFaceDecoder,
-        part: nn.Module,
-        loss_of: Callable[[LanguageModel], Callable[..., Tensor]],
-        device: torch.device,
-    ) -> TrainingStep:
-        """Draw the model's random weights on the device, and return the training step.
-
-        Args:
-            case: the shape, context, batch and precision to train.
-            model: flashtrain's model, from `decoder`.
-            part: the module to train: the model, or transformers' module inside it.
-            loss_of: returns the loss function, given flashtrain's task.
-        """
-        settings = case.settings()
-        settings.trainer.compile = self.compiled and part is model
-        torch.manual_seed(settings.seed)
+    def materialise(
+        self, case: HuggingFaceCase, model: HuggingFaceDecoder, device: torch.device
+    ) -> None:
+        """Draw the random weights of flashtrain's model on the device."""
+        torch.manual_seed(case.settings().seed)
         model.materialise(device)
         model.train()
-        task = language_model(settings, case.hardware_of(self.hardware), model, {})
-        step = task_step(task, part, loss_of(task), case, device)
+
+    def updating(self, step: TrainingStep) -> TrainingStep:
+        """Return the step, without clipping and update where `updates` is False."""
         if self.updates:
             return step
-        trained = [one for one in part.parameters() if one.requires_grad]
-        optimizer = GradientsOnly(trained, lr=0.0)
-        return TrainingStep(
-            part, loss_of(task), optimizer, lambda: None, autocast=autocast_of(case, device)
-        )
+        trained = [one for one in step.model.parameters() if one.requires_grad]
+        return step.without_update(GradientsOnly(trained, lr=0.0))

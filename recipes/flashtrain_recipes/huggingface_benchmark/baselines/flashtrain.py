@@ -7,10 +7,11 @@ from functools import partial
 
 import torch
 
+from flashtrain.tasks.language.prepare import language_model
 from flashtrain_recipes.huggingface_benchmark.baselines.base import HuggingFaceBaseline
 from flashtrain_recipes.huggingface_benchmark.cases import HuggingFaceCase
 from flashtrain_recipes.step_benchmark.baselines.flashtrain import batch_loss
-from flashtrain_recipes.step_benchmark.training_step import MemoryChoice, TrainingStep
+from flashtrain_recipes.step_benchmark.training_step import MemoryChoice, TrainingStep, task_step
 
 
 class Flashtrain(HuggingFaceBaseline):
@@ -24,4 +25,8 @@ class Flashtrain(HuggingFaceBaseline):
     def build(self, case: HuggingFaceCase, device: torch.device) -> TrainingStep:
         model = self.decoder(case)
         self.saved(case, model)
-        return self.step(case, model, model, lambda task: partial(batch_loss, task), device)
+        self.materialise(case, model, device)
+        settings = case.settings()
+        settings.trainer.compile = self.compiled
+        task = language_model(settings, case.hardware_of(self.hardware), model, {})
+        return self.updating(task_step(task, model, partial(batch_loss, task), case, device))
