@@ -118,12 +118,8 @@ class SaveLast(ModelCheckpoint):
     was updating weights, if several processes train (the others may wait for the failed one), or
     after KeyboardInterrupt.
 
-    Args:
-        folder: where last.ckpt is written.
-        every_n_steps: optimizer steps between two writes; None: at the end only.
-        keep: how many of the periodic checkpoints stay, as step-N.ckpt, after last.ckpt is
-            written again.
-        stage: what these names begin with, in a run whose stages count their own steps.
+    The newest `keep` of the checkpoints of every N steps stay as step-N.ckpt when last.ckpt is
+    written again; their names begin with `stage`, where stages count their own steps.
     """
 
     def __init__(
@@ -227,19 +223,17 @@ class SaveLast(ModelCheckpoint):
     def _keep_earlier(self, trainer: pl.Trainer, last: Path) -> None:
         """Before last.ckpt is written again, keep it as step-N.ckpt if it is a periodic one."""
         step, every = self._last_global_step_saved, self._every_n_train_steps
-        partial = last.with_name(f"{self.stage}step{PARTIAL}")
-        trainer.strategy.remove_checkpoint(partial)  # and, on every rank, wait for last's shards
+        numbers = (step, step - self.keep * every)
+        now, old = (last.with_name(f"{self.stage}step-{one}.ckpt") for one in numbers)
+        partial, remove = now.with_name(now.name + PARTIAL), trainer.strategy.remove_checkpoint
+        remove(partial)  # and, on every rank, wait for last.ckpt's shards
         if not trainer.is_global_zero or not step or step % every or not checkpoint_exists(last):
             return
         # After a resume from another checkpoint last.ckpt may be of another step.
         if read_checkpoint(last, mmap=True)["global_step"] == step:
             link(last, partial)
-            now, old = (
-                last.with_name(f"{self.stage}step-{number}.ckpt")
-                for number in (step, step - self.keep * every)
-            )
-            for path in (now, old):
-                trainer.strategy.remove_checkpoint(path)
+            remove(now)
+            remove(old)
             partial.rename(now)
 
 

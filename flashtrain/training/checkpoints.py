@@ -83,19 +83,15 @@ def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
     shutil.rmtree(earlier, ignore_errors=True)
 
 
-def link(checkpoint: Path, other: Path) -> None:
-    """Give a checkpoint's files a second name each; copy them where the disk has no such links."""
-
-    def one(source: str | Path, target: str | Path) -> None:
-        try:
-            os.link(source, target)
-        except OSError:
-            shutil.copyfile(source, target)
-
-    if checkpoint.is_dir():
-        shutil.copytree(checkpoint, other, copy_function=one)
-    else:
-        one(checkpoint, other)
+def link(path: str | Path, other: str | Path) -> None:
+    """Give a checkpoint's files second names; copy them where the disk has no such links."""
+    if Path(path).is_dir():
+        shutil.copytree(path, other, copy_function=link)
+        return
+    try:
+        os.link(path, other)
+    except OSError:
+        shutil.copyfile(path, other)
 
 
 def rebuild_paths(checkpoint: dict[str, Any], folder: Path) -> None:

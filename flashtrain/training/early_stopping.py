@@ -173,9 +173,9 @@ class StopWithoutGain(EarlyStopping):
     @property
     def reason(self) -> str | None:
         """Why the training has ended; None if this callback has not ended it."""
-        better = f"{self.monitor} was not better than {float(self.best_score):.4g}"
-        count = self.wait_count
-        return f"{better} in {count} validations" if count >= self.patience else None
+        best, count = f"{float(self.best_score):.4g}", self.wait_count
+        text = f"{self.monitor} was not better than {best} in {count} validations"
+        return text if count >= self.patience else None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not sum(trainer.num_val_batches):

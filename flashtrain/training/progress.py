@@ -102,8 +102,9 @@ class LineProgress(ProgressBar):
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._validation_began = self._validation_printed = time.perf_counter()
         self._paused = self._paused or self._validation_began
+        self._batches = trainer.num_test_batches if trainer.testing else trainer.num_val_batches
         if trainer.state.fn != "fit":
-            self.print(f"validating 0/{_batches(trainer)[0]}")
+            self.print(f"validating 0/{self._batches[0]}")
 
     def on_validation_batch_end(
         self,
@@ -118,7 +119,7 @@ class LineProgress(ProgressBar):
         if trainer.sanity_checking or now - self._validation_printed < VALIDATION_SECONDS:
             return
         self._validation_printed = now
-        done, total = batch_idx + 1, _batches(trainer)[dataloader_idx]
+        done, total = batch_idx + 1, self._batches[dataloader_idx]
         left = _left((now - self._validation_began) / done * (total - done))
         self.print(*_step(trainer), f"validating {done}/{total} {left}")
 
@@ -138,10 +139,6 @@ def _total_steps(trainer: pl.Trainer) -> int | None:
     """Return the number of optimizer steps after which the fit ends; None if it has no end."""
     total = trainer.estimated_stepping_batches
     return int(total) if total != float("inf") and total > 0 else None
-
-
-def _batches(trainer: pl.Trainer) -> list[Any]:
-    return trainer.num_test_batches if trainer.testing else trainer.num_val_batches
 
 
 def _left(seconds: float) -> str:

@@ -67,12 +67,12 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
         predicted.update(batch["labels"][batch["labels"] != IGNORED].tolist())
 
     def measures(loss: float) -> dict[str, float]:
-        if not has_bytes:
-            return {"perplexity": perplexity(loss)}
-        size = trained.tokenizer.text_bytes(predicted)
-        bits = loss * predicted.total() / math.log(2)
-        per_byte = {"bits_per_byte": bits / size if size else math.inf, "predicted_bytes": size}
-        return {"perplexity": perplexity(loss), **per_byte}
+        found = {"perplexity": perplexity(loss)}
+        if has_bytes:
+            size = trained.tokenizer.text_bytes(predicted)
+            bits = loss * predicted.total() / math.log(2)
+            found |= {"bits_per_byte": bits / size if size else math.inf, "predicted_bytes": size}
+        return found
 
     task.on_validation_batch_end = count  # type: ignore[method-assign]
     has_bytes = hasattr(trained.tokenizer, "text_bytes")  # ids without a text have none
