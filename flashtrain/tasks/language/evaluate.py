@@ -74,7 +74,7 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
             found |= {"bits_per_byte": bits / size if size else math.inf, "predicted_bytes": size}
         return found
 
-    task.on_validation_batch_end = count  # type: ignore[method-assign]
+    task.on_validation_batch_end = count  # type: ignore[assignment, method-assign]
     has_bytes = hasattr(trained.tokenizer, "text_bytes")  # ids without a text have none
     unit = "byte" if trained.tokenizer.kind == "bytes" else "token"
     words = f"{WORDS}{unit}{BITS if has_bytes else ''}"
