@@ -70,6 +70,7 @@ def _command(words: list[str]) -> int:
         return 0
     parser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]
+    parser.add_argument("--slurm", action="store_true")
     arguments = parser.parse_intermixed_args(words)  # people put flags anywhere
     if arguments.help or not words:
         from flashtrain.command.command_help import help_text
@@ -86,6 +87,8 @@ def _command(words: list[str]) -> int:
                 f"{key} is a setting of Hydra's, of which only {FOLDER}=FOLDER can be given here. "
                 f"Remove {key}."
             )
+    if arguments.slurm and not ("mode=plan" in line and "hardware.plan_for" in line.by_name):
+        raise UserError("--slurm needs mode=plan and hardware.plan_for=GPU, such as h100.")
     if arguments.multirun:
         from flashtrain.command.sweep import run_sweep
 
@@ -95,7 +98,11 @@ def _command(words: list[str]) -> int:
     from flashtrain.mode import is_of_checkpoint, mode_of
 
     if settings.mode == "plan":
-        print(modes.plan(settings, line))
+        print(text := modes.plan(settings, line))
+        if arguments.slurm:
+            from flashtrain.command.slurm import write_job
+
+            print(write_job(settings, line, text))
         return 0
     mode = mode_of(settings)
     if mode is not None and mode.study:

@@ -119,10 +119,11 @@ def contents(wheel: Path) -> set[str]:
         return set(archive.namelist())
 
 
-def shipped_yaml() -> set[str]:
+def shipped_settings() -> set[str]:
     """The checkout's configuration and recipes, under the names that they have
     in flashtrain's wheel."""
-    files = [*CHECKOUT.glob("conf/**/*.yaml"), *CHECKOUT.glob("recipes/*.yaml")]
+    conf = (file for file in CHECKOUT.glob("conf/**/*") if file.is_file())
+    files = [*conf, *CHECKOUT.glob("recipes/*.yaml")]
     return {f"flashtrain/{file.relative_to(CHECKOUT).as_posix()}" for file in files}
 
 
@@ -131,8 +132,8 @@ def test_flashtrains_wheel_carries_exactly_the_checkouts_configuration_and_recip
     wheels: dict[str, Path],
 ):
     assert {
-        name for name in contents(wheels["flashtrain"]) if name.endswith(".yaml")
-    } == shipped_yaml()
+        name for name in contents(wheels["flashtrain"]) if name.endswith((".yaml", ".sbatch"))
+    } == shipped_settings()
 
 
 @pytest.mark.integration

@@ -33,7 +33,7 @@ Machine and memory
   attention=flash                 flash (our kernels), sdpa (torch's), standard (stores the S x S matrix)
   memory.activation_checkpointing=auto
                                   none, selective, full: how much of a block stays for the backward; auto: what fits
-  trainer.devices=8               with trainer.strategy=ddp|fsdp, trainer.nodes=2
+  trainer.devices=8               with trainer.strategy=ddp|fsdp, trainer.nodes=2; mode=plan --slurm writes a job
   context_parallel=8              each sequence over 8 of the devices (trainer.strategy=context_parallel)
   hardware.demo=never             the recipe in full where there is no GPU; hardware=cpu leaves a GPU alone
 

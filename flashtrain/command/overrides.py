@@ -20,7 +20,8 @@ from flashtrain.settings.options import DecoderName, Logger
 from flashtrain.settings.schema import all_settings, meant
 from flashtrain.settings.settings import mode_names
 
-# Of Hydra's flags those that are used; a sweep's is -m, and --cfg job prints the settings.
+# Of Hydra's flags those that are used: a sweep's is -m, and --cfg job prints the settings.
+# --slurm is ours.
 FLAGS = (
     "-h",
     "--help",
@@ -32,6 +33,7 @@ FLAGS = (
     "-p",
     "--package",
     "--resolve",
+    "--slurm",
 )
 # What names a folder or a dataset, which the group itself does not.
 PLACES = {
@@ -70,7 +72,7 @@ def plain_words(words: Sequence[str]) -> list[str]:
                 flag.lstrip("-").replace("-", "_"),
                 dict.fromkeys(name for name, _, _ in all_settings()),
             )
-            hint = hint or "The flags are --help, --version, --multirun and --cfg job."
+            hint = hint or "The flags are --help, --version, --multirun, --cfg job and --slurm."
             raise UserError(f"unknown flag {flag}: settings are name=value, without dashes. {hint}")
     devices = [f"trainer.devices={gpus[2]}" for word in words if (gpus := _GPUS.match(word))]
     words = [

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ TAKEN_AS_IT_IS = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "clean_up_tokenization_spaces": False,
 }
+BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token of SentencePiece for one byte of a character
 PARALLELISM = "TOKENIZERS_PARALLELISM"
 
 
@@ -79,6 +81,25 @@ class LibraryTokenizer:
     def decode(self, ids: Iterable[int], *, special: bool = True) -> str:
         """Decode ids to a text. If `special` is false, special tokens are left out of the text."""
         return self._library.decode([int(token) for token in ids], skip_special_tokens=not special)
+
+    def text_bytes(self, counts: Mapping[int, int]) -> int:
+        """Return the UTF-8 bytes of a text with so many of each id; special tokens have none."""
+        ids, library = list(counts), self._library
+        added = library.get_added_tokens_decoder()
+        byte_level = "ByteLevel" in repr(library.decoder)  # in whose alphabet a letter is a byte
+        # After another token, since the first one of a text may lose its space.
+        pairs = library.decode_batch([(ids[0], one) for one in ids], skip_special_tokens=False)
+        before = len(library.decode(ids[:1], skip_special_tokens=False).encode())
+
+        def size(one: int, pair: str) -> int:
+            if one in added:
+                return 0 if added[one].special else len(added[one].content.encode())
+            piece = library.id_to_token(one) or ""
+            if byte_level or BYTE.fullmatch(piece):
+                return len(piece) if byte_level else 1
+            return len(pair.encode()) - before
+
+        return sum(counts[one] * size(one, pair) for one, pair in zip(ids, pairs, strict=True))
 
     def describe(self) -> str:
         return f"{self.name} ({self.vocab_size:,} tokens)"

@@ -11,13 +11,15 @@ from typing import Any, cast
 
 from flashtrain.errors import UserError
 from flashtrain.files.shipped import recipes_folder
+from flashtrain.folders.run_folder import FAILED
 from flashtrain.registry import component, registered
 from flashtrain.report.page import write_page
 from flashtrain.report.readme import check_tables, insert_tables, source_line, table_text
 from flashtrain.report.rows import Row, collect_summaries, read_result
 from flashtrain.report.save import save_result
-from flashtrain.report.sweep import sweep_table, varied_keys, with_overrides
+from flashtrain.report.sweep import sweep_table, with_overrides
 from flashtrain.report.table import OPTIONS, View, view_of
+from flashtrain.training.metrics_file import METRICS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,15 +61,19 @@ def _run(options: argparse.Namespace) -> int:
 
 def _draw(options: argparse.Namespace) -> None:
     results = {source: read_result(source) for source in options.sources if not source.is_dir()}
+    view = view_of({key: value for key in OPTIONS if (value := getattr(options, key)) is not None})
+    plain = view == View() and not results
     rows: list[Row] = []
     for source in options.sources:
         if one := results.get(source):
             # for a figure's title.
             rows += [{"measured": f"{one.device}, {one.date}", **row} for row in one.rows]
-        else:
-            rows += with_overrides(collect_summaries(source))
-    view = view_of({key: value for key in OPTIONS if (value := getattr(options, key)) is not None})
-    plain = view == View() and not results and bool(varied_keys(rows))
+            continue
+        found = with_overrides(collect_summaries(source))
+        begun = [row for row in found if not _refused(source / row["run"], row)] or found
+        if plain and (refused := len(found) - len(begun)):
+            print(f"left out: {refused} that failed before a step", file=sys.stderr)
+        rows += begun if plain else found
     table = sweep_table(rows) if plain else view.table(rows)
     single = results.get(options.sources[0]) if len(options.sources) == 1 else None
     if options.markdown:
@@ -82,6 +88,10 @@ def _draw(options: argparse.Namespace) -> None:
     if options.figure:
         path = Path(f"{options.sources[0].resolve().stem}.png")
         print(f"wrote {_figure(options.figure, view.selected(rows), path)}", file=sys.stderr)
+
+
+def _refused(folder: Path, row: Row) -> bool:
+    return row.get("status") == FAILED and not (folder / METRICS).exists()
 
 
 def _page(folder: Path) -> str:

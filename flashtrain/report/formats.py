@@ -59,7 +59,6 @@ class Column:
 # In the order in which a table has them by default. A key without an entry
 # appears under its own name.
 COLUMNS: dict[str, Column] = {
-    "best": Column("best"),
     "run": Column("run"),
     "recipe": Column("recipe"),
     "implementation": Column("implementation"),

@@ -25,29 +25,20 @@ _SCORES = {
     "train_loss": False,
     "tokens_per_second": True,
 }
-_MEASURES = (
-    "train_loss",
-    "validation_loss",
-    "validation_accuracy",
-    "accuracy",
-    "micro_f1",
-    "tokens_per_second",
-    "mfu",
-    "peak_memory_gib",
-    "seconds",
-)
+_MEASURES = ("mfu", "peak_memory_gib", "seconds")  # further ones
 _COUNTS = ("steps", "held_out_samples")  # columns only if they differ, after the measures
+_WIDTH = 120  # characters of a table
 # Keys that follow from another setting, or always differ.
 _NO_LINE_OF_ITS_OWN = ("batch", "run")
-_NOT_SETTINGS = ("hydra.", "logger.", "output")
+_NOT_SETTINGS = ("hydra.", "logger.", "output", "resume")
 
 
 def report_sweep(folder: str | Path) -> None:
     """Print the table of a sweep's jobs and write sweep.md and sweep.png into its folder.
 
-    Columns are the settings that differ among the jobs (context, model, ..., and every override
-    with several values), then the measures. The best job comes first, marked; failed jobs come
-    last, with their errors.
+    Columns are the scores, then the settings that differ among the jobs (context, model, ..., and
+    every override with several values), then other measures. The best job comes first; failed jobs
+    come last, with their errors.
 
     Raises:
         UserError: no run is in the folder or below it.
@@ -59,29 +50,34 @@ def report_sweep(folder: str | Path) -> None:
     table.print()
     write_atomically(folder / "sweep.md", f"{markdown_text(table.title)}\n\n{table.markdown()}")
     x = _figure_axis(rows, varied)
-    if x and any(values_of(rows, measure) for measure in _MEASURES):
+    if x and any(values_of(rows, measure) for measure in (*_SCORES, *_MEASURES)):
         group = [key for key in varied if key != x and key not in _NO_LINE_OF_ITS_OWN]
         sweep_figure(rows, folder / "sweep.png", x, group)
 
 
 def sweep_table(rows: Sequence[Row], varied: Sequence[str] | None = None) -> Table:
-    """Make the table of a sweep, the best job first: its columns are the `varied` settings (None:
-    all that differ) and the measures, its title the settings that are equal."""
+    """Make the table of a sweep or of other runs, the best first: its columns are their names and
+    scores, then the `varied` settings (None: all that differ) and further measures, as far as it is
+    120 characters wide. The title has the settings that are equal and what is left out."""
     varied = varied_keys(rows) if varied is None else varied
     measures = [key for key in _MEASURES if values_of(rows, key)]
-    measures += [key for key in _COUNTS if len(values_of(rows, key)) > 1 and key not in varied]
+    measures += [key for key in _COUNTS if len(values_of(rows, key)) > 1]
     same = constants(rows, [key for key in (*_IDENTITY, *_COUNTS, "device") if key not in varied])
-    score = next((key for key in _SCORES if values_of(rows, key)), None)
-    if score is None:
-        return make_table(rows, [*(varied or ["run"]), *measures], title=", ".join(same))
-    return make_table(
-        ranked(rows, score), [*(varied or ["run"]), "best", *measures], title=", ".join(same)
-    )
+    columns = ["run", *(key for key in _SCORES if values_of(rows, key))]
+    if len(columns) > 1:
+        rows = ranked(rows, columns[1])
+        same.append(f"the best {heading(columns[1])} first")
+    left: list[str] = []
+    for key in dict.fromkeys((*varied, *measures)):
+        fits = make_table(rows, [*columns, key]).width <= _WIDTH
+        (columns if fits else left).append(key)
+    same += [f"left out for want of room (see --columns): {' '.join(left)}"] if left else []
+    return make_table(rows, columns, title=", ".join(same))
 
 
 def ranked(rows: Sequence[Row], score: str) -> list[Row]:
-    """Sort rows by the key `score`, the best first, and give the best row the key "best"; failed
-    rows and rows without a score come last."""
+    """Sort rows by the key `score`, the best first; failed rows and rows without a score come
+    last."""
 
     def place(row: Row) -> tuple[bool, float]:
         value = row.get(score)
@@ -89,8 +85,7 @@ def ranked(rows: Sequence[Row], score: str) -> list[Row]:
             return True, 0.0
         return False, -value if _SCORES[score] else value
 
-    first, *others = sorted(rows, key=place)
-    return [{**first, "best": heading(score)}, *others] if not place(first)[0] else [first, *others]
+    return sorted(rows, key=place)
 
 
 def with_overrides(rows: Sequence[Mapping[str, Any]]) -> list[Row]:

@@ -149,6 +149,13 @@ class Table:
         """The text of every cell, row by row."""
         return [[cell(column, row.get(column)) for column in self.columns] for row in self.rows]
 
+    @property
+    def width(self) -> int:
+        """The characters of a printed line, if no text is folded."""
+        columns = zip(map(_wrapped, self.headings), *self.cells, strict=True)
+        widths = [max(map(len, [*lines, *cells])) for lines, *cells in columns]
+        return sum(widths) + 2 * len(widths)
+
     def markdown(self) -> str:
         """Return the table as GitHub Markdown, numbers right-aligned, with a
         list of failures below it."""
@@ -168,8 +175,7 @@ class Table:
         drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
         for column, text, *cells in zip(self.columns, self.headings, *self.cells, strict=True):
             numeric = self.is_numeric(column)
-            # Headings are wrapped here by words: rich would also wrap the numbers below them.
-            lines = textwrap.wrap(text, _HEADING_WIDTH, break_long_words=False)
+            lines = _wrapped(text)
             # No number is ever cut: a table that is too wide runs past the terminal's edge.
             uncut = cells if numeric or not console.is_terminal else []
             drawn.add_column(
@@ -192,6 +198,11 @@ class Table:
         return bool(values) and all(
             isinstance(value, (int, float)) and not isinstance(value, bool) for value in values
         )
+
+
+def _wrapped(text: str) -> list[str]:
+    """Return a heading's lines, by words: rich would also wrap the numbers below them."""
+    return textwrap.wrap(text, _HEADING_WIDTH, break_long_words=False)
 
 
 def make_table(

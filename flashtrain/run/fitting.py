@@ -18,10 +18,11 @@ from flashtrain.interruption import Stopped
 from flashtrain.registry import component
 from flashtrain.run.job_process import leading_ranks
 from flashtrain.settings.settings import Settings
+from flashtrain.settings.training import TrainerSettings
 from flashtrain.spec import TrainingSetup
 from flashtrain.training.checkpoint_callbacks import checkpoint_callbacks, keep_if_best
 from flashtrain.training.checkpoints import AtomicCheckpointIO, read_checkpoint
-from flashtrain.training.early_stopping import StopOnNonFinite
+from flashtrain.training.early_stopping import StopOnNonFinite, StopWithoutGain
 from flashtrain.training.hardware import Hardware, gpu_index
 from flashtrain.training.killed_ranks import killed_rank, lost_connection
 from flashtrain.training.loggers import close_loggers, log_summary, make_loggers
@@ -64,6 +65,7 @@ def fit(
         OutOfMemory: the device ran out of memory.
     """
     task, data, batching, stage = prepared.task, prepared.data, prepared.batching, prepared.stage
+    logs = stage.logs if stage else folder
     minutes = settings.trainer.max_minutes
     signals = SaveOnSignal(until=None if minutes is None else started + 60 * minutes)
     due = DueValidation(settings.trainer.validate_every)
@@ -75,15 +77,20 @@ def fit(
         RandomState(settings.seed),
         SameCheckpoint(resumed),
         due,
+        *early_stopping(settings.trainer, prepared),
         *prepared.callbacks,
         *checkpoint_callbacks(
-            folder / CHECKPOINTS, settings.trainer.checkpoint_every, prepared.monitor, prepared.mode
+            folder / CHECKPOINTS,
+            settings.trainer.checkpoint_every,
+            prepared.monitor,
+            prepared.mode,
+            keep=settings.trainer.keep_checkpoints,
+            stage=f"{logs.name}-" if logs != folder else "",
         ),
         pl.callbacks.LearningRateMonitor(logging_interval="step"),
         LineProgress(settings.trainer.log_every),
         *(component("callback", name)(settings) for name in settings.trainer.callbacks),
     ]
-    logs = stage.logs if stage else folder
     trainer = make_trainer(
         settings, hardware, folder, own, accumulate=batching.accumulate, logs=logs
     )
@@ -147,6 +154,16 @@ def fit(
     finally:
         close_loggers(trainer.loggers)
     return row
+
+
+def early_stopping(options: TrainerSettings, prepared: TrainingSetup) -> list[pl.Callback]:
+    """Return a list with the callback of trainer.early_stopping_patience; [] without."""
+    if options.early_stopping_patience is None:
+        return []
+    monitor, mode = options.early_stopping_monitor or prepared.monitor, prepared.mode
+    if monitor != prepared.monitor:
+        mode = "min" if monitor.endswith(("loss", "perplexity")) else "max"
+    return [StopWithoutGain(monitor, mode, options.early_stopping_patience)]
 
 
 class SameCheckpoint(pl.Callback):

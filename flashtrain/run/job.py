@@ -108,8 +108,9 @@ class Job:
             do = partial(train, task_of(settings)) if mode is None else mode.run
             row = do(settings, hardware, folder, overrides=self.line, started=started)
         except (UserError, RunFailed) as error:
-            # Of a refused training nothing stays, unless another process reads its folder.
-            begun = settings.mode != "train" or (folder / CONFIG_FILE).exists()
+            # Of a refused command nothing stays, unless another process reads its folder.
+            own = (".lock", "flashtrain")  # logs and locks, which begin so
+            begun = any(not path.name.startswith(own) for path in folder.iterdir())
             others = not made_here(folder) and (is_first_rank() or FOLDER in self.line.by_name)
             if type(error) is not UserError or begun or others:
                 note(OUT_OF_MEMORY if isinstance(error, OutOfMemory) else FAILED, str(error))

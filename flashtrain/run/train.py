@@ -132,6 +132,7 @@ def train(
             **planned_row(settings, hardware, overrides),
             "status": FINISHED,
             **prepared.row(trainer),
+            "stopped_early": getattr(trainer.early_stopping_callback, "reason", None),
             "held_out_samples": getattr(prepared.data, "held_out_samples", None),
             **memory_columns(prepared.batching),
             "seconds": round(time.monotonic() - started, 1),

@@ -121,6 +121,9 @@ class TrainerSettings:
     log_every: int = 10  # steps between two logged rows
     validate_every: int = 100  # steps between two validations
     checkpoint_every: int = 100  # steps between two checkpoints
+    # Earlier ones that stay beside last.ckpt and best.ckpt, the newest, as step-N.ckpt; each takes
+    # the room of last.ckpt.
+    keep_checkpoints: int = 0
     # What a checkpoint of sharded weights is: a file (gathered and written by the first process
     # while training waits), or a folder (sharded: every process writes its part while training goes
     # on; several machines need a shared disk); auto: sharded from 1e9 parameters on.
@@ -128,6 +131,11 @@ class TrainerSettings:
     # Minutes after the command's start at which the run saves its checkpoint and ends;
     # resume=auto continues.
     max_minutes: float | None = None
+    # Validations in a row without a better figure after which the training ends; null: never.
+    early_stopping_patience: int | None = None
+    # The figure of validations that early stopping follows, of losses and perplexities the lowest;
+    # null: that of best.ckpt.
+    early_stopping_monitor: str | None = None
     # Names that your program registered as callbacks.
     callbacks: list[str] = field(default_factory=list)
 
@@ -140,9 +148,10 @@ class TrainerSettings:
         for name in (
             "steps", "tokens_per_step", "micro_batch", "validation_micro_batch", "devices", "nodes",
             "log_every",
-            "validate_every", "checkpoint_every",
+            "validate_every", "checkpoint_every", "early_stopping_patience",
         ):  # fmt: skip
             at_least(f"trainer.{name}", getattr(self, name), 1)
+        at_least("trainer.keep_checkpoints", self.keep_checkpoints, 0)
         above("trainer.epochs", self.epochs, 0)
         above("trainer.max_minutes", self.max_minutes, 0)
         above("trainer.timeout_seconds", self.timeout_seconds, 0)

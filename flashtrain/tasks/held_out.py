@@ -32,14 +32,15 @@ def score(
     *,
     counts: Callable[[], Mapping[str, int]],
     words: str,
+    measures: Callable[[float], Mapping[str, float]] = lambda loss: {},
 ) -> dict[str, Any]:
     """Validate a trained model on the data's held-out text, and print the metrics.
 
     Args:
         task: the LightningModule around the trained model.
         counts: returns how much was scored, by unit, such as {"samples": 100}.
-        words: the text to print, a format string; its fields are the metrics' names and
-            `perplexity`.
+        words: the text to print, a format string; its fields are the metrics' names.
+        measures: returns further metrics, which follow from the loss.
 
     Returns:
         The metrics by name, `held_out` (whether the run was not trained on
@@ -53,16 +54,16 @@ def score(
         raise UserError(
             "nothing is held out to evaluate on. Raise data.validation_fraction, or use more text."
         )
+    found = {**found, **measures(found["validation_loss"])}
     scored, why_not = counts(), why_not_held_out(trained.settings, trained.folder)
     numbers = ", ".join(
         f"{number:,} {name if number != 1 else name[:-1]}" for name, number in scored.items()
     )
     claim, doubt = ("held-out ", "") if why_not is None else ("", f"; {why_not}")
-    said = words.format(perplexity=perplexity(found["validation_loss"]), **found)
     step = f" (step {trained.step})" if trained.settings.checkpoint else ""
     say(
         f"{trained.checkpoint}{step}: "
-        f"{claim}{said}, over {numbers} of {data.source.describe()}{doubt}"
+        f"{claim}{words.format(**found)}, over {numbers} of {data.source.describe()}{doubt}"
     )
     return {**found, "held_out": why_not is None, **scored}
 

@@ -1,5 +1,5 @@
-"""Callbacks that write a run's checkpoints: last.ckpt every N steps and at the end,
-best.ckpt after validations."""
+"""Callbacks that write a run's checkpoints: last.ckpt every N steps and at the end, earlier ones of
+which stay if wanted; best.ckpt after validations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from flashtrain.errors import first_line
 from flashtrain.training.checkpoints import (
     BEST,
     LAST,
+    PARTIAL,
     checkpoint_exists,
+    link,
     read_checkpoint,
     rebuild_paths,
 )
@@ -30,6 +32,7 @@ def checkpoint_callbacks(
     every_n_steps: int | None = None,
     monitor: str | None = "validation_loss",
     mode: str = "min",
+    **kept: Any,
 ) -> list[pl.Callback]:
     """Make the checkpoint callbacks of a run: SaveLast, and BestCheckpoint if `monitor` is set.
 
@@ -38,8 +41,9 @@ def checkpoint_callbacks(
         every_n_steps: optimizer steps between two writes of last.ckpt; None: at the end only.
         monitor: the logged metric that best.ckpt follows; None: no best.ckpt.
         mode: "min" or "max": whether the lowest or the highest value is best.
+        kept: keep and stage of SaveLast.
     """
-    last = SaveLast(folder, every_n_steps)
+    last = SaveLast(folder, every_n_steps, **kept)
     return [last] if monitor is None else [BestCheckpoint(folder, monitor, mode), last]
 
 
@@ -113,9 +117,14 @@ class SaveLast(ModelCheckpoint):
     After an exception last.ckpt holds the last completed step. It is not written if the optimizer
     was updating weights, if several processes train (the others may wait for the failed one), or
     after KeyboardInterrupt.
+
+    The newest `keep` of the checkpoints of every N steps stay as step-N.ckpt when last.ckpt is
+    written again; their names begin with `stage`, where stages count their own steps.
     """
 
-    def __init__(self, folder: str | Path, every_n_steps: int | None = None) -> None:
+    def __init__(
+        self, folder: str | Path, every_n_steps: int | None = None, keep: int = 0, stage: str = ""
+    ) -> None:
         super().__init__(
             dirpath=folder,
             filename=Path(LAST).stem,
@@ -123,6 +132,7 @@ class SaveLast(ModelCheckpoint):
             every_n_epochs=0,
             enable_version_counter=False,
         )
+        self.keep, self.stage = keep, stage
         self._steps = OptimizerStepCounter()
         # The last step that was completed, and the fit loop's state there.
         self._ended: tuple[int, Any] = (-1, None)
@@ -206,7 +216,25 @@ class SaveLast(ModelCheckpoint):
     def _save_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
         # A run that resumes from this checkpoint does not log its steps again.
         _flush_metrics(trainer, in_step=self._ended[0] == trainer.global_step)
+        if self.keep:
+            self._keep_earlier(trainer, Path(filepath))
         super()._save_checkpoint(trainer, filepath)
+
+    def _keep_earlier(self, trainer: pl.Trainer, last: Path) -> None:
+        """Before last.ckpt is written again, keep it as step-N.ckpt if it is a periodic one."""
+        step, every = self._last_global_step_saved, self._every_n_train_steps
+        numbers = (step, step - self.keep * every)
+        now, old = (last.with_name(f"{self.stage}step-{one}.ckpt") for one in numbers)
+        partial, remove = now.with_name(now.name + PARTIAL), trainer.strategy.remove_checkpoint
+        remove(partial)  # and, on every rank, wait for last.ckpt's shards
+        if not trainer.is_global_zero or not step or step % every or not checkpoint_exists(last):
+            return
+        # After a resume from another checkpoint last.ckpt may be of another step.
+        if read_checkpoint(last, mmap=True)["global_step"] == step:
+            link(last, partial)
+            remove(now)
+            remove(old)
+            partial.rename(now)
 
 
 def _end_of_step(trainer: pl.Trainer) -> tuple[int, dict[str, Any]]:

@@ -1,4 +1,5 @@
-"""Callbacks that end a fit early: at a loss that is not finite, or at a target accuracy."""
+"""Callbacks that end a fit early: at a loss that is not finite, at a target accuracy, or once
+validations no longer improve."""
 
 from __future__ import annotations
 
@@ -10,9 +11,10 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
+from pytorch_lightning.callbacks import EarlyStopping
 
 from flashtrain.announce import say
-from flashtrain.errors import UserError
+from flashtrain.errors import UserError, unknown
 from flashtrain.training.steps import OptimizerStepCounter, log_interval
 
 NEVER = torch.iinfo(torch.int64).max
@@ -155,3 +157,39 @@ class StopAtTarget(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._before = float(state_dict["seconds"])
+
+
+class StopWithoutGain(EarlyStopping):
+    """Ends training after `patience` validations in a row whose figure `monitor` is not better.
+
+    Unlike with Lightning's own (2.6.6), a resumed run has its own patience, not its checkpoint's,
+    and one that had ended so trains no further.
+    """
+
+    def __init__(self, monitor: str, mode: str, patience: int) -> None:
+        # StopOnNonFinite is there for losses that are not finite.
+        super().__init__(monitor, mode=mode, patience=patience, check_finite=False)
+
+    @property
+    def reason(self) -> str | None:
+        """Why the training has ended; None if this callback has not ended it."""
+        best, count = f"{float(self.best_score):.4g}", self.wait_count
+        text = f"{self.monitor} was not better than {best} in {count} validations"
+        return text if count >= self.patience else None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not sum(trainer.num_val_batches):
+            raise UserError("trainer.early_stopping_patience needs held-out data, and has none.")
+        trainer.should_stop = trainer.should_stop or self.reason is not None
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self.monitor not in (logged := trainer.callback_metrics):
+            raise unknown("trainer.early_stopping_monitor", self.monitor, logged)
+        super().on_validation_end(trainer, pl_module)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self.reason is not None:
+            say(f"training ends at step {trainer.global_step}: {self.reason}")
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict({**state_dict, "patience": self.patience})

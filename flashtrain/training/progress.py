@@ -102,6 +102,9 @@ class LineProgress(ProgressBar):
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._validation_began = self._validation_printed = time.perf_counter()
         self._paused = self._paused or self._validation_began
+        self._batches = trainer.num_test_batches if trainer.testing else trainer.num_val_batches
+        if trainer.state.fn != "fit":
+            self.print(f"validating 0/{self._batches[0]}")
 
     def on_validation_batch_end(
         self,
@@ -116,9 +119,11 @@ class LineProgress(ProgressBar):
         if trainer.sanity_checking or now - self._validation_printed < VALIDATION_SECONDS:
             return
         self._validation_printed = now
-        done, total = batch_idx + 1, trainer.num_val_batches[dataloader_idx]
+        done, total = batch_idx + 1, self._batches[dataloader_idx]
         left = _left((now - self._validation_began) / done * (total - done))
         self.print(*_step(trainer), f"validating {done}/{total} {left}")
+
+    on_test_start, on_test_batch_end = on_validation_start, on_validation_batch_end
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         loss = trainer.callback_metrics.get("validation_loss")

@@ -12,6 +12,7 @@ import pytorch_lightning as pl
 import torch
 from tiny_runs import TinyRuns
 
+import flashtrain
 from flashtrain import registry
 from flashtrain.training.checkpoints import read_checkpoint
 from flashtrain.training.metrics_file import METRICS, read_metrics
@@ -49,6 +50,14 @@ def losses(folder) -> dict[int, float]:
         for row in read_metrics(folder / METRICS)
         if "train_loss" in row
     }
+
+
+def test_a_refused_measurement_leaves_no_folder_of_a_run(tmp_path) -> None:
+    with pytest.raises(flashtrain.UserError, match="nosuch"):
+        flashtrain.train(
+            "bert-speed", hardware="cpu", output=tmp_path, benchmark={"implementations": ["nosuch"]}
+        )
+    assert not list(tmp_path.glob("*/*"))
 
 
 def test_the_summary_is_one_flat_row_and_the_loss_fell(trained) -> None:

@@ -52,7 +52,9 @@ ANSWERS = {
     "lr_scheduler_type": "Use schedule.",
     "max_grad_norm": "Use optimizer.gradient_clip.",
     "max_length": "Use context.",
+    "early_stopping_steps": "Use trainer.early_stopping_patience.",
     "max_seq_length": "Use context.",
+    "metric_for_best_model": "Use trainer.early_stopping_monitor.",
     "max_steps": "Use trainer.steps.",
     "micro_batch_size": "Use trainer.micro_batch.",
     "model.sizes": "Did you mean 'model.size'?",
@@ -69,6 +71,7 @@ ANSWERS = {
     "report_to": "Use logger=none, or logger=wandb.",
     "resume_from_checkpoint": "Use resume=auto or resume=RUN.",
     "rope_scaling": "Use model.rope=yarn (or ntk, linear, llama3) and model.rope_factor=4.",
+    "save_total_limit": "Use trainer.keep_checkpoints.",
     "save_steps": "Use trainer.checkpoint_every.",
     "something_else": (
         "unknown setting 'something_else'. `python -m flashtrain --help` lists settings."

@@ -164,3 +164,23 @@ def test_dropout_on_a_gpu(tmp_path: Path) -> None:
         for run in (folder, train(settings, tmp_path / "whole"))
     )
     assert mine == pytest.approx(theirs, rel=1e-4)
+
+
+@pytest.mark.parametrize("case", ["language", "sharded"])
+def test_a_run_goes_on_from_any_of_the_earlier_checkpoints_that_stay(
+    settings_of, uninterrupted, case: str, tmp_path
+) -> None:
+    folder = train(settings_of(case), tmp_path, **{"trainer.keep_checkpoints": 2})
+    places = {path.stem: path for path in (folder / "checkpoints").iterdir()}
+    assert sorted(places) == ["best", "last", "step-2", "step-4"]
+    assert [flashtrain.load(places[f"step-{n}"], hardware="cpu").step for n in (2, 4)] == [2, 4]
+    assert train(settings_of(case), tmp_path, resume=places["step-2"]) == folder
+    assert_same_run(folder, uninterrupted(case))
+
+
+def test_stages_keep_earlier_checkpoints_of_their_own_steps(settings_of, tmp_path) -> None:
+    folder = train(settings_of("staged"), tmp_path, **{"trainer.keep_checkpoints": 9})
+    names = sorted(path.stem for path in (folder / "checkpoints").glob("*step-*"))
+    assert names == ["stage-1-context-32-step-2", "stage-2-context-64-step-2"]
+    loaded = flashtrain.load(folder / "checkpoints" / f"{names[1]}.ckpt", hardware="cpu")
+    assert (loaded.step, loaded.settings.context) == (2, 64)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
+import tokenizers
+from tokenizers import decoders, models, normalizers
 
+from flashtrain.data.library_tokenizer import LibraryTokenizer
 from flashtrain.data.tokenizers import (
     ByteTokenizer,
     Tokenizer,
@@ -36,6 +40,61 @@ def test_every_tokenizer_fits_the_protocol_and_gives_back_the_text(tokenizer):
     for text in (*TEXTS, "", "ü€😀", "  spaces\n\n", "<|endoftext|>"):
         assert tokenizer.decode(tokenizer.encode(text)) == text
         assert tokenizer.end_of_text not in tokenizer.encode(text)
+
+
+def sentencepiece(model: models.Model, *before: decoders.Decoder) -> LibraryTokenizer:
+    """A tokenizer as SentencePiece's: spaces are letters, and a text begins with one of its own."""
+    library = tokenizers.Tokenizer(model)
+    library.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    spaces = [decoders.Replace("▁", " "), *before, decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    library.decoder = decoders.Sequence(spaces)
+    library.add_special_tokens(["</s>"])
+    library.add_tokens(["<ü>"])
+    return LibraryTokenizer(library, library.token_to_id("</s>"))
+
+
+def byte_fallback() -> LibraryTokenizer:
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"acehnotdm", "▁c", "at"]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    merges = [("▁", "c"), ("a", "t")]
+    vocabulary |= {"".join(pair): vocabulary["".join(pair)] for pair in merges}
+    model = models.BPE(vocabulary, merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True)
+    return sentencepiece(model, decoders.ByteFallback())
+
+
+def unigram() -> LibraryTokenizer:
+    letters = [(one, -3.0) for one in "acdehmnorst▁ü€😀\n"]
+    return sentencepiece(models.Unigram([("<unk>", 0.0), *letters, ("▁cat", -1.0)], unk_id=0))
+
+
+@pytest.mark.parametrize(
+    ("made", "begins"),
+    [
+        (lambda: make_tokenizer(TokenizerSpec("bytes")), 0),
+        (lambda: make_tokenizer(TokenizerSpec("bpe", vocab_size=300), lambda: TEXTS), 0),
+        (byte_fallback, 1),
+        (unigram, 1),
+    ],
+    ids=["bytes", "bpe", "byte fallback", "unigram"],
+)
+def test_the_bytes_of_a_text_are_those_of_its_tokens_also_of_a_part_of_a_character(made, begins):
+    tokenizer = made()
+    for text in (*TEXTS, "a  cat\n\non", "ü€😀 a cat", "the ü cat"):
+        ids = tokenizer.encode(text)
+        parts = [ids, [*ids, tokenizer.end_of_text], [*ids[3:], *ids[:3]]]
+        counted = {tokenizer.text_bytes(Counter(part)) for part in parts}
+        halves = (ids[: len(ids) // 2], ids[len(ids) // 2 :])
+        # SentencePiece's own space before a text is a byte of its first token.
+        assert counted == {len(text.encode()) + begins}
+        assert sum(tokenizer.text_bytes(Counter(half)) for half in halves) in counted
+    assert tokenizer.text_bytes(Counter()) == 0
+
+
+def test_an_added_token_that_is_not_special_is_text():
+    tokenizer = unigram()
+    assert tokenizer.text_bytes({tokenizer.encode("a <ü>")[-1]: 2}) == 2 * len("<ü>".encode())
 
 
 def test_a_saved_tokenizer_loads_as_itself(tokenizer, tmp_path):

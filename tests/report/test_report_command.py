@@ -67,12 +67,35 @@ def test_a_figure_has_the_sources_name(
     assert (tmp_path / "gpt2.png").is_file()
 
 
-def test_a_folder_shows_what_varies(sweep: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_folder_shows_runs_with_scores_and_then_what_varies(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+):
     assert main([str(sweep), "--markdown"]) == 0
-    assert capsys.readouterr().out.splitlines()[2:] == [
-        "| 8 | training loss | 3.000 |",
-        "| 16 | - | 3.000 |",
+    assert capsys.readouterr().out.splitlines() == [
+        "| run | training loss | context |",
+        "| :--- | ---: | ---: |",
+        "| 0 | 3.000 | 8 |",
+        "| 1 | 3.000 | 16 |",
     ]
+
+
+def test_runs_that_failed_before_a_step_are_counted_and_are_no_rows(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+):
+    for name, status in {"2": "failed", "3": "failed", "4": "out of memory"}.items():
+        (sweep / name).mkdir()
+        row = {"recipe": "gpt2", "context": 8, "status": status, "error": "no such file"}
+        (sweep / name / "summary.json").write_text(json.dumps(row))
+    (sweep / "3" / "metrics.jsonl").write_text('{"train_loss": 3.0, "step": 0}\n')
+    main([str(sweep), "--markdown"])
+    shown = capsys.readouterr()
+    runs = [line.split("|")[1].strip() for line in shown.out.splitlines() if line[:1] == "|"]
+    assert runs == ["run", ":---", "0", "1", "3", "4"]
+    assert "left out: 1 that failed before a step" in shown.err
+    main([str(sweep), "--markdown", "--columns", "run,status"])  # all, if columns are given
+    assert "| 2 | failed |" in capsys.readouterr().out
+    main([str(sweep / "2"), "--markdown"])  # and one that is asked for by name
+    assert "no such file" in capsys.readouterr().out
 
 
 def test_several_sources_make_one_table(

@@ -4,6 +4,7 @@ was not trained on alone."""
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import asdict
 from itertools import product
@@ -22,7 +23,11 @@ from flashtrain.data.tokenizers import huggingface_tokenizer
 from flashtrain.folders.run_folder import write_config
 from flashtrain.tasks.held_out import why_not_held_out
 
-TEXTS = ["The river runs to the sea.", "Nothing else happens here, and nobody minds it.", "An end."]
+TEXTS = [
+    "The river runs to the sea.",
+    "Nothing else happens here, and nobody minds it.",
+    "An end ü😀.",
+]
 
 
 @pytest.fixture
@@ -59,6 +64,10 @@ def test_a_text_is_scored_to_its_last_token(
     assert found["validation_loss"] == pytest.approx(total / (len(ids) - 1), rel=1e-5)
     assert (found["documents"], found["tokens"]) == (len(TEXTS), len(ids))
     assert f"3 documents, {len(ids)} tokens" in line
+    # The first token is not predicted; ends of texts are, and have no bytes.
+    size = len("".join(TEXTS).encode()) - len(tokenizer.decode(ids[:1]))
+    assert found["bits_per_byte"] == pytest.approx(total / size / math.log(2), rel=1e-5)
+    assert f"{found['bits_per_byte']:.4f} bits a byte ({size} bytes of text are predicted)" in line
 
 
 def test_what_a_run_was_trained_on_is_not_called_held_out(

@@ -97,6 +97,36 @@ def test_last_is_written_every_n_optimizer_steps(tmp_path):
     assert written == [3, 6, 7]
 
 
+def test_earlier_checkpoints_stay_beside_last_and_none_is_written_twice(tmp_path, monkeypatch):
+    for links in (True, False):
+        folder, written = tmp_path / str(links), []
+
+        class Watched(AtomicCheckpointIO):
+            def save_checkpoint(self, checkpoint, path, storage_options=None):
+                written.append(checkpoint["global_step"])  # noqa: B023 - of this turn
+                super().save_checkpoint(checkpoint, path, storage_options)
+
+        def refused(*_):
+            raise OSError
+
+        if not links:
+            monkeypatch.setattr(os, "link", refused)
+        options = {"plugins": [Watched()], "accumulate_grad_batches": 2}
+        whole = tiny_fit(folder, SaveLast(folder, 2, keep=2), max_steps=9, **options)
+        assert written == [2, 4, 6, 8, 9]
+        steps = {one.name: read_checkpoint(one)["global_step"] for one in folder.iterdir()}
+        assert steps == {"last.ckpt": 9, "step-6.ckpt": 6, "step-8.ckpt": 8}
+        again = SaveLast(folder, 2, keep=2)
+        last = read_checkpoint(folder / "last.ckpt")["state_dict"]
+        # Of step 9 is last.ckpt still when step 8 is written.
+        tiny_fit(folder, again, resume=folder / "step-6.ckpt", max_steps=9, **options)
+        steps = {one.name: read_checkpoint(one)["global_step"] for one in folder.iterdir()}
+        assert steps == {"last.ckpt": 9, "step-6.ckpt": 6, "step-8.ckpt": 8}
+        anew = read_checkpoint(folder / "last.ckpt")["state_dict"]
+        assert all(torch.equal(last[name], anew[name]) for name in last)
+        assert len(whole.losses) == 18
+
+
 class Evil:
     def __reduce__(self):
         return os.system, ("echo run",)

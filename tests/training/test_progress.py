@@ -57,6 +57,25 @@ def test_the_rate_shown_is_the_one_that_the_step_took(tmp_path, capsys):
     ]
 
 
+def test_an_evaluation_says_at_once_how_much_there_is_to_do_and_then_every_some_seconds(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("flashtrain.training.progress.VALIDATION_SECONDS", 0.0)
+
+    class Tested(TinyTask):
+        test_step = TinyTask.validation_step
+
+    data = TinyData()
+    data.test_dataloader = data.val_dataloader
+    for name in ("validate", "test"):
+        trainer = tiny_trainer(tmp_path, LineProgress(), limit_val_batches=1)
+        getattr(trainer, name)(Tested(), datamodule=data, verbose=False)
+        assert capsys.readouterr().err.splitlines() == [
+            "validating 0/1",
+            "validating 1/1 0:00:00 left",
+        ]
+
+
 def test_a_rank_that_shows_nothing_keeps_no_losses(tmp_path):
     class Disabled(LineProgress):
         def setup(self, trainer, pl_module, stage):

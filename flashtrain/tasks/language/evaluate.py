@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import torch
 
 from flashtrain.data.chat_datamodule import ChatDataModule
 from flashtrain.data.datamodule import TextDataModule
+from flashtrain.data.packing import Batch
 from flashtrain.data.token_ids import TokenIds
 from flashtrain.data.tokenizers import NONE, Tokenizer, TokenizerSpec, make_tokenizer
 from flashtrain.folders.run_folder import CONFIG_FILE, read_settings
@@ -27,9 +30,11 @@ from flashtrain.tasks.language.starting_weights import run_of_weights, tokenizer
 from flashtrain.tasks.language.trained import load_trained, move
 from flashtrain.tasks.text_data import make_source, make_tokenizer_spec
 from flashtrain.training.hardware import Hardware
+from flashtrain_kernels.loss_head import IGNORED
 
-MAX_BATCH = 8  # rows of a micro-batch
+MAX_BATCH = 8  # rows of a micro-batch; on a CPU 1, since lines of progress come between them
 WORDS = "loss {validation_loss:.4f}, perplexity {perplexity:.2f} a "
+BITS = ", {bits_per_byte:.4f} bits a byte ({predicted_bytes:,} bytes of text are predicted)"
 
 
 def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
@@ -47,7 +52,7 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
     if settings.mode == "generate":
         return {"text": continue_text(trained.model, trained.tokenizer, settings)}
     data = held_out_data(trained, settings, hardware)
-    data.batch_size = min(data.batch_size, MAX_BATCH)
+    data.batch_size = min(data.batch_size, MAX_BATCH if hardware.kind == "cuda" else 1)
     # Where a conversation sees others, which it sees depends on the length of a row.
     if isinstance(data, ChatDataModule) and settings.applied_mask.documents:
         data.short_rows = True
@@ -56,10 +61,24 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
         document_mask=settings.applied_mask.documents,
         mask=make_mask(settings.applied_mask),
     )
+    predicted: Counter[int] = Counter()  # labels, by token
+
+    def count(outputs: Any, batch: Batch, *_: Any) -> None:
+        predicted.update(batch["labels"][batch["labels"] != IGNORED].tolist())
+
+    def measures(loss: float) -> dict[str, float]:
+        found = {"perplexity": perplexity(loss)}
+        if has_bytes:
+            size = trained.tokenizer.text_bytes(predicted)
+            bits = loss * predicted.total() / math.log(2)
+            found |= {"bits_per_byte": bits / size if size else math.inf, "predicted_bytes": size}
+        return found
+
+    task.on_validation_batch_end = count  # type: ignore[assignment, method-assign]
+    has_bytes = hasattr(trained.tokenizer, "text_bytes")  # ids without a text have none
     unit = "byte" if trained.tokenizer.kind == "bytes" else "token"
-    found = score(trained, task, data, hardware, counts=data.scored, words=WORDS + unit)
-    loss = found["validation_loss"]
-    return {"validation_loss": loss, "perplexity": perplexity(loss), **found}
+    words = f"{WORDS}{unit}{BITS if has_bytes else ''}"
+    return score(trained, task, data, hardware, counts=data.scored, words=words, measures=measures)
 
 
 def held_out_data(trained: TrainedModel, settings: Settings, hardware: Hardware) -> TextDataModule:
