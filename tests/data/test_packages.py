@@ -144,6 +144,38 @@ def test_the_demo_reads_the_standard_library_unless_the_command_line_names_a_tex
 
 
 def test_two_packages_of_one_name_are_read_once(monkeypatch):
-    found = [SimpleNamespace(metadata={"Name": name}, files=None) for name in ("a.b", "A_B", None)]
+    empty = {"files": None, "read_text": lambda name: None}
+    found = [SimpleNamespace(metadata={"Name": name}, **empty) for name in ("a.b", "A_B", None)]
     monkeypatch.setattr(packages, "distributions", lambda: found)
     assert {file.package for file in PackagesSource()._files} == {"python"}
+
+
+def test_python_files_are_those_that_importlib_lists_without_its_looking_for_each(
+    tmp_path, monkeypatch
+):
+    folder = tmp_path / "site"
+    files = dict.fromkeys(["a/b.py", "a/b.pyc", "a/data.txt", 'a/with,"comma.py', "b.py"], "text")
+    install(folder, "listed", files)
+    record = folder / "listed-1.0.dist-info" / "RECORD"
+    quoted = record.read_text().replace('a/with,"comma.py', '"a/with,""comma.py"')
+    record.write_text(quoted + "a/no_hash.py,,\n")
+    (folder / "a" / "no_hash.py").write_text("text")
+    old = folder / "old-2.0.egg-info"
+    old.mkdir()
+    (old / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: old\nVersion: 2.0\n")
+    (old / "SOURCES.txt").write_text("b.py\nREADME\n")
+    found = list(distributions(path=[str(folder)]))
+    wanted = {
+        one.name: {
+            path.as_posix(): path.hash.value if path.hash else one.version
+            for path in one.files
+            if path.suffix == ".py"
+        }
+        for one in found
+    }
+    assert len(wanted["listed"]) == 4
+    assert wanted["old"] == {"b.py": "2.0"}
+    assert {one.name: dict(packages._python_files(one)) for one in found} == wanted
+    listed = next(one for one in found if one.name == "listed")
+    monkeypatch.setattr(type(listed), "files", property(lambda self: pytest.fail("looks for each")))
+    assert dict(packages._python_files(listed)) == wanted["listed"]

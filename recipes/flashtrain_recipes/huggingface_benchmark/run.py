@@ -14,23 +14,19 @@ from flashtrain_recipes.huggingface_benchmark.cases import HuggingFaceCase, case
 from flashtrain_recipes.step_benchmark.run import StepBenchmark
 
 
-def _over(column: str, is_baseline: Callable[[str], bool], of: Callable[[str], bool]) -> Over:
-    """Return the column that divides rates by a baseline's; the functions get implementations."""
+def _over(column: str, is_baseline: Callable[[str], bool], theirs: str) -> Over:
+    """Return the column that divides rates by the fastest baseline's.
+
+    Args:
+        is_baseline: returns whether an implementation, by its title, is compared with.
+        theirs: part of the titles of implementations that do not get the column.
+    """
     return Over(
         column,
         StepBenchmark.rate,
         ("model", "context", "batch", "documents", "weights"),
         lambda row: is_baseline(row["implementation"]),
-        lambda row: of(row["implementation"]),
-    )
-
-
-def _over_sdpa(column: str, *, compiled: bool) -> Over:
-    """Return the column that divides rates by those of transformers with SDPA, compiled or not."""
-    return _over(
-        column,
-        lambda name: "SDPA" in name and ("compiled" in name) == compiled,
-        lambda name: "SDPA" not in name,
+        lambda row: theirs not in row["implementation"],
     )
 
 
@@ -45,9 +41,9 @@ class HuggingFaceSteps(StepBenchmark):
         "over_compiled", "over_liger", "compile_seconds", "status",
     )  # fmt: skip
     over = (
-        _over_sdpa("over_eager", compiled=False),
-        _over_sdpa("over_compiled", compiled=True),
-        _over("over_liger", lambda name: name == f"{LIGER}, eager", lambda name: LIGER not in name),
+        _over("over_eager", lambda title: "SDPA" in title and "compiled" not in title, "SDPA"),
+        _over("over_compiled", lambda title: "SDPA" in title and "compiled" in title, "SDPA"),
+        _over("over_liger", lambda title: title == f"{LIGER}, eager", LIGER),
     )
 
     def make_cases(self) -> list[HuggingFaceCase]:

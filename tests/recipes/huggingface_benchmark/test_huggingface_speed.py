@@ -281,3 +281,23 @@ def test_ratios_are_to_the_fastest_of_each_kind() -> None:
     assert over_eager.of(liger, [eager, liger]) == {"over_eager": 1.5}
     packed = {**ours, "documents": 16}  # a row of other work than transformers' of one document
     assert over_eager.of(packed, [eager, packed]) == {"over_eager": None}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", ["tiny", "tiny-lora"])
+def test_on_a_gpu_ligers_step_is_that_of_transformers_with_sdpa(model: str) -> None:
+    pytest.importorskip("liger_kernel")
+    pytest.importorskip("flash_attn.cute")
+    device = torch.device("cuda")
+    base = compose_settings(["recipe=hf-speed", "logger=none"])
+    case = HuggingFaceCase(model, 512, "bf16-master", base, batch=2)
+    batch = case.draw(device, seed=1)
+    found = {one.name: one for one in everyone(detect_hardware(), updates=False, compiled=False)}
+    step, wanted = (found[name].build(case, device) for name in ("hf-liger-fa4", "hf-sdpa"))
+    torch.testing.assert_close(
+        step(*batch), wanted(*batch), rtol=2e-3, atol=2e-3, check_dtype=False
+    )
+    for one, two in zip(step.model.parameters(), wanted.model.parameters(), strict=True):
+        if two.grad is not None:
+            error = (one.grad.float() - two.grad.float()).norm()
+            assert error <= 0.05 * two.grad.float().norm() + 1e-6

@@ -17,8 +17,7 @@ from flashtrain.errors import first_line
 from flashtrain_recipes.huggingface_benchmark.baselines.transformers import Transformers
 from flashtrain_recipes.huggingface_benchmark.cases import HuggingFaceCase
 
-# Liger's functions that change transformers' models, by config.model_type.
-_FUNCTIONS = "liger_kernel.transformers.monkey_patch"
+_FUNCTIONS = "liger_kernel.transformers.monkey_patch"  # which change models, by their model_type
 
 
 @dataclass(eq=False)

@@ -60,17 +60,10 @@ class Transformers(HuggingFaceBaseline):
         model: Any = ours.module
         model.set_attn_implementation(self.attention or register_with_transformers())
         self.materialise(own, ours, device)
-        rates = own.settings().optimizer
-        step = self.updating(
-            usual_step(
-                model,
-                partial(hugging_face_loss, model),
-                own,
-                device,
-                learning_rate=rates.learning_rate,
-                weight_decay=rates.weight_decay,
-            )
-        )
+        own_rates = own.settings().optimizer
+        rates = {name: getattr(own_rates, name) for name in ("learning_rate", "weight_decay")}
+        loss = partial(hugging_face_loss, model)
+        step = self.updating(usual_step(model, loss, own, device, **rates))
         step.within = self.kernels(model)
         if self.memory(case).words:
             model.gradient_checkpointing_enable({"use_reentrant": False})
