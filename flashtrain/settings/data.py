@@ -104,7 +104,8 @@ class DataSettings:
     vocab_size: int = 50257  # tokens that bpe learns, or that data=tokens has without a tokenizer
     vocab: str | None = None  # a local vocab.json for data.tokenizer=gpt2; null: the hub's
     merges: str | None = None  # a local merges.txt for data.tokenizer=gpt2; null: the hub's
-    begin_of_text: bool = True  # begin documents, prompts and scored texts as AutoTokenizer does
+    # Begin documents, prompts and scored texts with the tokenizer's token for that, if it has one.
+    begin_of_text: bool = True
     # Whether tokens see their own document alone: mask.documents=true by another name.
     document_mask: bool = False
     # Read longer documents more often: [{at_least: 32768, weight: 4}]; the others once.

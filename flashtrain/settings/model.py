@@ -68,7 +68,7 @@ class ModelSettings:
     older_positions: bool = False
     # Stretch learned positions of weights or a checkpoint to a longer context.
     interpolate_positions: bool = False
-    # Between blocks under autocast: half precision (compute), float32 (weights).
+    # The dtype between blocks under autocast: compute (half precision) or weights (float32).
     residual: str = option("compute", Residual)
     # A folder of transformers or of peft, a name of the hub, or a run (model=huggingface).
     path: str | None = None
