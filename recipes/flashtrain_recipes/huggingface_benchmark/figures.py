@@ -16,8 +16,6 @@ def longest_figure(rows: Rows, path: str | Path) -> Path:
     """Draw the longest sequence of each model on each machine as a bar in a PNG: filled if the step
     was run, outlined if it was only planned; its text then also has the longest that was run.
 
-    Rows that were only planned have no step_seconds.
-
     Raises:
         UserError: no row has a model and an estimate of its memory.
     """
@@ -48,8 +46,7 @@ def longest_figure(rows: Rows, path: str | Path) -> Path:
             groups.setdefault(model, []).append(bar)
     title = "The longest sequence of one training step, random weights of each model's shape.\n"
     title += (
-        "Filled: the step was run. Outlined: planned, "
-        "and what limits it if not the device's memory."
+        "Filled: the step was run. Outlined: planned (what limits it, if not the GPU's memory)."
     )
     limit = 1.9 * max(row["context"] for row in own)
     return bar_figure(groups, path, title=title, unit="tokens", rows=own, limit=limit)

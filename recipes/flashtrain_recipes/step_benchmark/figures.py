@@ -70,21 +70,13 @@ def context_speed_figure(rows: Rows, path: str | Path) -> Path:
 
 
 def landing_figure(rows: Rows, path: str | Path) -> Path:
-    """Draw flashtrain and the fastest of the baselines that reach the longest context, as
-    `context_speed_figure`, with the steps of longer trainings (recipe=gpt2) on one device.
-
-    Raises:
-        UserError: no baseline was measured.
-    """
-    measured = [row for row in rows if row.get(RATE) and row.get("best_batch")]
-    others = [row for row in measured if row["implementation"] != FLASHTRAIN]
-    if not others:
-        raise UserError("no baseline was measured: draw this figure from recipe=context-speed.")
-    strongest = max(others, key=lambda row: (row["context"], row[RATE]))["implementation"]
-    shown = [row for row in measured if row["implementation"] in (FLASHTRAIN, strongest)]
-    models = values_of(shown, "model")
+    """Draw `context_speed_figure` without implementations that ran out of memory, and with steps of
+    longer trainings (recipe=gpt2) on one device."""
+    failed = {row["implementation"] for row in rows if status_text(row) == OUT_OF_MEMORY}
+    shown = [row for row in rows if row.get("best_batch") and row["implementation"] not in failed]
     for row in rows:
-        if row.get("devices") == 1 and (model := row["model"].removeprefix("gpt2-")) in models:
-            own = {"implementation": FLASHTRAIN, "model": model, "best_batch": True}
-            shown.append({**row, **own, "weights": shown[0]["weights"]})
+        model = row["model"].removeprefix("gpt2-") if row.get("devices") == 1 else None
+        if model in values_of(shown, "model"):
+            own = {"implementation": FLASHTRAIN, "model": model, "weights": shown[0]["weights"]}
+            shown.append({**row, **own, "best_batch": True})
     return context_speed_figure(shown, path)
