@@ -89,11 +89,14 @@ def api_page() -> str:
         "Everything else may change. A name leads to its parameters; `help(name)` prints the same.",
         "",
     ]
-    for module, (page, about) in MODULES.items():
+    homes = _homes()
+    for module, (_, about) in MODULES.items():
         lines += [f"## `{module}`", "", f"{about}.", "", "| name | what it is |", "| :--- | :--- |"]
         for name, thing in _public(module):
             link = (
-                f"[`{name}`](api/{page}#{_path(thing)})" if _is_documented(thing) else f"`{name}`"
+                f"[`{name}`](api/{homes[_path(thing)]}#{_path(thing)})"
+                if _is_documented(thing)
+                else f"`{name}`"
             )
             lines.append(f"| {link} | {cell(_about(thing))} |")
         lines.append("")
@@ -126,8 +129,8 @@ def _of_programs() -> list[tuple[str, str, str]]:
 
 
 def module_page(module: str) -> str:
-    """The docstrings of a module's public functions and classes, which
-    mkdocstrings puts in on the site."""
+    """The docstrings of a module's public functions and classes, which mkdocstrings puts in on the
+    site; a link to those that a page further down has."""
     lines = [
         f"# {module}",
         "",
@@ -136,9 +139,12 @@ def module_page(module: str) -> str:
         f"{MODULES[module][1]}. `help(NAME)` prints what the site shows here.",
         "",
     ]
-    for _, thing in _public(module):
-        if _is_documented(thing):
-            lines += [f"::: {_path(thing)}", ""]
+    homes, page = _homes(), MODULES[module][0]
+    # A name and its older one mean the same thing.
+    for thing in dict.fromkeys(one for _, one in _public(module) if _is_documented(one)):
+        home, path = homes[_path(thing)], _path(thing)
+        link = f"`{thing.__name__}` stands [on another page]({home}#{path})."
+        lines += [f"::: {path}" if home == page else link, ""]
     return "\n".join(lines)
 
 
@@ -163,6 +169,16 @@ def _public(module: str) -> list[tuple[str, Any]]:
 
 def _path(thing: Any) -> str:
     return f"{thing.__module__}.{thing.__qualname__}"
+
+
+def _homes() -> dict[str, str]:
+    """The one page that shows each function and class: the last of those that could."""
+    return {
+        _path(thing): page
+        for module, (page, _) in MODULES.items()
+        for _, thing in _public(module)
+        if _is_documented(thing)
+    }
 
 
 def _is_documented(thing: Any) -> bool:

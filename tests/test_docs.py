@@ -492,6 +492,18 @@ def test_the_pages_from_the_code_are_what_the_code_gives(generated: dict[str, st
     assert old == [], "run: python docs/generate.py"
 
 
+def test_a_name_is_shown_on_one_page_and_a_page_links_to_no_folder(
+    generated: dict[str, str],
+) -> None:
+    """Else `mkdocs build --strict` warns, and fails."""
+    shown = re.findall(r"^::: (\S+)$", "".join(generated.values()), re.MULTILINE)
+    assert len(shown) == len(set(shown)) > 50
+    for page in [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("*/*.md")]:
+        links = re.findall(r"\]\((?!\w+:|#)([^)\s#]+)", page.read_text(encoding="utf-8"))
+        folders = [link for link in links if (page.parent / link).is_dir()]
+        assert [one for one in folders if not (page.parent / one / "README.md").is_file()] == []
+
+
 def test_every_setting_and_every_name_has_words(generated: dict[str, str]) -> None:
     for page in ("reference/settings.md", "reference/api.md"):
         assert [line for line in generated[page].splitlines() if line.endswith("|  |")] == []

@@ -52,6 +52,8 @@ Everything that can be set: python -m flashtrain recipe=NAME --cfg job, or docs/
 Your own recipes: a folder of YAML files named in the environment variable FLASHTRAIN_RECIPES.\
 """  # noqa: E501 - lines as the terminal shows them
 
+_FIRST = ("extend", "gpt2", "gpt2-long", "hf", "sft")  # recipes that train language models
+
 # An example of each mode that every task has, and what it does; the others have
 # theirs as Mode.example.
 _TASKS_OWN = {
@@ -81,7 +83,7 @@ def help_text() -> str:
     width = max(len(name) for name in files) + 2 if files else 0
     recipes = "\n".join(
         f"  recipe={name:<{width}}{recipe_description(path)}"
-        for name, path in sorted(files.items())
+        for name, path in sorted(files.items(), key=lambda one: (one[0] not in _FIRST, one[0]))
     )
     lines = []
     for name, (example, does) in examples().items():

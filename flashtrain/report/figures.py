@@ -144,7 +144,7 @@ def new_figure(height: float, title: str, rows: Rows) -> Figure:
     (device and day), if they have that key."""
     figure = Figure(figsize=(WIDTH_INCHES, height), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
-    lines = [*title.splitlines(), "; ".join(values_of(rows, "measured"))]
+    lines = [*title.splitlines(), *textwrap.wrap("; ".join(values_of(rows, "measured")), 96)]
     if any(lines):
         text = "\n".join(figure_text(line) for line in lines if line)
         figure.suptitle(text, x=0.01, ha="left", fontsize=10.5, color=INK, linespacing=1.4)
@@ -315,10 +315,8 @@ def _name_lines(panel: Axes, ends: Mapping[int, tuple[float, float]], names: Seq
     line reaches the right edge, else within the panel."""
     # Of the panel in points, about: titles and names take their room later.
     height = panel.bbox.height * 72 / DPI
-    at = {
-        i: height * panel.transAxes.inverted().transform(panel.transData.transform(ends[i]))[1]
-        for i in ends
-    }
+    to_panel = panel.transData + panel.transAxes.inverted()  # 0 to 1 in both directions
+    at = {i: height * to_panel.transform(ends[i])[1] for i in ends}
     texts = {i: textwrap.fill(names[i], _LABEL_WIDTH) for i in ends}
     half = {i: 6.2 * (text.count("\n") + 1) for i, text in texts.items()}
     last = max((place for place, _ in ends.values()), default=0.0)
@@ -338,7 +336,11 @@ def _name_lines(panel: Axes, ends: Mapping[int, tuple[float, float]], names: Seq
             "color": colour(i),
             "fontsize": 9.5,
         }
-        panel.annotate(text, ends[i], (7, up[i]), annotation_clip=False, **look)
+        # Right of an early end another line may go on.
+        if ends[i][0] != last and to_panel.transform(ends[i])[0] > 0.5:
+            look["ha"] = "right"
+        where = (-14 if "ha" in look else 7, up[i])
+        panel.annotate(text, ends[i], where, annotation_clip=False, **look)
 
 
 def _draw_intervals(

@@ -65,9 +65,8 @@ class DataSettings:
     # stdlib, packages, files, hub, tokens, chat, mixture, or a registered source.
     source: str = "stdlib"
     path: str | None = None  # the file or folder that data=files, tokens and chat read
-    # Patterns, as in .gitignore, of the files to read in a folder: '*.py' or
-    # ['src/**/*.py', '!tests/**'] (data=files, chat). null: all that are text; of data=chat
-    # the .jsonl and .parquet files.
+    # Patterns, as in .gitignore, of a folder's files: '*.py' or ['src/**/*.py', '!tests/**']
+    # (data=files, chat); null: all that are text; of data=chat .jsonl and .parquet.
     files: Any = None
     # Whether what .gitignore names, virtual environments and node_modules are read too.
     include_ignored: bool = False
@@ -86,25 +85,22 @@ class DataSettings:
     # The field of .jsonl lines, .parquet rows and hub datasets that holds the text.
     text_column: str = "text"
     encoding: str = UTF_8  # the encoding of text files: any of Python's
-    # What is done with bytes that are no text: strict stops and names their place, replace
-    # counts and replaces them.
+    # Bytes that are no text: strict stops and names their place, replace counts and replaces them.
     encoding_errors: str = option("strict", EncodingErrors)
     # How a text that spells a special token, such as <|im_end|>, is read: as letters, as that token
-    # (tokens), or as the token in data=chat alone (chat), which older runs did. What a chat
-    # template writes is always tokens.
+    # (tokens), or so in data=chat alone (chat). What a chat template writes is always tokens.
     special_tokens: str = option("letters", SpecialTokens)
     # Whether tokens are made while training and not written (data=files, hub); null: a token file
-    # is written first, of a dataset while it is downloaded; false (data=hub): a copy of the
-    # dataset is saved too.
+    # is written first; false (data=hub): a copy of the dataset is saved too.
     streaming: bool | None = None
     include_tests: bool = True  # whether data=stdlib and packages read the packages' own tests too
-    # What makes tokens: one of these, or the folder of a Hugging Face tokenizer; bpe is
-    # trained on the text.
+    # What makes tokens; or the folder of a Hugging Face tokenizer. bpe is trained on the text.
     tokenizer: str = option("bpe", Tokenizer, others=True)
     vocab_size: int = 50257  # tokens that bpe learns, or that data=tokens has without a tokenizer
     vocab: str | None = None  # a local vocab.json for data.tokenizer=gpt2; null: the hub's
     merges: str | None = None  # a local merges.txt for data.tokenizer=gpt2; null: the hub's
-    begin_of_text: bool = True  # begin documents, prompts and scored texts as AutoTokenizer does
+    # Begin documents, prompts and scored texts with the tokenizer's token for that, if it has one.
+    begin_of_text: bool = True
     # Whether tokens see their own document alone: mask.documents=true by another name.
     document_mask: bool = False
     # Read longer documents more often: [{at_least: 32768, weight: 4}]; the others once.

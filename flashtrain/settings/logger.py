@@ -15,7 +15,7 @@ class LoggerSettings:
     """The loggers of metrics (conf/logger). Every run writes metrics.jsonl; wandb is online
     if a key is configured."""
 
-    # Where metrics are logged too: none, tensorboard, wandb, or [tensorboard,wandb].
+    # Where metrics are logged too: none, csv, tensorboard, wandb, or a list of them.
     name: str = "wandb"
     project: str = "flashtrain"  # the project of Weights & Biases in which runs are logged
     run_name: str | None = None  # the run's name in Weights & Biases; null: chosen there

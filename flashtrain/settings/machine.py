@@ -18,8 +18,7 @@ from flashtrain.settings.options import (
 
 @dataclass
 class AttentionSettings:
-    """The attention (conf/attention): flash (flashtrain's), sdpa (torch's), standard
-    (computes the S x S matrix)."""
+    """The attention (conf/attention)."""
 
     # flashtrain's kernels, torch's attention, or the S x S matrix in full.
     name: str = option("flash", Attention)
@@ -27,8 +26,7 @@ class AttentionSettings:
 
 @dataclass
 class MemorySettings:
-    """Ways to need less memory for activations. Losses and gradients stay the
-    same; a step takes longer."""
+    """Ways to need less memory for activations, with the same losses, in longer steps."""
 
     # What a block saves for its backward: none saves everything, selective its input and
     # attention's output, full its input; auto takes the fastest that is estimated to fit.
@@ -50,8 +48,7 @@ class MemorySettings:
 
 @dataclass
 class HardwareSettings:
-    """The hardware to run on (conf/hardware). demo=auto trains a recipe's small demo
-    where there is no GPU."""
+    """The hardware to run on (conf/hardware)."""
 
     # Where the run computes; auto: on GPUs if there are some.
     accelerator: str = option("auto", Accelerator)
@@ -59,9 +56,8 @@ class HardwareSettings:
     precision: str | None = option(None, Precision)
     # Dense peak for MFU; null: from flashtrain's table, or MFU left out.
     peak_tflops: float | None = None
-    demo: str = option("auto", Demo)  # auto: where there is no GPU
-    # Of mode=plan: the GPU to plan for in place of this machine's; 8xh100 is h100
-    # with trainer.devices=8.
+    demo: str = option("auto", Demo)  # when a recipe's small demo runs; auto: without a GPU
+    # The GPU that mode=plan plans for; null: this machine's; 8xh100: h100, trainer.devices=8.
     plan_for: str | None = option(None, Gpu)
 
     def check(self) -> None:

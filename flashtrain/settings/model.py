@@ -49,8 +49,7 @@ class ModelSettings:
     kv_heads: int | None = None  # key/value heads of a layer
     # width inside the feed-forward; null: 4 times the width, of llama 8/3 times.
     ffn: int | None = None
-    # What the layers are, repeated: full, window:TOKENS, nope (without positions),
-    # or a registered mixer.
+    # The layers, repeated: full, window:TOKENS, nope (without positions), or a registered mixer.
     pattern: Any = field(default_factory=lambda: ["full"])
     # How positions of tokens are encoded; null: the family's own.
     positions: str | None = option(None, Positions, others=True)
@@ -59,8 +58,7 @@ class ModelSettings:
     # Rows of the embedding table; null: the vocabulary rounded up to a multiple of 64.
     vocab_rows: int | None = None
     rope_base: float | None = None  # base of rotary positions; null: 10000, or that of the weights
-    # What rope_factor does: raise the base (ntk), or what Hugging Face's rope_type does; null: as
-    # the weights, or ntk.
+    # How rope_factor scales: ntk (the base), or as Hugging Face's; null: as the weights, or ntk.
     rope: str | None = option(None, Rope)
     # Scales rotary positions for a longer context; null: 1, or as the weights.
     rope_factor: float | None = None
@@ -68,7 +66,7 @@ class ModelSettings:
     older_positions: bool = False
     # Stretch learned positions of weights or a checkpoint to a longer context.
     interpolate_positions: bool = False
-    # Between blocks under autocast: half precision (compute), float32 (weights).
+    # The dtype between blocks under autocast: compute (half precision) or weights (float32).
     residual: str = option("compute", Residual)
     # A folder of transformers or of peft, a name of the hub, or a run (model=huggingface).
     path: str | None = None
@@ -81,16 +79,14 @@ class ModelSettings:
     adapter_rank: int = 16  # the width of an adapter's two matrices
     # Factor of an adapter's product, over the rank; null: twice the rank.
     adapter_alpha: float | None = None
-    # Layers that get an adapter: all-linear, names such as [q_proj,v_proj], or a regular expression
-    # that whole names match.
+    # Layers with an adapter: all-linear, [q_proj,v_proj], or a regular expression of whole names.
     adapter_targets: Any = "all-linear"
     adapter_dropout: float = 0.0  # probability of dropping what an adapter reads
     # Where the adapter starts from: a folder of peft, or a run; model.path names it too.
     adapter_path: str | None = None
     # Weights beside an adapter: nf4 stores them in 4 bits, by torchao.
     quantize: str | None = option(None, Quantize)
-    # Options of a registered model, or changes to a Hugging Face configuration:
-    # +model.options.NAME=VALUE.
+    # Of a registered model, or changes to a Hugging Face configuration: +model.options.NAME=VALUE.
     options: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -44,8 +44,7 @@ class OptimizerSettings:
     gradient_clip: float = 1.0  # bound of the gradients' global L2 norm; 0 switches it off
     momentum: float = 0.95  # momentum of optimizer=muon
     master_weights: bool = True  # update a float32 copy of weights that are bfloat16 (bf16-true)
-    # AdamW's two moments: full, 8bit (Dettmers et al. 2021, by torchao), or full in host memory,
-    # where the step is then computed (host; not of sharded weights).
+    # AdamW's moments: full, 8bit (by torchao), or host: in its memory, where the step is computed.
     states: str = option("full", OptimizerStates)
     # options of a registered optimizer: +optimizer.options.A=1.
     options: dict[str, Any] = field(default_factory=dict)
@@ -86,8 +85,7 @@ class ScheduleSettings:
 
 @dataclass
 class TrainerSettings:
-    """How long to train, tokens a step, devices, and how often to log, validate
-    and save (conf/trainer)."""
+    """The length, devices, validations and checkpoints of a training (conf/trainer)."""
 
     steps: int = 500  # optimizer steps of the training
     # Passes over the training data, which give the steps; null: trainer.steps.
@@ -95,8 +93,7 @@ class TrainerSettings:
     tokens_per_step: int = 65536  # tokens of an optimizer step, over all devices
     # Samples that a device computes at once; null: as many as its free memory holds.
     micro_batch: int | None = None
-    # Samples that a language model's validation computes at once; null: micro_batch, whose code
-    # is compiled already.
+    # Samples that a language model's validation computes at once; null: micro_batch.
     validation_micro_batch: int | None = None
     devices: int = 1  # devices of a machine
     nodes: int = 1  # machines that train together, under torchrun or SLURM
@@ -105,36 +102,28 @@ class TrainerSettings:
     strategy: str = option("auto", Strategy)
     # How devices share attention (strategy=context_parallel); auto: the least expected time.
     context_parallel_method: str = option("auto", ContextMethod)
-    # Which device holds which tokens of a sequence (strategy=context_parallel); for models whose
-    # layers pass states, balanced is zigzag or contiguous.
+    # Which device holds which tokens of a sequence (strategy=context_parallel).
     context_parallel_layout: str = option("balanced", ContextLayout)
-    # Seconds without progress on a device after which the job ends (strategy=context_parallel),
-    # more than a step, an evaluation or a checkpoint takes; null: never.
+    # Seconds without progress on a device that end the job (context_parallel); null: never.
     timeout_seconds: float | None = 1800.0
     compile: bool | None = None  # whether torch.compile compiles the model; null: on GPUs only
     # Whether a compiled step's launches are recorded and replayed, which helps small models.
     cuda_graphs: bool = False
-    # true: the same command gives the same bits on the same GPU; on a CPU it always does. On Hopper
-    # GPUs steps of GPT-2 124M then run at 0.91 to 0.92 of their speed, attention's backward alone
-    # at 0.92 to 1.00, with masks less.
+    # true: the same command gives the same bits on the same GPU; on a CPU it always does.
     deterministic: bool = False
     log_every: int = 10  # steps between two logged rows
     validate_every: int = 100  # steps between two validations
     checkpoint_every: int = 100  # steps between two checkpoints
-    # Earlier ones that stay beside last.ckpt and best.ckpt, the newest, as step-N.ckpt; each takes
-    # the room of last.ckpt.
+    # How many of the newest checkpoints before last.ckpt stay, as step-N.ckpt.
     keep_checkpoints: int = 0
-    # What a checkpoint of sharded weights is: a file (gathered and written by the first process
-    # while training waits), or a folder (sharded: every process writes its part while training goes
-    # on; several machines need a shared disk); auto: sharded from 1e9 parameters on.
+    # A checkpoint of sharded weights: a file (training waits), or a folder to which every process
+    # writes its part while training goes on (sharded); auto: sharded from 1e9 parameters on.
     checkpoint_format: str = option("auto", CheckpointFormat)
-    # Minutes after the command's start at which the run saves its checkpoint and ends;
-    # resume=auto continues.
+    # Minutes from the command's start after which the run saves and ends; resume=auto continues.
     max_minutes: float | None = None
     # Validations in a row without a better figure after which the training ends; null: never.
     early_stopping_patience: int | None = None
-    # The figure of validations that early stopping follows, of losses and perplexities the lowest;
-    # null: that of best.ckpt.
+    # The figure of validations that early stopping follows; null: that of best.ckpt.
     early_stopping_monitor: str | None = None
     # Names that your program registered as callbacks.
     callbacks: list[str] = field(default_factory=list)

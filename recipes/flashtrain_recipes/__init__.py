@@ -39,5 +39,6 @@ COMPONENTS = {
     "figure.extend": "flashtrain_recipes.extend.run:extend_figure",
     "figure.positions": "flashtrain_recipes.loss_by_position.run:positions_figure",
     "figure.ruler": "flashtrain_recipes.ruler.figures:ruler_figure",
+    "figure.landing": "flashtrain_recipes.step_benchmark.figures:landing_figure",
     "figure.speed": "flashtrain_recipes.step_benchmark.figures:context_speed_figure",
 }

@@ -159,3 +159,38 @@ def test_the_versions_are_reported_without_importing_torch() -> None:
         "triton",
     ]
     assert imported == "False"
+
+
+ANSWERED = """
+import sys
+import flashtrain
+heavy = {"torch", "triton", "numpy", "transformers", "pytorch_lightning"}
+print("import flashtrain:", *heavy & set(sys.modules))
+for words in sys.argv[1:]:
+    sys.argv[1:] = words.split()
+    try:
+        flashtrain.main()
+    except SystemExit as end:
+        print(f"{words}:", end.code, *sorted(heavy & set(sys.modules)))
+"""
+
+
+def test_help_and_a_refused_setting_need_neither_torch_nor_transformers() -> None:
+    """They are imported in seconds; a mistake is answered before."""
+    refusals = [
+        "recipe=gpt2 foo=1",
+        "recipe=sft report_to=tensorboard",
+        "recipe=nothing",
+        "recipe=hf data=nothing",
+        "recipe=bert optimizer.learning_rate=-1",
+        "recipe=pathx context=long",
+        "recipe=attention-benchmark benchmark.presets=1",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", ANSWERED, *refusals, "--help"],
+        env=checkout_environment(), capture_output=True, text=True,
+    )  # fmt: skip
+    lines = done.stdout.splitlines()
+    assert "import flashtrain:" in lines
+    assert [f"{words}: 2" for words in refusals if f"{words}: 2" not in lines] == []
+    assert lines[-1] == "--help: 0"

@@ -13,8 +13,11 @@ from tiny_runs import each
 from flashtrain.command.compose import compose_settings
 from flashtrain.files.shipped import recipe_files
 from flashtrain.report.__main__ import main as report
+from flashtrain.report.rows import read_result
 from flashtrain.settings.command_line import CommandLine
 from flashtrain_recipes.context_study import run_study
+from flashtrain_recipes.huggingface_benchmark import figures as long_figures
+from flashtrain_recipes.step_benchmark import figures as step_figures
 
 RECIPES = sorted(recipe_files())
 # Trained by tests/recipes/arena/test_classifier_recipes.py.
@@ -99,6 +102,7 @@ FIGURES = {
     "curriculum": "pathfinder-original-training-h200",
     "documents": "long-document-h200",
     "extend": "extend-smollm2-h200",
+    "landing": "context-speed-h200",
     "lengths": "gpt2-long-h200",
     "longest": "hf-long-h200",
     "ruler": "ruler-qwen2.5-coder-h200",
@@ -123,3 +127,34 @@ def test_a_figure_is_drawn_from_its_published_rows_and_from_no_others(
     assert not list(tmp_path.glob("*.png"))
     assert report([str(RESULTS / f"{FIGURES[figure]}.json"), *drawn]) == 0
     assert max(path.stat().st_size for path in tmp_path.glob("*.png")) > 10_000
+
+
+def test_the_landing_figure_has_the_strongest_baseline_and_the_longest_step(
+    tmp_path, monkeypatch
+) -> None:
+    drawn: list[dict] = []
+    monkeypatch.setattr(
+        step_figures, "line_figure", lambda rows, *_, **__: drawn.extend(rows) or tmp_path
+    )
+    files = ("context-speed-h200", "gpt2-million-h200")
+    rows = [row for name in files for row in read_result(RESULTS / f"{name}.json").rows]
+    step_figures.landing_figure(rows, tmp_path / "landing.png")
+    longest = {
+        name: max(row["context"] for row in drawn if row["implementation"] == name)
+        for name in {row["implementation"] for row in drawn}
+    }
+    assert longest == {"flashtrain": 1_048_576, "PyTorch SDPA, compiled": 131_072}
+
+
+def test_a_machine_has_one_bar_in_the_figure_of_the_longest_steps(tmp_path, monkeypatch) -> None:
+    """A step that was run far below the plan is in the bar's text, and is not the machine's
+    longest."""
+    drawn: dict[str, list] = {}
+    monkeypatch.setattr(
+        long_figures, "bar_figure", lambda groups, *_, **__: drawn.update(groups) or tmp_path
+    )
+    results = [read_result(RESULTS / f"hf-long-{card}.json") for card in ("h200", "h100")]
+    rows = [{"measured": one.device, **row} for one in results for row in one.rows]
+    long_figures.longest_figure(rows, tmp_path / "longest.png")
+    assert [tuple(bar[:2]) for bar in drawn["llama-1b"]] == [("H100", 954_368), ("H200", 1_802_240)]
+    assert "planned (host memory); run: 131,072" in drawn["llama-1b"][1].text

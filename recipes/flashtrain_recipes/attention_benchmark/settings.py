@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from flashtrain.errors import between, unknown
 from flashtrain.settings.options import option
-from flashtrain_kernels.arguments import MAX_HEAD_DIM
 
 PRESETS = ("grid", "core", "paper", "features", "block-sparse", "as-called")
 DTYPES = ("bfloat16", "float16", "float32")
@@ -90,6 +89,9 @@ class AttentionSettings:
 
     def check_attention(self) -> None:
         """Raise UserError for the first invalid setting among those of this class."""
+        # It imports torch, which a refused command does without.
+        from flashtrain_kernels.arguments import MAX_HEAD_DIM
+
         for mask in self.masks or []:
             parse_mask(mask)
         for head_dim in self.head_dims or []:

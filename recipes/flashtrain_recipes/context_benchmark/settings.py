@@ -8,7 +8,6 @@ from typing import NamedTuple, get_args
 
 from flashtrain.errors import UserError, one_of
 from flashtrain.settings.options import ContextLayout, ContextMethod
-from flashtrain_kernels.arguments import MAX_HEAD_DIM
 from flashtrain_recipes.attention_benchmark.settings import BLOCK_SPARSE, MASKS, parse_mask
 
 METHODS = get_args(ContextMethod)[1:]  # without auto
@@ -69,6 +68,8 @@ def parse_shape(text: str) -> Shape:
 
     "16x128" has as many key/value heads as query heads. Raises UserError for any other text.
     """
+    from flashtrain_kernels.arguments import MAX_HEAD_DIM  # which imports torch
+
     found = re.fullmatch(r"([1-9]\d*)(?:/([1-9]\d*))?x([1-9]\d*)", text)
     if found:
         shape = Shape(*(int(part) for part in (found[1], found[2] or found[1], found[3])))
