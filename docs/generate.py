@@ -8,6 +8,7 @@ python docs/generate.py --check    # fail where a page is not what the code give
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import inspect
 import json
@@ -171,6 +172,7 @@ def _path(thing: Any) -> str:
     return f"{thing.__module__}.{thing.__qualname__}"
 
 
+@functools.cache
 def _homes() -> dict[str, str]:
     """The one page that shows each function and class: the last of those that could."""
     return {

@@ -60,9 +60,8 @@ class Transformers(HuggingFaceBaseline):
         model: Any = ours.module
         model.set_attn_implementation(self.attention or register_with_transformers())
         self.materialise(own, ours, device)
-        own_rates = own.settings().optimizer
-        rates = {name: getattr(own_rates, name) for name in ("learning_rate", "weight_decay")}
-        loss = partial(hugging_face_loss, model)
+        options, loss = own.settings().optimizer, partial(hugging_face_loss, model)
+        rates = {"learning_rate": options.learning_rate, "weight_decay": options.weight_decay}
         step = self.updating(usual_step(model, loss, own, device, **rates))
         step.within = self.kernels(model)
         if self.memory(case).words:
