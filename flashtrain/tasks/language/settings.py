@@ -35,6 +35,9 @@ class ExportSettings:
     # dtype of the weights; null: that of the Hugging Face folder from which the training began,
     # else theirs in training
     dtype: str | None = options.option(None, options.ExportDtype)
+    # Name of the hub's repository (OWNER/NAME, or NAME) that gets the export with a model card;
+    # a new one is private.
+    push: str | None = None
 
 
 @dataclass
@@ -47,7 +50,7 @@ class LanguageStage:
     micro_batch: int | None = of_run("trainer.micro_batch")
     learning_rate: float | None = of_run("optimizer.learning_rate")
     schedule: str | None = of_run("schedule.name")
-    warmup_steps: int | None = of_run("schedule.warmup_steps")
+    warmup_steps: int | float | None = of_run("schedule.warmup_steps")
     rope: str | None = of_run("model.rope")
     rope_factor: float | None = of_run("model.rope_factor")
     rope_base: float | None = of_run("model.rope_base")
