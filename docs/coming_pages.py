@@ -7,6 +7,7 @@ from dataclasses import asdict
 from functools import reduce
 from operator import getitem
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import yaml
@@ -84,7 +85,8 @@ def _page(one: dict[str, Any], first_line: str) -> str:
         one["command"].rstrip(),
         "```",
         "",
-        f"{one['step'].strip()} `mode=plan` beside the words prints memory and time.",
+        fill(one["step"], 150),
+        "`mode=plan` beside the words prints memory and time.",
         "",
         "## Defaults beside each other",
         "",

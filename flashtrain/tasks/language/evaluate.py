@@ -24,7 +24,7 @@ from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.attention_masks import make_mask
 from flashtrain.tasks.held_out import perplexity, score
 from flashtrain.tasks.language.exports import export
-from flashtrain.tasks.language.generate import continue_text
+from flashtrain.tasks.language.generate import continue_text, converse
 from flashtrain.tasks.language.prepare import make_data, model_builder
 from flashtrain.tasks.language.push import make_repository, push
 from flashtrain.tasks.language.starting_weights import run_of_weights, tokenizer_of_weights
@@ -51,10 +51,13 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
             str(settings.checkpoint), attention=hardware.attention, settings=settings
         )
         folder = export(trained, settings)
-        if settings.export.push is not None:
-            push(folder, settings.export.push, trained)
+        if (name := settings.export.push) is not None:
+            push(folder, name, trained)
         return {"folder": folder}
     trained = read_model(settings, hardware)
+    if settings.mode == "generate" and settings.prompt == "-":
+        converse(trained.model, trained.tokenizer, settings)
+        return {}
     if settings.mode == "generate":
         return {"text": continue_text(trained.model, trained.tokenizer, settings)}
     data = held_out_data(trained, settings, hardware)

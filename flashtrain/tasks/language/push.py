@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -17,9 +18,9 @@ from flashtrain.version import __version__
 CARD = "README.md"
 
 
-def make_repository(name: str) -> None:
-    """Make a private repository on the hub unless it exists; UserError without a token, and where
-    the hub refuses. Nothing is written on this machine."""
+def make_repository(name: str) -> str:
+    """Make a private repository on the hub unless it exists, and return its name with its owner;
+    UserError without a token, and where the hub refuses."""
     from huggingface_hub import HfApi, get_token
 
     if get_token() is None:
@@ -27,7 +28,7 @@ def make_repository(name: str) -> None:
             f"export.push={name} needs a token of the hub: `hf auth login`, or HF_TOKEN."
         )
     with _refusals(name):
-        HfApi().create_repo(name, private=True, exist_ok=True)
+        return HfApi().create_repo(name, private=True, exist_ok=True).repo_id
 
 
 def push(folder: Path, name: str, trained: TrainedModel) -> None:
@@ -35,12 +36,9 @@ def push(folder: Path, name: str, trained: TrainedModel) -> None:
     from huggingface_hub import HfApi
 
     (folder / CARD).write_text(card(name, trained), encoding="utf-8")
+    repository = make_repository(name)
     with _refusals(name):
-        api = HfApi()
-        # The name as the hub knows it: with its owner.
-        place = api.upload_folder(
-            repo_id=api.create_repo(name, private=True, exist_ok=True).repo_id, folder_path=folder
-        )
+        place = HfApi().upload_folder(repo_id=repository, folder_path=folder)
     say(f"pushed to {place}. Its card has no licence: add the one that model and data allow.")
 
 
@@ -52,18 +50,13 @@ def card(name: str, trained: TrainedModel) -> str:
     model, data = settings.model, settings.data
     base = model.path or settings.weights
     local = base is not None and Path(base).expanduser().exists()
-    head = {
-        "library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["flashtrain"],
-        **({} if base is None or local else {"base_model": base}),
-        **({"datasets": [data.name]} if data.name else {}),
-    }  # fmt: skip
+    head: dict[str, Any] = {"library_name": "transformers", "tags": ["flashtrain"]}
+    head |= {} if base is None or local else {"base_model": base}
+    head |= {"datasets": [data.name]} if data.name else {}
+    shown = "none: random weights" if base is None else Path(base).name if local else base
     text = data.name or (Path(data.path).name if data.path else data.source)
     lines = {
-        "base model": "none: random weights"
-        if base is None
-        else Path(base).name
-        if local
-        else base,
+        "base model": shown,
         "adapter": model.adapter and f"{model.adapter} of rank {model.adapter_rank}, merged",
         "data": f"{text} ({data.source})",
         "step": f"{trained.step:,}",
@@ -73,11 +66,9 @@ def card(name: str, trained: TrainedModel) -> str:
         "command": f"`python -m flashtrain {row.get('overrides', '')}`",
         "flashtrain": __version__,
     }
-    table = [f"| {one} | {value} |" for one, value in lines.items() if value]
-    return "\n".join(
-        ["---", yaml.safe_dump(head, sort_keys=False).rstrip(), "---", "",
-         f"# {name.rpartition('/')[2]}", "", "| | |", "| :--- | :--- |", *table, ""]
-    )  # fmt: skip
+    table = "".join(f"| {one} | {value} |\n" for one, value in lines.items() if value)
+    title = name.rpartition("/")[2]
+    return f"---\n{yaml.safe_dump(head)}---\n\n# {title}\n\n| | |\n| :--- | :--- |\n{table}"
 
 
 @contextmanager

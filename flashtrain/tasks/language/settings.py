@@ -21,11 +21,14 @@ class GenerateSettings:
     max_new_tokens: int = 120  # how many tokens are written after a prompt
     temperature: float = 0.8  # divides the logits before a token is drawn; 0 takes the likeliest
     top_k: int = 50  # how many of the likeliest tokens one is drawn among
+    # Of these the likeliest whose probabilities add up to this; 1: all.
+    top_p: float = 1.0
 
     def check(self) -> None:
         at_least("generate.max_new_tokens", self.max_new_tokens, 1)
         between("generate.temperature", self.temperature, 0, 1e6)
         at_least("generate.top_k", self.top_k, 1)
+        between("generate.top_p", self.top_p, 0, 1)
 
 
 @dataclass
@@ -65,7 +68,8 @@ class LanguageSettings(TextSettings):
     task: str = "language_model"
     # Devices that share a sequence; above 1: trainer.strategy=context_parallel.
     context_parallel: int | None = None
-    # What mode=generate continues: a text, or a conversation; also the sample's at a run's end.
+    # What mode=generate continues: a text, or a conversation; also the sample's at a run's end;
+    # -: messages that are typed, a line each.
     prompt: str = ""
     # Trainings one after the other, each from the weights of the one before; empty: a single one.
     stages: list[LanguageStage] = field(default_factory=list)
