@@ -203,7 +203,7 @@ def generate(run: Any, prompt: Any = "", max_new_tokens: int | None = None, **op
         }
         requested = _of(run, named, mode="generate")
         requested.prompt = prompt
-        return modes.of_checkpoint(requested)["text"]
+        return modes.of_checkpoint(requested).get("text", "")  # of a typed conversation nothing
 
 
 def export(run: Trained, *, quiet: bool = True, **settings: Any) -> Path:
