@@ -24,7 +24,7 @@ Model and text
   model.size=355m                 demo, 124m, 355m, 774m, 1.3b, 1.5b; model=llama for RMSNorm, SwiGLU, rotary, GQA
   model.path=FOLDER               recipe=hf: a transformers decoder, or a hub name; model.adapter=lora trains LoRA
   context=2048                    tokens a sample
-  data=files data.path=FOLDER     your own .txt, .md, .jsonl, .parquet; data=hub data.name=... for a hub dataset
+  data=files data.path=FOLDER     your own texts, .jsonl, .parquet; data=hub data.name=... for a hub dataset
   data.tokenizer=bpe              bytes, bpe (trained on the text), gpt2
   weights=RUN                     start from a run of yours, with its tokenizer; or from a Hugging Face folder
   mask=window mask.window=1024    {masks}; mask.documents=true stays within documents
