@@ -105,6 +105,7 @@ def adapted(line: str, own: dict[str, str]) -> tuple[dict[str, str], list[str]] 
     for told, mine in own.items():
         text = text.replace(told, mine)
     text = re.sub(r"=(runs/[\w-]+)/\.\.\.", lambda run: f"={newest(run[1])}", text)
+    text = re.sub(r"/step-\d+\.ckpt", "/step-1.ckpt", text)
     words = shlex.split(text)
     if "recipe=extend" in words and "mode=plan" not in words:
         words.append("mode=plan")  # it starts seven commands; tests/recipes/test_extend.py does
