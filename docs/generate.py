@@ -1,5 +1,5 @@
 """Write the pages that are made from the code and other files: settings, Python names,
-notebook, result files.
+notebook, other trainers' names, result files.
 
 python docs/generate.py            # write them
 python docs/generate.py --check    # fail where a page is not what the code gives
@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from coming_pages import coming_pages
 from settings_page import cell, settings_page
 
 from flashtrain.report.readme import anchor_of
@@ -64,6 +65,7 @@ def pages() -> dict[str, str]:
         "reference/api.md": api_page(),
         **{f"reference/api/{page}": module_page(module) for module, (page, _) in MODULES.items()},
         "start/notebook.md": notebook_page(),
+        **coming_pages(FIRST_LINE),
         "results/files.md": results_page(),
     }
 

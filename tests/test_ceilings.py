@@ -14,29 +14,29 @@ ROOT = Path(__file__).parents[1]
 # it), for hybrids over devices, and for mode=check; on 29 November for hybrids' kernels and their
 # tuning, heads of 256 and 512, models of several contexts and micro-batches that are measured.
 CEILINGS = {
-    "flashtrain": 40_500,
+    "flashtrain": 40_700,
     "flashtrain/checks": 740,
-    "flashtrain/command": 1_480,
+    "flashtrain/command": 1_482,
     "flashtrain/data": 7_226,
     "flashtrain/distributed": 4_030,
     "flashtrain/files": 480,
     "flashtrain/folders": 745,
-    "flashtrain/integrations": 5_370,
-    "flashtrain/models": 5_000,
+    "flashtrain/integrations": 5_400,
+    "flashtrain/models": 5_012,
     "flashtrain/report": 2_086,
     "flashtrain/run": 1_081,
     "flashtrain/settings": 1_620,
-    "flashtrain/tasks": 5_470,
+    "flashtrain/tasks": 5_605,
     "flashtrain/training": 4_200,
     "kernels/flashtrain_kernels": 17_900,
     "recipes/flashtrain_recipes": 14_660,
-    "tests": 55_470,
+    "tests": 55_760,
 }
 # Of flashtrain: no new guard without a user's report. 369 before the silent faults that strangers
 # found on 28 November; two more for layers that were made as others, nine for stages and adapters
 # whose settings contradict what they start from, four more of their faults, six for mode=check, one
 # for values wider than queries, which were cut.
-RAISES = 426
+RAISES = 429
 
 
 def rooms() -> set[str]:

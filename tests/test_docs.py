@@ -3,6 +3,7 @@ figures are the files'."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shlex
@@ -639,3 +640,35 @@ def test_the_ratios_of_attention_are_the_files(row: list[str]) -> None:
             direction,
             which,
         )
+
+
+def _coming_pages() -> Any:
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        return importlib.import_module("coming_pages")
+    finally:
+        sys.path.remove(str(ROOT / "docs"))
+
+
+@pytest.mark.parametrize("page", ["trl", "axolotl", "llama-factory", "nanogpt"])
+def test_a_translated_configuration_sets_what_the_answers_to_its_names_say(page: str) -> None:
+    pages = _coming_pages()
+    one = pages.trainers()[page]
+    words = shlex.split(one["command"].replace("\\\n", " "))
+    given = {word.partition("=")[0] for word in words}
+    # One command trains, and a second one may export.
+    settings_of(plain_words([word for word in words[3:] if "=" in word and "export" not in word
+                             and not word.startswith("checkpoint=")]))  # fmt: skip
+    assert "optimizer.betas" in given or page == "nanogpt"
+    of_answers = 0
+    for name, value in pages.names_of(one["config"]).items():
+        ours = pages.answer_to(name, value)
+        if ours is None or name in one["notes"]:
+            continue
+        settings = set(re.findall(r"([a-z_]+(?:\.[a-z_]+)*)(?:=|$|(?= \())", ours))
+        # Conversations are named by data.path or data.name; packing and attention are defaults.
+        settings |= {"data.path", "data.name"} if "data" in settings else set()
+        defaults = ("attention", "mask.documents", "optimizer.weight_decay", "resume=auto")
+        assert settings & given or ours.startswith(defaults) or "tokens_per_step" in ours, name
+        of_answers += 1
+    assert of_answers > 7

@@ -58,7 +58,12 @@ from flashtrain.spec import TrainedModel, task_of
 from flashtrain.training.metrics_file import METRICS, read_metrics
 from flashtrain.training.out_of_memory import OutOfMemory
 
-_OF_WRITING = ("max_new_tokens", "temperature", "top_k")  # settings of the group `generate`
+_OF_WRITING = (
+    "max_new_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+)  # settings of the group `generate`
 
 
 @dataclass(frozen=True)
@@ -175,8 +180,8 @@ def generate(run: Any, prompt: Any = "", max_new_tokens: int | None = None, **op
             [...], "tools": [...]}, or the user's first message as a text. For a torch module:
             tokens (B, S) int64, or a list of lists of ids, of any lengths.
         max_new_tokens: how many tokens to write; by default the run's generate.max_new_tokens.
-        options: temperature, top_k and seed (see flashtrain.models.generation.generate), by default
-            the run's. If `run` is a path, also other settings, such as context.
+        options: temperature, top_k, top_p and seed (see flashtrain.models.generation.generate), by
+            default the run's. If `run` is a path, also other settings, such as context.
 
     Returns:
         The prompt and its continuation; for a conversation the answer alone; for a torch
@@ -198,7 +203,7 @@ def generate(run: Any, prompt: Any = "", max_new_tokens: int | None = None, **op
         }
         requested = _of(run, named, mode="generate")
         requested.prompt = prompt
-        return modes.of_checkpoint(requested)["text"]
+        return modes.of_checkpoint(requested).get("text", "")  # of a typed conversation nothing
 
 
 def export(run: Trained, *, quiet: bool = True, **settings: Any) -> Path:

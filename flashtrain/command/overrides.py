@@ -66,12 +66,10 @@ def plain_words(words: Sequence[str]) -> list[str]:
     Raises UserError if a word is neither a flag of Hydra's nor a setting, or a
     group's value is no name.
     """
-    for flag in (word.split("=", 1)[0] for word in words if word.startswith("-")):
+    for flag, _, value in (word.partition("=") for word in words if word.startswith("-")):
         if flag not in FLAGS:
-            hint = meant(
-                flag.lstrip("-").replace("-", "_"),
-                dict.fromkeys(name for name, _, _ in all_settings()),
-            )
+            name, known = flag.lstrip("-").replace("-", "_"), (one for one, _, _ in all_settings())
+            hint = meant(name, dict.fromkeys(known), value or None)
             hint = hint or "The flags are --help, --version, --multirun, --cfg job and --slurm."
             raise UserError(f"unknown flag {flag}: settings are name=value, without dashes. {hint}")
     devices = [f"trainer.devices={gpus[2]}" for word in words if (gpus := _GPUS.match(word))]

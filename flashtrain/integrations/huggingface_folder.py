@@ -148,7 +148,7 @@ def read_weights(model: Any, folder: Path, device: torch.device) -> None:
     conversions: Any = get_model_conversion_mapping(model)
     options = LoadStateDictConfig(device_map={"": device}, weight_mapping=conversions)
     with opened_weights(folder) as tensors, without_bars():
-        found = _joined(tensors, conversions)
+        found = _with_rows(model, _joined(tensors, conversions), folder)
         loaded, _ = convert_and_load_state_dict_in_model(model, found, options)
     optional = [
         *(model._keys_to_ignore_on_load_missing or ()),
@@ -186,6 +186,22 @@ def read_weights(model: Any, folder: Path, device: torch.device) -> None:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trained.get(name, True))
     fill_buffers(model, device)
+
+
+def _with_rows(model: Any, tensors: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A file's tensors; where the model has more tokens than its folder, its embeddings and its
+    head's with as many rows more, each the mean of theirs (transformers' draws around it)."""
+    config, found = read_json(folder / CONFIG), dict(tensors)
+    rows = model.config.vocab_size - config.get("vocab_size", model.config.vocab_size)
+    tables = (model.get_input_embeddings(), model.get_output_embeddings())
+    ends = [name for name, one in model.named_modules(remove_duplicate=False) if one in tables]
+    for name in found if rows > 0 else ():
+        module, _, kind = name.rpartition(".")
+        if kind in ("weight", "bias") and any(f".{one}".endswith(f".{module}") for one in ends):
+            old = found[name][...]
+            mean = old.float().mean(dim=0, keepdim=True).to(old.dtype)
+            found[name] = torch.cat([old, mean.expand(rows, *old.shape[1:])])
+    return found
 
 
 def _joined(tensors: dict[str, Any], conversions: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ configuration (model=huggingface)."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -29,6 +29,7 @@ from flashtrain.settings import options
 _say_once = cache(say)  # settings are first checked and later built
 # Of these peft (0.21) refuses adapters of out_proj, which transformers' own class may only read.
 PEFT_REFUSES = ("falcon_h1", "falcon_mamba", "mamba2", "nemotron_h")
+MOST_ADDED = 1.1  # a tokenizer with more tokens, relative to the model's, is of another model
 # transformers' own names; None is ours.
 ATTENTIONS = {"flash": None, "sdpa": "sdpa", "standard": "eager"}
 
@@ -243,8 +244,8 @@ def _stretch(
 def build(
     settings: Any, *, vocab_size: int, context: int, attention: str = "flash"
 ) -> HuggingFaceDecoder:
-    """Build model=huggingface from its settings; vocab_size is the tokenizer's, which must
-    not exceed the model's."""
+    """Build model=huggingface from its settings; vocab_size is the tokenizer's. For tokens that
+    were added to it rows are added to trained embeddings."""
     if settings.path is None and settings.config is None:
         raise UserError("model=huggingface needs model.path=FOLDER_OR_HUB_NAME.")
     lora = None
@@ -255,10 +256,10 @@ def build(
             "lora_dropout": settings.adapter_dropout,
             "target_modules": settings.target_names(),
         }
-    model = transformers_decoder(
+    make = partial(
+        transformers_decoder,
         settings.path,
         config=settings.config,
-        changes=settings.options,
         attention=attention,
         context=context,
         residual=settings.residual,
@@ -269,15 +270,29 @@ def build(
         quantize=settings.quantize,
         older_positions=settings.older_positions,
     )
-    if settings.adapter_path is not None:
-        model.start = adapter_weights(model.module, settings.adapter_path)
-    known = model.shape.vocab_rows
-    if vocab_size > known:
+    model = make(changes=settings.options)
+    known, trained = model.shape.vocab_rows, settings.path is not None
+    if trained and lora is None and known < vocab_size <= MOST_ADDED * known:
+        rows = -(-vocab_size // 64) * 64  # whole tiles of a matrix product
+        model = make(changes={**settings.options, "vocab_size": rows})
+        _say_once(
+            f"the tokenizer has {vocab_size:,} tokens, and {settings.path} embeddings of {known:,}:"
+            f" {rows - known:,} rows are added, the mean of these"
+        )
+    elif trained and known < vocab_size <= MOST_ADDED * known:
+        raise UserError(
+            f"the tokenizer has {vocab_size:,} tokens, and {settings.path} embeddings of {known:,}:"
+            " model.adapter=lora would leave added rows untrained. Train all weights, or first "
+            "export a run that did."
+        )
+    elif vocab_size > known:
         raise UserError(
             f"the tokenizer has {vocab_size:,} tokens, but {settings.path or settings.config} only "
             f"{known:,}. Use the tokenizer that it was trained with (data.tokenizer=huggingface "
             "reads it from the model's folder)."
         )
+    if settings.adapter_path is not None:
+        model.start = adapter_weights(model.module, settings.adapter_path)
     return model
 
 

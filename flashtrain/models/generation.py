@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,10 +40,12 @@ def generate(
     *,
     temperature: float = 0.8,
     top_k: int | None = 50,
+    top_p: float = 1.0,
     seed: int = 0,
     end_of_text: int | Sequence[int] | None = None,
     mask: MaskMaker | None = None,
     context: int | None = None,
+    stream: Callable[[int, int], None] | None = None,
 ) -> Any:
     """Generate up to max_new_tokens tokens after each prompt.
 
@@ -66,12 +68,15 @@ def generate(
         max_new_tokens: The largest number of tokens to add to each row.
         temperature: Divides the logits before sampling; 0 takes the likeliest token (greedy).
         top_k: Sample among the k likeliest tokens (None: all).
+        top_p: Sample among the likeliest of these whose probabilities add up to this (1: all;
+            Holtzman et al. 2019, "nucleus sampling").
         seed: The same seed, model and device give the same tokens; each row draws by
             a seed of its own, the first by this one.
         end_of_text: Token ids that end a text, one or several.
         mask: Makes the mask of the tokens read so far, as of one document (None: the
             model's own causal rule).
         context: The most tokens that a model without a cache reads (None: all).
+        stream: Called with each new token as it is drawn: its row, and its id.
 
     Returns:
         Each prompt followed by its new tokens, up to the token that ends it. For a tensor (B, S +
@@ -89,6 +94,7 @@ def generate(
     at_least("max_new_tokens", max_new_tokens, 0)
     between("temperature", temperature, 0, MAX_TEMPERATURE)
     at_least("top_k", top_k, 1)
+    between("top_p", top_p, 0, 1)
     model.materialise(prompts.device if isinstance(prompts, Tensor) else torch.device("cpu"))
     weight = next(model.parameters())
     context = (context or sys.maxsize) if shape is None else shape.context
@@ -122,9 +128,11 @@ def generate(
                 fitting = max(1, int(min(most, room // each)))
                 group, waiting = waiting[-fitting:], waiting[:-fitting]
                 seeds = [torch.Generator(device).manual_seed(_seed(seed, row)) for row in group]
-                draw = partial(_draw, seeds, temperature, top_k)
+                draw = partial(_draw, seeds, temperature, top_k, top_p)
                 options = size, max_new_tokens, ends, mask, together, draw
-                _write(model, [texts[row] for row in group], *options)
+                for row, token in _write(model, [texts[row] for row in group], *options):
+                    if stream is not None:
+                        stream(group[row], token)
     finally:
         model.train(was_training)
     if not isinstance(prompts, Tensor):
@@ -185,8 +193,9 @@ def _write(
     mask: MaskMaker | None,
     together: bool,
     draw: Callable[[Tensor], list[int]],
-) -> None:
-    """Append up to `new` tokens to each text; caches have, or each reading, `size` tokens."""
+) -> Iterator[tuple[int, int]]:
+    """Append up to `new` tokens to each text, and yield each with the number of its text; caches
+    have, or each reading, `size` tokens."""
     device, ended = next(model.parameters()).device, [False] * len(texts)
     cache: Any = None
     read, skipped = 0, 0  # tokens of the longest text: in the cache, and before those
@@ -218,12 +227,17 @@ def _write(
             if not ended[row]:
                 texts[row].append(token)
                 ended[row] = token in ends
+                yield row, token
         if all(ended):
             break
 
 
 def _draw(
-    seeds: Sequence[torch.Generator], temperature: float, top_k: int | None, logits: Tensor
+    seeds: Sequence[torch.Generator],
+    temperature: float,
+    top_k: int | None,
+    top_p: float,
+    logits: Tensor,
 ) -> list[int]:
     """Sample one token a row from logits (B, V), each row with its own generator."""
     largest = logits.max(dim=-1, keepdim=True).values
@@ -235,5 +249,10 @@ def _draw(
     if top_k is not None and top_k < logits.shape[-1]:
         smallest = logits.topk(top_k, dim=-1).values[:, -1:]
         logits = logits.masked_fill(logits < smallest, -torch.inf)
+    if top_p < 1:
+        rising, order = logits.sort()
+        left_out = rising.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
+        left_out[:, -1] = False  # the likeliest stays
+        logits = logits.masked_fill(left_out.scatter(1, order, left_out), -torch.inf)
     pairs = zip(logits.softmax(dim=-1), seeds, strict=True)
     return torch.cat([torch.multinomial(row, 1, generator=one) for row, one in pairs]).tolist()

@@ -114,18 +114,22 @@ def _current(given: str) -> str:
     return RENAMED.get(present, present)
 
 
-def answer(given: str, settings: Collection[str]) -> str | None:
+def answer(given: str, settings: Collection[str], value: Any = None) -> str | None:
     """Return what to use in place of another program's name of a setting; None for a
     name that is not known.
 
     Args:
         given: the name, also in a group: "trainer.gpus".
         settings: the dotted names of the task's settings.
+        value: the value that the name is given, if known. Some names have an answer for a value,
+            "report_to=wandb"; a VALUE in an answer is this one.
     """
+    short = str(value).lower() if isinstance(value, str | int | float) else None
     for part in (given, *reversed(given.split("."))):
-        for ours, names in others().items():
-            if part in names.split() and (" " in ours or ours.partition("=")[0] in settings):
-                return ours
+        for one in (f"{part}={short}", part):
+            for ours, names in others().items():
+                if one in names.split() and (" " in ours or ours.partition("=")[0] in settings):
+                    return ours if short is None else ours.replace("VALUE", str(value))
     return None
 
 

@@ -114,8 +114,8 @@ def check_names(given: Mapping[str, Any], task: str) -> None:
     leaves = names - {name.rpartition(".")[0] for name in names}
     free = ("hydra", *(f"{leaf}." for leaf in leaves))  # what is no group may be a dictionary
     missing = {
-        key: str(unknown_setting(key, task))
-        for key in given
+        key: str(unknown_setting(key, task, value))
+        for key, value in given.items()
         if key not in names and not key.startswith(free)
     }
     if lines := [
@@ -124,9 +124,9 @@ def check_names(given: Mapping[str, Any], task: str) -> None:
         raise UserError(" ".join(lines))
 
 
-def unknown_setting(given: str, task: str) -> UserError:
-    """Return the error for a setting that the task does not have; it says what the setting is
-    called here, or lists similar names."""
+def unknown_setting(given: str, task: str, value: Any = None) -> UserError:
+    """Return the error for a setting that the task does not have, given with this value if it is
+    known; it says what the setting is called here, or lists similar names."""
     names = [name for name in setting_names(task) if name not in INTERNAL]
     group = given.rpartition(".")[0]
     if group.endswith(".options") and group in names:
@@ -139,24 +139,25 @@ def unknown_setting(given: str, task: str) -> UserError:
         other for other in registered("task") if other != task and given in setting_names(other)
     ]:
         what = f"{given} is a setting of task={' and '.join(others)}, not of task={task}."
-        return UserError(f"{what} {meant(given, names)}".rstrip())
+        return UserError(f"{what} {meant(given, names, value)}".rstrip())
     siblings = ", ".join(
         sorted(name for name in names if group and name.rpartition(".")[0] == group)
     )
     choices = "`python -m flashtrain --help` lists settings."
     if siblings:
         choices = f"Expected one of: {siblings}."
-    return UserError(f"unknown setting '{given}'. {meant(given, names) or choices}")
+    return UserError(f"unknown setting '{given}'. {meant(given, names, value) or choices}")
 
 
-def meant(given: str, names: Collection[str]) -> str:
+def meant(given: str, names: Collection[str], value: Any = None) -> str:
     """Return "Use X." or "Did you mean 'X'?" for an unknown setting; "" if no setting resembles it.
 
     Args:
         given: the name as it was given.
         names: the dotted names of the settings that exist.
+        value: the value that it is given, if known.
     """
-    if ours := answer(given, names):
+    if ours := answer(given, names, value):
         return f"Use {ours}."
     group, _, last = given.rpartition(".")
     extra = {name for name in registered("settings") if name != group}  # of modes

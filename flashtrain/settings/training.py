@@ -70,8 +70,9 @@ class ScheduleSettings:
     """The schedule of the learning rate (conf/schedule)."""
 
     name: str = "cosine"  # cosine, linear, constant, or one that your program registered
-    # steps of a linear rise to the peak; null: 5% of the steps, at least 1.
-    warmup_steps: int | None = None
+    # Steps of a linear rise to the peak; below 1: a share of the steps, at least one step; null:
+    # 0.05.
+    warmup_steps: int | float | None = None
     # The last learning rate as a share of the peak; 0 comes a step after the last.
     minimum_ratio: float = 0.1
     # options of a registered schedule: +schedule.options.A=1.

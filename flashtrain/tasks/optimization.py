@@ -50,9 +50,8 @@ def _muon(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimize
 def _scheduled(
     name: str, optimizer: torch.optim.Optimizer, settings: ScheduleSettings, total_steps: int
 ) -> LRScheduler:
-    warmup = settings.warmup_steps
-    if warmup is None:
-        warmup = max(1, round(0.05 * total_steps))
+    given = 0.05 if settings.warmup_steps is None else settings.warmup_steps
+    warmup = max(1, round(given * total_steps)) if 0 < given < 1 else int(given)
     return SCHEDULES[name](optimizer, min(warmup, total_steps), total_steps, settings.minimum_ratio)
 
 

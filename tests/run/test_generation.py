@@ -124,6 +124,7 @@ def test_the_models_mode_is_restored_and_no_gradient_is_kept(model):
         ({"temperature": float("inf")}, "temperature=inf"),
         ({"temperature": float("nan")}, "temperature=nan"),
         ({"top_k": 0}, "top_k=0"),
+        ({"top_p": 1.5}, "top_p=1.5"),
         ({"max_new_tokens": -1}, "max_new_tokens=-1"),
     ],
 )
@@ -282,3 +283,33 @@ def test_rows_of_equal_length_are_read_at_once_under_a_mask(longer, monkeypatch)
     together = generate(longer, prompts, 40, temperature=0, mask=window)
     assert torch.equal(together, torch.cat(alone))  # past the context too
     assert calls == [3] * 40
+
+
+@pytest.mark.parametrize("top_p", [0.0, 0.3, 0.9, 0.999])
+@pytest.mark.parametrize("top_k", [None, 7])
+def test_top_p_leaves_the_tokens_that_transformers_leaves(monkeypatch, top_k, top_p) -> None:
+    from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+    logits = 3 * torch.randn(4, 50, generator=torch.Generator().manual_seed(1))
+    theirs = logits / 0.7
+    if top_k is not None:
+        theirs = TopKLogitsWarper(top_k)(None, theirs)
+    theirs = TopPLogitsWarper(top_p)(None, theirs).softmax(dim=-1)
+    ours = []
+
+    def drawn(row: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        ours.append(row)
+        return row.argmax(dim=-1, keepdim=True)
+
+    monkeypatch.setattr(torch, "multinomial", drawn)
+    generation._draw([None] * 4, 0.7, top_k, top_p, logits)
+    torch.testing.assert_close(torch.stack(ours), theirs)
+    assert torch.equal(torch.stack(ours) == 0, theirs == 0)
+
+
+def test_tokens_are_streamed_in_the_order_and_with_the_rows_of_the_result(longer) -> None:
+    prompts, seen = [[1, 2, 3, 4], [5], [6, 7]], {}
+    found = generate(
+        longer, prompts, 9, stream=lambda row, token: seen.setdefault(row, []).append(token)
+    )
+    assert [[*prompt, *seen[row]] for row, prompt in enumerate(prompts)] == found

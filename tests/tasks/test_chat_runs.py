@@ -3,7 +3,9 @@ before anything is built."""
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 import time
 from dataclasses import replace
 from itertools import product
@@ -21,7 +23,7 @@ from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import SETTINGS
 from flashtrain.run.machine import adapt_to_machine
-from flashtrain.settings.command_line import CommandLine
+from flashtrain.settings.command_line import CommandLine, as_value
 from flashtrain.spec import task_of
 from flashtrain.tasks.language.prepare import make_data
 from flashtrain.training.hardware import detect_hardware
@@ -79,6 +81,29 @@ def test_it_answers_a_prompt_as_a_user_gives_it(finished, capsys):
     out = capsys.readouterr().out
     assert "2+3" not in out  # the answer alone, without the template's frame
     assert "<|im_" not in out
+
+
+def test_a_typed_conversation_is_answered_as_a_given_one_while_it_is_written(
+    finished, capsys, monkeypatch
+):
+    words = ("mode=generate", f"checkpoint={finished}", "generate.temperature=9",
+             "generate.max_new_tokens=20")  # fmt: skip
+
+    def answer(*messages: str) -> str:
+        roles = ("user", "assistant", "user")
+        given = [{"role": one, "content": text} for one, text in zip(roles, messages)]  # noqa: B905
+        capsys.readouterr()
+        run_mode(*words, f"prompt={as_value(json.dumps(given))}")
+        return capsys.readouterr().out
+
+    first = answer("What is 2+3?")
+    second = answer("What is 2+3?", first.removesuffix("\n"), "And 1+1?")
+    pieces, write = [], sys.stdout.write
+    monkeypatch.setattr(sys, "stdin", io.StringIO("What is 2+3?\nAnd 1+1?\n\nnever read\n"))
+    monkeypatch.setattr(sys.stdout, "write", lambda text: pieces.append(text) or write(text))
+    assert run_mode(*words, "prompt=-") == 0
+    assert "".join(pieces) == first + second
+    assert len([one for one in pieces if one.strip()]) > 2  # not in one piece each
 
 
 def test_its_export_has_the_chat_template_and_ends_where_answers_do(finished):

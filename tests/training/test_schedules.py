@@ -11,6 +11,9 @@ from tiny_training import TinyData, TinyTask, tiny_trainer
 from torch.optim.lr_scheduler import ConstantLR, LinearLR, OneCycleLR, SequentialLR, StepLR
 from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
+from flashtrain.command.compose import compose_settings
+from flashtrain.registry import component
+from flashtrain.tasks import optimization  # noqa: F401 - registers the schedules
 from flashtrain.training.checkpoint_callbacks import SaveLast
 from flashtrain.training.resumed_rates import RatesOfThisRun
 from flashtrain.training.schedules import (
@@ -118,3 +121,18 @@ def test_constant_stays_at_the_peak():
 def test_a_run_of_one_step_works():
     assert rates(cosine_with_warmup, 2, 0, 1, minimum_ratio=0.5)[0] == pytest.approx(2.0)
     assert rates(linear_with_warmup, 1, 1, 1) == pytest.approx([2.0])
+
+
+@pytest.mark.parametrize(("given", "steps"), [(0.1, 20), (0.03, 6), (0.001, 1), (7, 7), (0, 0)])
+def test_a_warm_up_below_1_is_a_share_of_the_steps_as_in_transformers(given, steps) -> None:
+    from transformers import TrainingArguments
+
+    if given > 0.01 or not given:
+        assert TrainingArguments(warmup_steps=given, report_to=[]).get_warmup_steps(200) == steps
+    settings = compose_settings(
+        ["recipe=gpt2", "schedule=cosine", f"schedule.warmup_steps={given}"]
+    )
+    make = component("schedule", "cosine")
+    assert rates(lambda one: make(one, settings.schedule, 200), 200) == rates(
+        lambda one: SCHEDULES["cosine"](one, steps, 200, 0.1), 200
+    )

@@ -24,8 +24,9 @@ from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.attention_masks import make_mask
 from flashtrain.tasks.held_out import perplexity, score
 from flashtrain.tasks.language.exports import export
-from flashtrain.tasks.language.generate import continue_text
+from flashtrain.tasks.language.generate import continue_text, converse
 from flashtrain.tasks.language.prepare import make_data, model_builder
+from flashtrain.tasks.language.push import make_repository, push
 from flashtrain.tasks.language.starting_weights import run_of_weights, tokenizer_of_weights
 from flashtrain.tasks.language.trained import load_trained, move
 from flashtrain.tasks.text_data import make_source, make_tokenizer_spec
@@ -44,11 +45,19 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
     if mode is not None:
         return mode.run_checkpoint(settings, hardware)
     if settings.mode == "export":
+        if settings.export.push is not None:
+            make_repository(settings.export.push)
         trained = load_trained(
             str(settings.checkpoint), attention=hardware.attention, settings=settings
         )
-        return {"folder": export(trained, settings)}
+        folder = export(trained, settings)
+        if (name := settings.export.push) is not None:
+            push(folder, name, trained)
+        return {"folder": folder}
     trained = read_model(settings, hardware)
+    if settings.mode == "generate" and settings.prompt == "-":
+        converse(trained.model, trained.tokenizer, settings)
+        return {}
     if settings.mode == "generate":
         return {"text": continue_text(trained.model, trained.tokenizer, settings)}
     data = held_out_data(trained, settings, hardware)

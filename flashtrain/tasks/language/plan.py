@@ -92,11 +92,11 @@ def _text(settings: Settings, tokens: int) -> str:
         return source.describe()
     size = source.approximate_bytes()
     each = 1 if settings.data.tokenizer == "bytes" else BYTES_PER_TOKEN
+    line = f"{source.describe()}, about {size / 1e6:,.3g} MB of text"
+    if settings.trainer.epochs is not None:  # counted from the data
+        return line
     epochs = tokens * each / max(1, size)
-    return (
-        f"{source.describe()}, about {size / 1e6:,.3g} MB of text: {epochs:,.1f} epochs at {each} "
-        f"byte{'s' * (each > 1)} a token{many(epochs)}"
-    )
+    return f"{line}: {epochs:,.1f} epochs at {each} byte{'s' * (each > 1)} a token{many(epochs)}"
 
 
 def many(epochs: float) -> str:

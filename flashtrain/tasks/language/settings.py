@@ -21,11 +21,14 @@ class GenerateSettings:
     max_new_tokens: int = 120  # how many tokens are written after a prompt
     temperature: float = 0.8  # divides the logits before a token is drawn; 0 takes the likeliest
     top_k: int = 50  # how many of the likeliest tokens one is drawn among
+    # Of these the likeliest whose probabilities add up to this; 1: all.
+    top_p: float = 1.0
 
     def check(self) -> None:
         at_least("generate.max_new_tokens", self.max_new_tokens, 1)
         between("generate.temperature", self.temperature, 0, 1e6)
         at_least("generate.top_k", self.top_k, 1)
+        between("generate.top_p", self.top_p, 0, 1)
 
 
 @dataclass
@@ -35,6 +38,9 @@ class ExportSettings:
     # dtype of the weights; null: that of the Hugging Face folder from which the training began,
     # else theirs in training
     dtype: str | None = options.option(None, options.ExportDtype)
+    # Name of the hub's repository (OWNER/NAME, or NAME) that gets the export with a model card;
+    # a new one is private.
+    push: str | None = None
 
 
 @dataclass
@@ -47,7 +53,7 @@ class LanguageStage:
     micro_batch: int | None = of_run("trainer.micro_batch")
     learning_rate: float | None = of_run("optimizer.learning_rate")
     schedule: str | None = of_run("schedule.name")
-    warmup_steps: int | None = of_run("schedule.warmup_steps")
+    warmup_steps: int | float | None = of_run("schedule.warmup_steps")
     rope: str | None = of_run("model.rope")
     rope_factor: float | None = of_run("model.rope_factor")
     rope_base: float | None = of_run("model.rope_base")
@@ -62,7 +68,8 @@ class LanguageSettings(TextSettings):
     task: str = "language_model"
     # Devices that share a sequence; above 1: trainer.strategy=context_parallel.
     context_parallel: int | None = None
-    # What mode=generate continues: a text, or a conversation; also the sample's at a run's end.
+    # What mode=generate continues: a text, or a conversation; also the sample's at a run's end;
+    # -: messages that are typed, a line each.
     prompt: str = ""
     # Trainings one after the other, each from the weights of the one before; empty: a single one.
     stages: list[LanguageStage] = field(default_factory=list)

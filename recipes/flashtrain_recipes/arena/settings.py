@@ -159,7 +159,7 @@ class StageSettings:
     stop_at_accuracy: float | None = None
     learning_rate: float | None = of_run("optimizer.learning_rate")
     schedule: str | None = of_run("schedule.name")  # constant suits a stage that ends early
-    warmup_steps: int | None = of_run("schedule.warmup_steps")
+    warmup_steps: int | float | None = of_run("schedule.warmup_steps")
     batch: int | None = of_run("sequence.batch")
     micro_batch: int | None = of_run("trainer.micro_batch")
     images: int | None = of_run("pathfinder.train_images")  # from the first one on

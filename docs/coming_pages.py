@@ -1,0 +1,126 @@
+"""A page for who comes from another trainer, of coming_from.yaml and the command's answers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from functools import reduce
+from operator import getitem
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+import yaml
+
+from flashtrain.command.compose import compose_settings
+from flashtrain.errors import UserError
+from flashtrain.settings.schema import check_names, setting_names
+
+SOURCE = Path(__file__).with_name("coming_from.yaml")
+TASK = "language_model"
+# `--name value`, `name: value` and `name = value`, at the beginning of a line
+_LINE = re.compile(r"^(?: *--(\w+) ?|(\w+) *[:=] *)([^#\\\n]*)", re.MULTILINE)
+_SETTING = re.compile(r"(?<![\w./`])([a-z_]+(?:\.[a-z_]+)+(?:=[^\s,;:)]+)?|[a-z]+=[^\s,;:)]+)")
+
+
+def coming_pages(first_line: str) -> dict[str, str]:
+    """The pages by file name. first_line: what follows a title."""
+    return {f"start/from-{key}.md": _page(one, first_line) for key, one in trainers().items()}
+
+
+def trainers() -> dict[str, dict[str, Any]]:
+    """What coming_from.yaml holds, by the end of a page's name."""
+    return dict(yaml.safe_load(SOURCE.read_text(encoding="utf-8")))
+
+
+def names_of(config: str) -> dict[str, Any]:
+    """The names that a configuration of another trainer sets, with their values."""
+    return {one[1] or one[2]: _value(one[3]) for one in _LINE.finditer(config)}
+
+
+def _value(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text.strip()
+
+
+def answer_to(name: str, value: Any) -> str | None:
+    """What the command says is used in place of a name; None where it does not know the name."""
+    try:
+        check_names({name: value}, TASK)
+    except UserError as error:
+        found = re.search(r"\b[Uu]se (.*)\.$", str(error))
+        return found and found[1]
+    return name if name in setting_names(TASK) else None
+
+
+def defaults_of(command: str) -> dict[str, Any]:
+    """The settings of a command's recipe by dotted name, where nothing else is given."""
+    recipe = re.findall(r"recipe=\w+", command)[0]
+    needed = ["model.path=MODEL", "data.path=FILE"] if recipe == "recipe=sft" else []
+    plain = asdict(compose_settings([recipe, *needed]))
+    return {name: reduce(getitem, name.split("."), plain) for name in setting_names(TASK)}
+
+
+def _page(one: dict[str, Any], first_line: str) -> str:
+    name, notes = one["name"], one["notes"]
+    defaults = defaults_of(one["command"])
+    lines = [
+        f"# Coming from {name}",
+        "",
+        first_line,
+        "",
+        "## A configuration, translated",
+        "",
+        f"This is {one['source']}:",
+        "",
+        f"```{one['language']}",
+        one["config"].rstrip(),
+        "```",
+        "",
+        "The same here:",
+        "",
+        "```bash",
+        one["command"].rstrip(),
+        "```",
+        "",
+        fill(one["step"], 150),
+        "`mode=plan` beside the words prints memory and time.",
+        "",
+        "## Defaults beside each other",
+        "",
+        f"| setting | default here | {name}'s | |",
+        "| :--- | :--- | :--- | :--- |",
+    ]
+    for setting, there, why in one["differs"]:
+        here = defaults[setting]
+        here = "null" if here is None else str(here).lower() if isinstance(here, bool) else here
+        lines.append(f"| `{setting}` | {here} | {there} | {why} |")
+    lines += ["", *(f"- {line}" for line in one.get("left", ())), *([""] if "left" in one else [])]
+    lines += [
+        "## Names",
+        "",
+        "A name of another program on the command line is answered with the one here:",
+        "",
+        f"| {name} | here |",
+        "| :--- | :--- |",
+    ]
+    given = names_of(one["config"])
+    for other, _, value in (more.partition("=") for more in one["more"].split()):
+        given.setdefault(other, value or None)
+    for other, value in given.items():
+        ours = answer_to(other, value)
+        if other not in notes and ours is None:
+            raise SystemExit(f"coming_from.yaml: {other} of {name} has neither answer nor note")
+        if ours in setting_names(TASK):
+            ours = f"`{ours}`"
+        told = notes.get(other) or _SETTING.sub(r"`\1`", str(ours))
+        lines.append(f"| `{_shown(other, value)}` | {told} |")
+    return "\n".join([*lines, ""])
+
+
+def _shown(name: str, value: Any) -> str:
+    """A name, with its value where the answer depends on it."""
+    depends = answer_to(name, value) != answer_to(name, None)
+    return f"{name}={value}" if depends and value is not None else name
