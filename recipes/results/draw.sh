@@ -19,3 +19,4 @@ draw accuracy lra-h200.json pathfinder-original-h200.json pathx-original-h200.js
 draw curriculum pathx-original-training-h200.json
 draw ruler ruler-qwen2.5-coder-h200.json
 draw extend extend-smollm2-h200.json
+draw extend extend-qwen2.5-coder-h200.json
