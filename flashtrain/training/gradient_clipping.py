@@ -9,8 +9,6 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
-from flashtrain.training.one_pass_adamw import HALF
-
 
 @torch.no_grad()
 def clip_gradients(

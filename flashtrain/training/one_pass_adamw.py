@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from flashtrain_kernels.environment import INTERPRETED, release
 from flashtrain_kernels.launch_cache import on_device
@@ -53,11 +54,8 @@ class OnePassAdamW(torch.optim.AdamW):
         factor, self._factor = self._factor, None
         found = list(self._updates()) if self._has_kernel() else []
         if not found or not all(_serves(tensors) for _, tensors in found):
-            trained = [one for group in self.param_groups for one in group["params"]]
-            for one in trained if factor is not None else ():
-                gradient = self.weights.get(one, one).grad
-                if gradient is not None:
-                    gradient.mul_(factor)
+            for _, (gradient, *_) in self._updates() if factor is not None else ():
+                gradient.mul_(factor)
             return False
         from flashtrain_kernels.backends.portable.adamw import Update, adamw_launch
 
@@ -96,8 +94,10 @@ class OnePassAdamW(torch.optim.AdamW):
                     state["step"] = torch.zeros((), dtype=torch.float32, device=one.device)
                     for name in ("exp_avg", "exp_avg_sq"):
                         state[name] = torch.zeros_like(one, memory_format=torch.preserve_format)
-                tensors = gradient, weight, one, *(state[name] for name in _STATES)
-                yield rates, [getattr(x, "to_local", lambda x=x: x)() for x in tensors]
+                tensors = [gradient, weight, one, *[state[name] for name in _STATES]]
+                if isinstance(one, DTensor):
+                    tensors = [x.to_local() if isinstance(x, DTensor) else x for x in tensors]
+                yield rates, tensors
 
 
 def _runs(device: torch.device) -> bool:
@@ -107,7 +107,7 @@ def _runs(device: torch.device) -> bool:
 
 
 def _serves(tensors: list[Any]) -> bool:
-    present = [x for x in tensors if x is not None]
-    exact = all(x.dtype == torch.float32 for x in tensors[2:])
-    known = all(x.dtype in (torch.float32, *HALF) for x in present)
-    return exact and known and all(x.is_contiguous() for x in present)
+    gradient, weight, *exact = tensors
+    known = gradient.dtype in (torch.float32, *HALF) and (weight is None or weight.dtype in HALF)
+    dense = gradient.is_contiguous() and (weight is None or weight.is_contiguous())
+    return known and dense and all(x.dtype == torch.float32 and x.is_contiguous() for x in exact)

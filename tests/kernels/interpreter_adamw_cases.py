@@ -4,14 +4,18 @@ the interpreter cuts bfloat16 where a GPU rounds. Run by test_portable.py in its
 import copy
 
 import pytest
+import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.utils.data import DataLoader
 
+from flashtrain.tasks.training_task import TrainingTask
 from flashtrain.training.gradient_clipping import clip_gradients
 from flashtrain.training.master_weights import MasterWeights
 from flashtrain.training.one_pass_adamw import OnePassAdamW
+from flashtrain.training.optimizers import parameter_groups
 from flashtrain_kernels.backends.portable import adamw
 
 SIZES = (5000, 17, 40_000, 1, 64)
@@ -192,3 +196,36 @@ def test_shards_are_updated_as_whole_tensors(tmp_path):
             assert torch.equal(one.full_tensor(), other)
     finally:
         dist.destroy_process_group()
+
+
+class Squares(TrainingTask):
+    def training_step(self, batch, batch_idx):
+        return self.model(batch).square().mean()
+
+
+def test_a_trainers_steps_clip_within_the_kernel(monkeypatch):
+    batches = [torch.randn(4, 8) for _ in range(3)]
+    model = torch.nn.Linear(8, 8)
+    other = copy.deepcopy(model)
+    accepted = []
+    scale = OnePassAdamW.scale_gradients
+
+    def spied(optimizer, factor):
+        accepted.append(scale(optimizer, factor))
+        return accepted[-1]
+
+    monkeypatch.setattr(OnePassAdamW, "scale_gradients", spied)
+    trainer = pl.Trainer(
+        accelerator="cpu", max_steps=3, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(Squares(model, gradient_clip=0.01), DataLoader(batches, batch_size=None))
+    assert accepted == [True] * 3
+    plain = torch.optim.AdamW(parameter_groups(other, 0.1), 6e-4, (0.9, 0.95), fused=True)
+    for batch in batches:
+        plain.zero_grad()
+        other(batch).square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(other.parameters(), 0.01)
+        plain.step()
+    for one, wanted in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, wanted, rtol=1e-5, atol=1e-6)

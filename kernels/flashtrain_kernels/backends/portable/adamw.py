@@ -29,10 +29,11 @@ class Update(NamedTuple):
     def kind(self) -> tuple[Any, ...]:
         """Return what the tensors of a launch share: the device, dtypes, and whether all of them
         are whole groups of four elements, 16 bytes aligned."""
-        addresses = [x.data_ptr() for x in self[:5] if x is not None]
-        aligned = self.gradient.numel() % 4 == 0 and all(x % 16 == 0 for x in addresses)
+        together = self.gradient.numel() * 4
+        for one in self[:5]:
+            together |= 0 if one is None else one.data_ptr()
         weight = None if self.weight is None else TYPES[self.weight.dtype]
-        return self.gradient.device, TYPES[self.gradient.dtype], weight, aligned
+        return self.gradient.device, TYPES[self.gradient.dtype], weight, together % 16 == 0
 
 
 @triton.jit
