@@ -17,7 +17,8 @@ from flashtrain.settings.settings import Settings
 from flashtrain.settings.training import OptimizerSettings, ScheduleSettings, TrainerSettings
 from flashtrain.training.lamb import lamb
 from flashtrain.training.low_bit_adamw import adamw_8bit
-from flashtrain.training.master_weights import HALF, MasterWeights
+from flashtrain.training.master_weights import MasterWeights
+from flashtrain.training.one_pass_adamw import HALF
 from flashtrain.training.optimizers import adamw, muon
 from flashtrain.training.schedules import SCHEDULES
 

@@ -108,7 +108,10 @@ class TrainingTask(pl.LightningModule):
             ]
             torch._foreach_mul_(gradients, self._per_label)
         norm = clip_gradients(
-            self.model, self.gradient_clip, scale=gradient_scale(self.trainer, optimizer)
+            self.model,
+            self.gradient_clip,
+            scale=gradient_scale(self.trainer, optimizer),
+            optimizer=optimizer,
         )
         if self.is_logged_step():
             self.log("gradient_norm", norm)

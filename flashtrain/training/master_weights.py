@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashtrain.training.one_pass_adamw import HALF, OnePassAdamW
 from flashtrain.training.optimizers import SharedState, bundles
 
-HALF = (torch.bfloat16, torch.float16)
 GRADIENT_CHUNK = 2**28  # elements of the gradients that a step holds in float32: 1 GiB
 
 
@@ -35,6 +35,10 @@ class MasterWeights(SharedState):
         for group in inner.param_groups:
             group["params"] = [self._master_of(parameter) for parameter in group["params"]]
         super().__init__([inner])
+        self._one_pass = inner if isinstance(inner, OnePassAdamW) and not host else None
+        if self._one_pass is not None:
+            self._one_pass.weights = {master: parameter for parameter, master in self.pairs}
+            self.scale_gradients = self._one_pass.scale_gradients  # for clip_gradients
 
     def _master_of(self, parameter: Tensor) -> Tensor:
         if parameter.dtype not in HALF and not self.host:
@@ -52,6 +56,8 @@ class MasterWeights(SharedState):
         """Step the copies, and round them into the parameters. A parameter whose .grad is None does
         not change."""
         self._load_saved()
+        if self._one_pass is not None and self._one_pass.step_in_one_pass():
+            return
         # Parameters without a copy have their gradient here: the first of the
         # steps below trains them.
         others = [

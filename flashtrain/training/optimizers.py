@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import Replicate
 from torch.nn.modules.conv import _ConvNd
 
+from flashtrain.training.one_pass_adamw import OnePassAdamW
+
 
 class Stepping(torch.optim.Optimizer):
     """Base class of optimizers: a step runs torch's optional closure, then `_update`,
@@ -90,14 +92,15 @@ def adamw(
     """Make AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) for
     `parameter_groups(model, weight_decay)`.
 
-    It is torch's fused implementation, which Lightning's own clipping rejects under mixed
-    precision. Clip gradients with `flashtrain.training.gradient_clipping.clip_gradients`.
+    It is torch's fused implementation (on NVIDIA GPUs our kernel of the same results), which
+    Lightning's own clipping rejects under mixed precision. Clip gradients with
+    `flashtrain.training.gradient_clipping.clip_gradients`.
 
     Args:
         model: its trainable parameters are updated.
         lr, betas, eps, weight_decay: as torch.optim.AdamW's; biases and norm weights do not decay.
     """
-    return torch.optim.AdamW(
+    return OnePassAdamW(
         parameter_groups(model, weight_decay), lr=lr, betas=betas, eps=eps, fused=True
     )
 

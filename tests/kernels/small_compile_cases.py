@@ -1,5 +1,5 @@
-"""Compile the small kernels (plans, masks, the loss head, merging, a cache of keys) for GPUs that
-need not be there, and print what each uses as JSON.
+"""Compile the small kernels (plans, masks, the loss head, merging, a cache of keys, AdamW) for GPUs
+that need not be there, and print what each uses as JSON.
 
 Run as a program, because a compile for a wrong target may abort its process: python
 small_compile_cases.py 80 90
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import torch
 from ahead_of_time import compile_launch, empty
 
+from flashtrain_kernels.backends.portable.adamw import Update, adamw_launch
 from flashtrain_kernels.backends.portable.append import append_launch
 from flashtrain_kernels.backends.portable.cross_entropy import softmax_rows_launch
 from flashtrain_kernels.backends.portable.decode import attend_launches
@@ -112,7 +113,23 @@ def caches() -> Iterator[Launch]:
         )  # fmt: skip
 
 
-KERNELS = {"plans": plans, "masks": masks, "losses": losses, "merging": merging, "caches": caches}
+def updates() -> Iterator[Launch]:
+    factor, step = empty(dtype=FLOAT), empty(dtype=FLOAT)
+    # The last: a size of which loads cannot be 16 bytes wide.
+    for gradient, weight, scale, size in (
+        (HALF, HALF, factor, 4096), (HALF, HALF, None, 4096), (FLOAT, None, factor, 4096),
+        (HALF, HALF, factor, 4097),
+    ):  # fmt: skip
+        weights = None if weight is None else empty(size, dtype=weight)
+        others = [empty(size, dtype=FLOAT) for _ in range(3)]
+        update = Update(empty(size, dtype=gradient), weights, *others, step)
+        yield adamw_launch([update] * 300, scale, 1e-3, 0.9, 0.95, 1e-8, 0.1)
+
+
+KERNELS = {
+    "plans": plans, "masks": masks, "losses": losses, "merging": merging, "caches": caches,
+    "updates": updates,
+}  # fmt: skip
 
 if __name__ == "__main__":
     for capability in map(int, sys.argv[1:]):

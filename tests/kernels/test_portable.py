@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
         (
             (
                 "interpreter_hopper_cases interpreter_kvcache_cases interpreter_packed_cases "
-                "interpreter_small_cases"
+                "interpreter_small_cases interpreter_adamw_cases"
             ),
             "",
         ),
@@ -59,6 +59,8 @@ def test_the_small_kernels_compile_without_spills_within_any_gpus_shared_memory(
         "losses": 4,
         "merging": 4,
         "caches": 15,
+        "updates": 4,
     }
-    limit = dict.fromkeys(("plans", "masks", "losses", "merging"), 48 * 1024) | {"caches": 101_376}
+    limit = dict.fromkeys(("plans", "masks", "losses", "merging", "updates"), 48 * 1024)
+    limit["caches"] = 101_376
     assert [row for row in rows if row["spills"] or row["shared"] > limit[row["kernel"]]] == []

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+
+import pytest
+import torch
 from tiny_training import TinyModel
 from torch import nn
 
-from flashtrain.training.optimizers import parameter_groups
+from flashtrain.training.gradient_clipping import clip_gradients
+from flashtrain.training.master_weights import MasterWeights
+from flashtrain.training.optimizers import adamw, parameter_groups
 
 
 def test_matrices_decay_and_vectors_do_not():
@@ -32,3 +38,29 @@ def test_frozen_parameters_are_left_out():
         for group in parameter_groups(model, 0.1)
         for p in group["params"]
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_cpu_adamw_is_torchs_and_gradients_are_clipped_in_place(dtype):
+    model = TinyModel().to(dtype)
+    other = copy.deepcopy(model)
+    options = {"lr": 6e-4, "betas": (0.9, 0.95), "eps": 1e-8, "fused": True}
+    theirs = torch.optim.AdamW(parameter_groups(other, 0.1), **options)
+    optimizers = [adamw(model), theirs]
+    if dtype == torch.bfloat16:
+        optimizers = [MasterWeights(one) for one in optimizers]
+    for _ in range(3):
+        for one, twin in zip(model.parameters(), other.parameters(), strict=True):
+            one.grad = torch.randn_like(one)
+            twin.grad = one.grad.clone()
+        clip_gradients(model, 0.1, optimizer=optimizers[0])
+        clip_gradients(other, 0.1)
+        for one, twin in zip(model.parameters(), other.parameters(), strict=True):
+            assert torch.equal(one.grad, twin.grad)
+        for optimizer in optimizers:
+            optimizer.step()
+    for one, twin in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, twin)
+    saved, wanted = (optimizer.state_dict() for optimizer in optimizers)
+    assert saved["param_groups"] == wanted["param_groups"]
+    assert saved["state"][0].keys() == wanted["state"][0].keys()

@@ -114,11 +114,12 @@ class ClassifierStep(StepBaseline):
         losses = model.losses
         if self.compiled:
             losses = torch.compile(losses, dynamic=False, fullgraph=True)
+        optimizer = adamw(model, lr=1e-4)
         return TrainingStep(
             model,
             lambda tokens, labels: losses(tokens, labels).classification,
-            adamw(model, lr=1e-4),
-            partial(clip_gradients, model, 1.0),
+            optimizer,
+            partial(clip_gradients, model, 1.0, optimizer=optimizer),
             autocast=torch.bfloat16 if device.type == "cuda" else None,
         )
 

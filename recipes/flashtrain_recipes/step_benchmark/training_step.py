@@ -151,7 +151,7 @@ def task_step(
         model.to(torch.bfloat16)
     task.configure_model()
     found = task.configure_optimizers()
-    clip = partial(clip_gradients, model, task.gradient_clip)
+    clip = partial(clip_gradients, model, task.gradient_clip, optimizer=found["optimizer"])
     schedule = found["lr_scheduler"]["scheduler"]
     return TrainingStep(
         model, loss, found["optimizer"], clip, autocast=autocast_of(case, device), schedule=schedule
