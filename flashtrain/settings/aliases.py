@@ -36,6 +36,7 @@ RENAMED = {
     "finetune.data=cues": "finetune.data=synthetic",
     "hardware=cuda": "hardware=gpu",
     "hardware.precision=bf16": "hardware.precision=bf16-mixed",
+    "hardware.precision=fp8": "model.float8=tensorwise",
     "hardware.precision=fp16": "hardware.precision=16-mixed",
     "hardware.precision=fp32": "hardware.precision=32-true",
     "mode=chat": "mode=generate",

@@ -13,6 +13,7 @@ from flashtrain.settings.options import (
     Adapter,
     DecoderName,
     DecoderSize,
+    Float8,
     Positions,
     Quantize,
     Residual,
@@ -86,6 +87,9 @@ class ModelSettings:
     adapter_path: str | None = None
     # Weights beside an adapter: nf4 stores them in 4 bits, by torchao.
     quantize: str | None = option(None, Quantize)
+    # Trains the blocks' large linear layers in float8, by torchao: with a scale a tensor
+    # (tensorwise), a row (rowwise), or that with weight gradients in bf16 (rowwise_with_gw_hp).
+    float8: str | None = option(None, Float8)
     # Of a registered model, or changes to a Hugging Face configuration: +model.options.NAME=VALUE.
     options: dict[str, Any] = field(default_factory=dict)
 

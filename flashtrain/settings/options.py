@@ -42,6 +42,7 @@ TrainOn = Literal["assistant", "all"]
 Adapter = Literal["lora"]
 DecoderName = Literal["gpt2", "llama"]  # likewise
 DecoderSize = Literal["demo", "124m", "355m", "774m", "1.3b", "1.5b"]  # of these decoders
+Float8 = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]  # torchao's recipes
 Mask = Literal["causal", "document", "window", "prefix", "chunked"]  # likewise
 Positions = Literal["learned", "rotary"]
 Quantize = Literal["nf4"]

@@ -51,6 +51,10 @@ def fit_memory(settings: Settings, hardware: Hardware, model: Trainable) -> Batc
     if settings.shards_weights:
         known_blocks(model)
     model.keep_in(hardware.precision)
+    if settings.model.float8 is not None and settings.mode == "train":
+        from flashtrain.training.float8_linear import convert_linears
+
+        convert_linears(model, settings.model.float8)
     batching = choose_batching(settings, hardware, model)
     model.save_memory(batching.savings)
     return batching
@@ -195,7 +199,7 @@ def estimator(
         largest = max(
             sum(one.numel() for one in block.parameters()) for block in cast(Any, model).blocks
         )
-    plain = all(
+    plain = settings.model.float8 is None and all(
         are_plain(one.up, one.down) for one in model.modules() if isinstance(one, FeedForward)
     )
     blocks = Blocks(

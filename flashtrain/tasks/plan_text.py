@@ -147,6 +147,7 @@ def plan_text(
     *,
     at_most: bool = False,
     how: str = "",
+    faster: float = 1.0,
 ) -> str:
     """Return the text of mode=plan: the lines about the training, and its estimated time.
 
@@ -155,11 +156,12 @@ def plan_text(
         flops: FLOPs of the whole training, on all devices together, or an upper bound if `at_most`;
             nan if unknown, and then no time is estimated.
         how: how the FLOPs are counted, in words.
+        faster: how many times as fast as bf16 the step is expected to be.
     """
     if math.isnan(flops):
         return "\n".join([*lines, *last_lines(settings, hardware)])
     rate, source = expected_rate(hardware)
-    seconds, steps = flops / (rate * settings.trainer.ranks), settings.trainer.steps
+    seconds, steps = flops / (rate * settings.trainer.ranks * faster), settings.trainer.steps
     time = (
         f"{'at most ' if at_most else ''}about {duration(seconds)}, {seconds / steps:.2g} s a step,"
     )

@@ -13,6 +13,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
+from flashtrain.training.float8 import RATE
 from flashtrain.training.steps import OptimizerStepCounter, log_interval
 
 GIB = 2**30
@@ -41,6 +42,8 @@ class Throughput(pl.Callback):
             micro-batch's "real_tokens" (without padding), or else its "tokens", times the devices.
             Sequences that devices share (ContextParallelStrategy) are counted once.
         peak_flops: dense peak of one device in FLOP/s (`Hardware.peak_flops`); None: no mfu.
+        float8_flops: those of flops_per_token that are computed in float8. Its peak is twice
+            bf16's, so mfu counts each as half: linear layers by float8's peak, the rest by bf16's.
         warmup_steps: number of first steps (compilation, allocator, caches) that `summary()` leaves
             out; None: a tenth of all steps, but at least 10, and never more than half of all.
     """
@@ -51,12 +54,14 @@ class Throughput(pl.Callback):
         tokens_per_step: int | None = None,
         peak_flops: float | None = None,
         warmup_steps: int | None = None,
+        float8_flops: float = 0.0,
     ) -> None:
         super().__init__()
         self.flops_per_token = flops_per_token
         self.tokens_per_step = tokens_per_step
         self.peak_flops = peak_flops
         self.warmup_steps = warmup_steps
+        self.float8_flops = float8_flops
         self.step_seconds: list[float] = []  # of every step measured, in order
         self.step_tokens: list[int] = []  # tokens of the same steps, all devices together
         self._steps = OptimizerStepCounter()
@@ -179,16 +184,19 @@ class Throughput(pl.Callback):
 
     def _rates(self, tokens: float, seconds: float) -> dict[str, float | None]:
         tokens_per_second = tokens / seconds if tokens and seconds > 0 else None
-        flops = None
+        flops = mfu = None
         if tokens_per_second is not None and self.flops_per_token is not None:
             each = (
                 self.flops_per_token() if callable(self.flops_per_token) else self.flops_per_token
             )
-            flops = None if math.isnan(each) else tokens_per_second * each / self._devices
+            rate = tokens_per_second / self._devices
+            flops = None if math.isnan(each) else rate * each
+            if flops is not None and self.peak_flops is not None:
+                mfu = (flops - rate * self.float8_flops * (1 - 1 / RATE)) / self.peak_flops
         return {
             "tokens_per_second": tokens_per_second,
             "model_tflops": None if flops is None else flops / 1e12,
-            "mfu": None if flops is None or self.peak_flops is None else flops / self.peak_flops,
+            "mfu": mfu,
         }
 
 

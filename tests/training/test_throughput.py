@@ -78,6 +78,15 @@ def test_everything_is_logged_at_the_log_interval(tmp_path):
     assert float(logged["model_tflops"]) == pytest.approx(float(logged["mfu"]), rel=1e-5)
 
 
+def test_flops_in_float8_are_measured_by_twice_the_peak(tmp_path):
+    """A step of 3e5 FLOPs at the peak, and 7e5 at twice the peak, is as long as one of 6.5e5."""
+    throughput = Throughput(flops_per_token=1e6, peak_flops=1e12, float8_flops=7e5)
+    fitted(tmp_path, throughput, max_steps=2)
+    summary = throughput.summary()
+    assert summary["mfu"] == pytest.approx(summary["tokens_per_second"] * 6.5e5 / 1e12)
+    assert summary["model_tflops"] == pytest.approx(summary["tokens_per_second"] * 1e6 / 1e12)
+
+
 def test_flops_of_batches_that_differ_are_taken_whenever_they_are_logged(tmp_path):
     each = iter([1e6, 2e6, 4e6])
     throughput = Throughput(lambda: next(each), peak_flops=1e12)

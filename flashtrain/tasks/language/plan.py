@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -19,9 +20,12 @@ from flashtrain.tasks.context_run import context_columns, plan_lines
 from flashtrain.tasks.decoders import make_model
 from flashtrain.tasks.plan_text import fit_lines, last_lines, memory_plan, plan_text
 from flashtrain.tasks.text_data import make_source, vocabulary_of
+from flashtrain.training.float8 import check_float8, expected_gain, float8_flops, split_linears
 from flashtrain.training.hardware import Hardware
 
 MANY_EPOCHS = 20  # from so many passes over the text on, a line says how to train for fewer
+CONTEXTS = [2**power for power in range(10, 21)]  # at which a plan computes float8's gain
+WORTH = 1.03  # expected speed over bf16's from which on float8 is said to pay
 BYTES_PER_TOKEN = 4  # of English and of code, by tokenizers of some 50,000 tokens
 
 
@@ -35,6 +39,7 @@ def plan_language(settings: Settings, hardware: Hardware, epochs: Sequence[str] 
         texts = [(one.name, plan_language(one.settings, hardware)) for one in stages_of(settings)]
         end = "\n".join(last_lines(settings, hardware))
         return "".join(f"{name}:\n{text.removesuffix(end)}" for name, text in texts) + end
+    check_float8(settings.model.float8, hardware, plans=True)
     vocab_size = vocabulary_of(settings.data)
     build_model: Callable[..., Trainable] = partial(
         make_model, settings.model, vocab_size=vocab_size, context=settings.context
@@ -78,7 +83,8 @@ def plan_language(settings: Settings, hardware: Hardware, epochs: Sequence[str] 
     flops = tokens * model.flops_per_token(
         attended_context(settings.applied_mask, settings.context)
     )
-    return plan_text(lines, settings, hardware, flops, at_most=settings.applied_mask.documents)
+    at_most, faster = settings.applied_mask.documents, _gain(settings, model, settings.context)
+    return plan_text(lines, settings, hardware, flops, at_most=at_most, faster=faster)
 
 
 def _text(settings: Settings, tokens: int) -> str:
@@ -105,8 +111,8 @@ def many(epochs: float) -> str:
 
 
 def describe(settings: Settings, hardware: Hardware, model: Trainable, batching: Batching) -> str:
-    """Return the line that announces a training: model, context, steps,
-    machine, micro-batch, memory."""
+    """Return the lines that announce a training: model, context, steps, machine, micro-batch,
+    memory; layers in float8."""
     columns = context_columns(settings.sharding, hardware.precision, model, batching.micro_batch)
     words = ", each sequence over {context_parallel} devices ({context_method})"
     shared = words.format(**columns) if columns else ""
@@ -120,7 +126,7 @@ def describe(settings: Settings, hardware: Hardware, model: Trainable, batching:
         f"steps of {settings.samples_per_step} sample{'s' * (settings.samples_per_step > 1)} "
         f"({settings.trainer.tokens_per_step:,} tokens) on {settings.trainer.ranks} x "
         f"{hardware.name}, {hardware.precision}, micro-batch "
-        f"{batching.micro_batch}{shared}{memory_words(batching)}"
+        f"{batching.micro_batch}{shared}{memory_words(batching)}{_float8(settings, model)}"
     )
 
 
@@ -132,6 +138,30 @@ def describe_unknown(model: Trainable) -> list[str]:
     if unknown:
         return [f"no TFLOP/s, MFU and time: the FLOPs of {', '.join(unknown)} are unknown"]
     return []
+
+
+def _gain(settings: Settings, model: Trainable, context: int) -> float:
+    """Return float8's expected speed over bf16's at a context; 1 without, or of unknown FLOPs."""
+    flops = model.flops_per_token(attended_context(settings.applied_mask, context))
+    gain = expected_gain(flops, *float8_flops(model, settings.model.float8))
+    return 1.0 if math.isnan(gain) else gain
+
+
+def _float8(settings: Settings, model: Trainable) -> str:
+    """Return a line on the layers in float8, and up to which context they pay; "" without."""
+    recipe = settings.model.float8
+    if recipe is None:
+        return ""
+    chosen, others = split_linears(model, recipe)
+    gains = [(n, _gain(settings, model, n)) for n in (settings.context, *CONTEXTS)]
+    longest = max((n for n, gain in gains if gain >= WORTH), default=0)
+    names = {re.sub(r"^.*\.\d+\.|\.base_layer$", "", name) for name in others}
+    kinds = sorted({"adapters" if ".lora_" in name else name for name in names})
+    return (
+        f"\nfloat8 ({recipe}): {len(chosen)} linear layers in training, computed {gains[0][1]:.2f} "
+        f"times bf16's speed at context={settings.context:,} ({WORTH} or more up to {longest:,}); "
+        f"in bf16 stay {', '.join(['the head', 'embeddings', *kinds])}"
+    )
 
 
 def describe_mask(settings: Settings, *, read: bool = False) -> list[str]:

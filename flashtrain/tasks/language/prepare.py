@@ -46,6 +46,7 @@ from flashtrain.tasks.text_data import (
     vocabulary_of,
 )
 from flashtrain.tasks.training_task import metric
+from flashtrain.training.float8 import check_float8, float8_flops
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
 from flashtrain.training.validation import describe_validation
@@ -63,6 +64,7 @@ def prepare(
         make_task: makes the LightningModule: a class derived from LanguageModel, or a function that
             takes its arguments.
     """
+    check_float8(settings.model.float8, hardware, plans=False)
     take_export(settings)
     build_model = model_builder(settings)
     data, epochs = read_data(settings, hardware)
@@ -91,6 +93,7 @@ def prepare(
         lambda: model.flops_per_token(getattr(setup.task, "mean_length", None) or row_length),
         settings.trainer.tokens_per_step,
         peak_flops=hardware.peak_flops,
+        float8_flops=float8_flops(model, settings.model.float8)[0],
     )
 
     def row(trainer: pl.Trainer) -> dict[str, Any]:

@@ -131,6 +131,15 @@ class LanguageSettings(TextSettings):
                 f"model.quantize={self.model.quantize} needs whole weights on each device, and "
                 f"trainer.strategy={self.strategy} shards them. Use trainer.strategy=ddp."
             )
+        used = self.model.float8 is not None and self.mode in ("train", "plan")
+        odd, multiple = -(-self.context // self.context_degree) % 16, 16 * self.context_degree
+        for name, given, why in (
+            ("model.quantize", self.model.quantize, "its weights have 16 or 32 bits"),
+            ("memory.ffn_chunk", self.memory.ffn_chunk, "chunks are computed in bf16"),
+            ("context", self.context if odd else None, f"expected a multiple of {multiple}"),
+        ):
+            if used and given is not None:
+                raise UserError(f"model.float8={self.model.float8} with {name}={given}: {why}.")
         if self.model.name == "huggingface" and self.mask.name not in ("causal", "document"):
             raise UserError(
                 f"mask={self.mask.name} is used by flashtrain's own decoders. "

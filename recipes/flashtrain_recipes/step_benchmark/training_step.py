@@ -99,6 +99,10 @@ class StepBaseline(Baseline):
         """Return how the baseline saves memory at the case; by default not at all."""
         return MemoryChoice()
 
+    def peak(self, case: Any, peak_flops: float | None) -> float | None:
+        """Return the peak for MFU in FLOP/s, where the device's is `peak_flops`; by default it."""
+        return peak_flops
+
     @abstractmethod
     def build(self, case: Any, device: torch.device) -> TrainingStep:
         """Return the training step of a model with random weights on the device."""

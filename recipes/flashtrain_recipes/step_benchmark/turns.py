@@ -139,7 +139,7 @@ class StepTurns(Turns[StepCase, StepEntry]):
         )
         row: Row = {
             **entry.baseline.columns(self.case),
-            **self.case.rates(milliseconds, self.peak_flops),
+            **self.case.rates(milliseconds, entry.baseline.peak(self.case, self.peak_flops)),
             "peak_memory_gib": None if entry.peak_mib is None else round(entry.peak_mib / 1024, 3),
             "milliseconds": round(milliseconds, 3),
             "compile_seconds": round(compiling, 1),

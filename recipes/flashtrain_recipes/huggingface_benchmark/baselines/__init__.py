@@ -4,8 +4,9 @@ attention, kernels and compilation."""
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
+from flashtrain.settings.options import Float8
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.huggingface_benchmark.baselines.base import HuggingFaceBaseline
 from flashtrain_recipes.huggingface_benchmark.baselines.flashtrain import Flashtrain
@@ -25,9 +26,14 @@ def everyone(hardware: Hardware, *, updates: bool, compiled: bool) -> list[Huggi
     """
     theirs = partial(Transformers, hardware=hardware, updates=updates)
     liger = partial(Liger, hardware=hardware, updates=updates)
+    ours = partial(Flashtrain, hardware=hardware, updates=updates, compiled=compiled)
     layers: dict[str, Any] = {"compiled": True, "by_layer": True}
     return [
-        Flashtrain("flashtrain", FLASHTRAIN, hardware, updates=updates, compiled=compiled),
+        ours("flashtrain", FLASHTRAIN),
+        *(
+            ours(f"flashtrain-float8-{name}", f"{FLASHTRAIN}, float8 {name}", float8=name)
+            for name in get_args(Float8)
+        ),
         theirs("hf-flashtrain", "transformers, flashtrain's attention, eager", attention=None),
         theirs("hf-sdpa", "transformers, SDPA, eager"),
         theirs("hf-sdpa-compile", "transformers, SDPA, compiled", compiled=True),

@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
+from flashtrain.settings.settings import Settings
 from flashtrain.tasks.decoders import make_model
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.huggingface_benchmark.cases import HuggingFaceCase
@@ -41,6 +42,10 @@ class HuggingFaceBaseline(StepBaseline):
     updates: bool  # whether steps update the weights; False measures forward and backward alone
     compiled: bool = False
 
+    def settings(self, case: HuggingFaceCase) -> Settings:
+        """Return the settings of recipe=hf that train the case."""
+        return case.settings()
+
     def decoder(self, case: HuggingFaceCase) -> HuggingFaceDecoder:
         """Return flashtrain's model of the case, on the meta device (without weights)."""
         settings, hardware = case.settings(), case.hardware_of(self.hardware)
@@ -53,7 +58,7 @@ class HuggingFaceBaseline(StepBaseline):
     def saved(self, case: HuggingFaceCase, model: HuggingFaceDecoder) -> MemoryChoice:
         """Apply the settings `memory.*` of the case to flashtrain's model, and
         return what was chosen."""
-        return save_memory(case.settings(), case.hardware_of(self.hardware), model)
+        return save_memory(self.settings(case), case.hardware_of(self.hardware), model)
 
     def materialise(
         self, case: HuggingFaceCase, model: HuggingFaceDecoder, device: torch.device
