@@ -6,7 +6,7 @@ Shapes: B batch, S sequence, E embedding width.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, get_args
 
@@ -48,6 +48,9 @@ class MemorySavings:
         ffn_chunk: The number of tokens that the feed-forward computes at once, forward
             and backward (None: all).
         loss_chunk: The number of tokens whose logits are stored at once (None: chosen by the loss).
+        layers: The number of layers, the first ones, that `checkpointing` applies to; the others
+            store all (None: it applies to every layer). The backward comes to the first ones last,
+            when it has freed what the others stored.
 
     Raises:
         UserError: A name is unknown, or a number is below 1.
@@ -57,16 +60,24 @@ class MemorySavings:
     offload: bool = False
     ffn_chunk: int | None = None
     loss_chunk: int | None = None
+    layers: int | None = None
 
     def __post_init__(self) -> None:
         one_of("checkpointing", self.checkpointing, CHECKPOINTING)
         at_least("ffn_chunk", self.ffn_chunk, 1)
         at_least("loss_chunk", self.loss_chunk, 1)
+        at_least("layers", self.layers, 1)
+
+    def of_layer(self, number: int) -> MemorySavings:
+        """Return the options of one layer, counted from 0."""
+        first = self.layers is None or number < self.layers
+        return replace(self, checkpointing=self.checkpointing if first else "none", layers=None)
 
     def describe(self) -> str:
         """Describe the options, such as "full checkpointing, feed-forward by 16,384
         tokens"; "" where all are off."""
-        parts = [f"{self.checkpointing} checkpointing"] if self.checkpointing != "none" else []
+        where = f" in {self.layers} of the layers" if self.layers else ""
+        parts = [f"{self.checkpointing} checkpointing{where}"] * (self.checkpointing != "none")
         parts += ["inputs in host memory"] if self.offload else []
         parts += [f"feed-forward by {self.ffn_chunk:,} tokens"] if self.ffn_chunk else []
         parts += [f"loss by {self.loss_chunk:,} tokens"] if self.loss_chunk else []

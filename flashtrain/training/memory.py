@@ -197,7 +197,9 @@ def estimate_memory(
     stream, operators = embed * residual_bytes, compiled and blocks.plain
     savings = savings if blocks.plain else replace(savings, ffn_chunk=None)
     saved, block = 0.0, 0
-    for layer, count in Counter(blocks.layers).items():
+    numbered = enumerate(blocks.layers)
+    kinds = Counter((layer, savings.of_layer(number)) for number, layer in numbered)
+    for (layer, own), count in kinds.items():
         gated, passes = layer.feed_forward.gated, layer.mixer.crosses_devices == "state"
         of_layer, temporary = block_bytes(
             layer,
@@ -212,7 +214,7 @@ def estimate_memory(
             - (operators and not gated)
             + (ADAPTER_TENSORS if frozen else 0),
             extra=1.0 if compiled else EAGER_EXTRA,
-            savings=savings,
+            savings=own,
             chunk_tensors=GATED_CHUNK_TENSORS
             if gated and layer.feed_forward.by_autograd
             else CHUNK_TENSORS,
@@ -249,9 +251,8 @@ def estimate_memory(
     # whatever is not recomputed.
     gathered, of_embedding = 2 * of_block + outside, int(part * outside * weight)
     if shards == 1:
-        gathered = (
-            trained if savings.checkpointing == "none" or not compiled else min(trained, gathered)
-        )
+        some = savings.checkpointing == "none" or savings.layers is not None
+        gathered = trained if some or not compiled else min(trained, gathered)
         # 0 for tied weights: the embedding's gradient is added to the head's.
         of_embedding -= head * weight
         at_embedding = 0 if of_embedding >= head * weight else head * weight

@@ -31,6 +31,7 @@ SAVINGS = {
     "selective, chunks": MemorySavings("selective", ffn_chunk=5),
     "full, chunks, offload": MemorySavings("full", offload=True, ffn_chunk=5),
     "selective, offload": MemorySavings("selective", offload=True),
+    "selective, one layer": MemorySavings("selective", layers=1),
 }
 
 
@@ -112,6 +113,7 @@ def test_losses_gradients_and_dropped_weights_stay(name, attention, family, mask
     ("name", "attention", "dropout"),
     [
         ("selective, chunks", "flash", 0.3),
+        ("selective, one layer", "flash", 0.0),
         ("full", "flash", 0.0),
         ("full", "standard", 0.3),
     ],
@@ -253,6 +255,9 @@ def test_each_kind_keeps_less_and_full_one_input_a_block():
     }
     assert a_block["full"] == hidden
     assert a_block["none"] > 10 * hidden
+    first = MemorySavings("full", layers=1)  # a further layer stores all
+    assert kept(first, layers=3) - kept(first, layers=2) == a_block["none"]
+    assert kept(MemorySavings(), layers=2) - kept(first, layers=2) == a_block["none"] - hidden
     chunked = MemorySavings(ffn_chunk=5)
     assert kept(chunked, layers=3) - kept(chunked, layers=2) < a_block["none"]
 
@@ -294,6 +299,10 @@ def test_the_loss_takes_as_many_tokens_at_once_as_it_is_given(monkeypatch):
 
 def test_savings_say_what_they_are():
     assert MemorySavings().describe() == ""
+    assert (
+        MemorySavings("selective", layers=9).describe()
+        == "selective checkpointing in 9 of the layers"
+    )
     every = MemorySavings("full", offload=True, ffn_chunk=16384, loss_chunk=2048).describe()
     assert every == (
         "full checkpointing, inputs in host memory, feed-forward by 16,384 tokens, "

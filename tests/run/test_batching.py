@@ -207,11 +207,13 @@ def test_mode_plan_prints_every_kind_and_marks_the_one_taken():
     assert [line.split()[0] for line in lines] == [
         "memory.activation_checkpointing=none",
         ">",
+        "memory.activation_checkpointing=selective",
         "memory.activation_checkpointing=full",
         "memory.activation_checkpointing=full",
         "memory.activation_checkpointing=full",
     ]
     assert "does not fit" in lines[0]
+    assert "checkpointing=auto (selective in 10 of the layers)" in lines[1]
     assert "GiB in host memory" in lines[-1]
 
 
