@@ -84,6 +84,8 @@ def row_of(model: str, context: int, gpu: str, count: int) -> dict[str, Any]:
     kind = (
         "offload" if savings.offload else "chunks" if savings.ffn_chunk else savings.checkpointing
     )
+    if savings.layers:
+        kind += f" in {savings.layers} of {len(model_of(model, context).shape.layers)}"
     names = kind if strategy == "auto" else f"{strategy}, {kind}"
     host = f" (+ {estimate.host / GIB:.0f} in host memory)" if estimate.host else ""
     return {

@@ -175,8 +175,8 @@ class HuggingFaceDecoder(Trainable):
                 f"memory.ffn_chunk does not support {type(self.module).__name__}. Set it to null."
             )
         self.savings = savings
-        for layer in self.layers:
-            layer.save_memory(savings)
+        for number, layer in enumerate(self.layers):
+            layer.save_memory(savings.of_layer(number))
 
     def compile_blocks(self, **options: Any) -> bool:
         """Compile each layer by torch.compile with these options but

@@ -17,7 +17,11 @@ from torch.utils.checkpoint import checkpoint
 
 from flashtrain.errors import UserError
 from flashtrain.integrations.huggingface_mixers import RUNNING, using
-from flashtrain.models.activation_checkpointing import MemorySavings, checkpointed
+from flashtrain.models.activation_checkpointing import (
+    MemorySavings,
+    checkpointed,
+    compile_lean,
+)
 from flashtrain.models.feed_forward import are_plain, chunked_feed_forward
 
 # Its names in transformers' layers.
@@ -112,13 +116,13 @@ class Layer:
             self.feed_forward.chunk, self.feed_forward.plain = savings.ffn_chunk, {}
 
     def compile(self, settle: Callable[..., Any] | None, **options: Any) -> None:
-        """Compile the layer by torch.compile with these options.
+        """Compile the layer by compile_lean with these options.
 
         Args:
             settle: Maps (mask, hidden_states, arguments) to the mask with its packed documents,
                 before the compiled code runs; None: the mask is passed on as it is.
         """
-        self.compute, self.settle = torch.compile(self.eager, **options), settle
+        self.compute, self.settle = compile_lean(self.eager, **options), settle
         if self.feed_forward is not None:
             self.feed_forward.compile(**options)
 

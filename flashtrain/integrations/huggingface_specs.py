@@ -201,6 +201,8 @@ def layers_of(module: Any) -> tuple[LayerSpec, ...]:
             FeedForwardSpec(0)  # a mixer alone, as Mamba's layers are too
             if feed_forward_of(layer) is None and (apart or kind == "linear_attention")
             else feed_forward_spec(own, layer),
+            # Norms after attention and feed-forward, alone or besides (OLMo 2, Gemma 2).
+            "post" if hasattr(layer, "post_feedforward_layernorm") else "pre",
         )
         for own, kind, layer, rotates in parts
     )

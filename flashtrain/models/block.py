@@ -13,7 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from flashtrain.errors import UserError, at_least, between, one_of
-from flashtrain.models.activation_checkpointing import MemorySavings, checkpointed
+from flashtrain.models.activation_checkpointing import (
+    MemorySavings,
+    checkpointed,
+    compile_lean,
+)
 from flashtrain.models.attention_functions import AnyMask, PackedSequences
 from flashtrain.models.feed_forward import FeedForward
 from flashtrain.models.layer_spec import ExpertsSpec, LayerSpec
@@ -163,9 +167,9 @@ class Block(nn.Module):
         self.feed_forward.chunk = savings.ffn_chunk
 
     def compile_inside(self, **options: Any) -> None:
-        """Compile `compute` by torch.compile with these options; checkpointing stays
+        """Compile `compute` by compile_lean with these options; checkpointing stays
         outside of compiled code."""
-        self._compiled = torch.compile(self.compute, **options)
+        self._compiled = compile_lean(self.compute, **options)
 
     def residual_projections(self) -> tuple[nn.Linear, nn.Linear]:
         """Return the two layers that write into the residual stream (GPT-2 initializes them

@@ -140,8 +140,8 @@ class Trainable(nn.Module):
                 "memory.ffn_chunk and memory.loss_chunk to null."
             )
         self.savings = savings
-        for block in blocks:
-            block.save_memory(savings)
+        for number, block in enumerate(blocks):
+            block.save_memory(savings.of_layer(number))
 
     def compile_blocks(self, **options: Any) -> bool:
         """Compile each block separately with these options of torch.compile; False where

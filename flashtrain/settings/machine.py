@@ -29,7 +29,8 @@ class MemorySettings:
     """Ways to need less memory for activations, with the same losses, in longer steps."""
 
     # What a block saves for its backward: none saves everything, selective its input and
-    # attention's output, full its input; auto takes the fastest that is estimated to fit.
+    # attention's output, full its input; auto takes the fastest that is estimated to fit, which
+    # may be selective in a part of the blocks and none in the others.
     activation_checkpointing: str = option("auto", ActivationCheckpointing)
     offload: bool = False  # move the saved inputs of blocks to host memory
     ffn_chunk: int | None = None  # tokens computed together in the feed-forward; null: auto, or all

@@ -71,8 +71,9 @@ def choose_batching(settings: Settings, hardware: Hardware, model: Trainable) ->
     micro_batch, shape = settings.trainer.micro_batch, model.shape
     sizes = micro_batch or [size for size in divisors(samples) if size <= MAX_MICRO_BATCH]
     if shape is not None and _is_known(shape):
+        estimate = estimator(settings, hardware, model, shape)
         return choose_micro_batch(
-            settings, hardware, sizes, samples, estimator(settings, hardware, model, shape)
+            settings, hardware, sizes, samples, estimate, layers=len(shape.layers)
         )
     # A model that has no memory savings refuses all but the first.
     only = _candidates(settings, hardware)[:1]
@@ -135,6 +136,7 @@ def choose_micro_batch(
     share: int,
     estimate: Estimate,
     tried: Sequence[MemorySavings] = (),
+    layers: int = 0,
 ) -> Batching:
     """Choose the largest micro-batch whose estimated memory fits, with the cheapest memory
     savings that allow it.
@@ -145,6 +147,7 @@ def choose_micro_batch(
         share: samples or tokens of an optimizer step on one device.
         estimate: returns the estimated memory of (micro-batch, MemorySavings).
         tried: the only memory savings that there are; (): those that the settings allow.
+        layers: of the model, a part of which may be recomputed; 0: all or none.
 
     Raises:
         UserError: not even the smallest of several sizes fits, and mode is not plan.
@@ -152,7 +155,8 @@ def choose_micro_batch(
     planned = settings.mode == "plan"
     free, named = room(settings, hardware), isinstance(sizes, int)
     sizes = [sizes] if isinstance(sizes, int) else sizes
-    options = memory_options(tried or _candidates(settings, hardware), sizes, free, estimate)
+    first = tried or _candidates(settings, hardware)
+    options = memory_options(first, sizes, free, estimate, layers)
     chosen = choose_option(options, free, planned=planned)
     if not chosen.fits and not named and not planned and free.device is not None:
         fixed = sum(chosen.estimate.parts()[name] for name in ("weights", "gradients", "optimizer"))

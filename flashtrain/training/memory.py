@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from flashtrain.models.activation_checkpointing import PINNED_BYTES, MemorySavings
 from flashtrain.models.attention_spec import AttentionSpec
-from flashtrain.models.layer_spec import LayerSpec, mixers
+from flashtrain.models.layer_spec import ExpertsSpec, LayerSpec, mixers
 from flashtrain.training.master_weights import GRADIENT_CHUNK
 from flashtrain_kernels.loss_head import default_chunk
 
@@ -197,7 +197,9 @@ def estimate_memory(
     stream, operators = embed * residual_bytes, compiled and blocks.plain
     savings = savings if blocks.plain else replace(savings, ffn_chunk=None)
     saved, block = 0.0, 0
-    for layer, count in Counter(blocks.layers).items():
+    numbered = enumerate(blocks.layers)
+    kinds = Counter((layer, savings.of_layer(number)) for number, layer in numbered)
+    for (layer, own), count in kinds.items():
         gated, passes = layer.feed_forward.gated, layer.mixer.crosses_devices == "state"
         of_layer, temporary = block_bytes(
             layer,
@@ -212,11 +214,13 @@ def estimate_memory(
             - (operators and not gated)
             + (ADAPTER_TENSORS if frozen else 0),
             extra=1.0 if compiled else EAGER_EXTRA,
-            savings=savings,
+            savings=own,
             chunk_tensors=GATED_CHUNK_TENSORS
             if gated and layer.feed_forward.by_autograd
             else CHUNK_TENSORS,
             fused=compiled and context_degree == 1,
+            # Graphs end around experts, so that these are saved.
+            lean=compiled and not isinstance(layer.feed_forward, ExpertsSpec),
             attention=attention,
             exchange=exchange * bool(mixers((layer,), AttentionSpec)) + state_exchange * passes,
             passed=state_saved * passes / tokens,
@@ -247,9 +251,8 @@ def estimate_memory(
     # whatever is not recomputed.
     gathered, of_embedding = 2 * of_block + outside, int(part * outside * weight)
     if shards == 1:
-        gathered = (
-            trained if savings.checkpointing == "none" or not compiled else min(trained, gathered)
-        )
+        some = savings.checkpointing == "none" or savings.layers is not None
+        gathered = trained if some or not compiled else min(trained, gathered)
         # 0 for tied weights: the embedding's gradient is added to the head's.
         of_embedding -= head * weight
         at_embedding = 0 if of_embedding >= head * weight else head * weight
@@ -292,6 +295,7 @@ def block_bytes(
     savings: MemorySavings,
     fused: bool,
     attention: str,
+    lean: bool = False,
     exchange: int = 0,
     passed: float = 0.0,
     chunk_tensors: int = CHUNK_TENSORS,
@@ -309,6 +313,7 @@ def block_bytes(
         savings: activation checkpointing, offloading, and the feed-forward in chunks.
         fused: whether attention is compiled together with the rest of the block.
         attention, exchange: as in estimate_memory.
+        lean: whether compile_lean compiles the block.
         passed: bytes of one token that the mixer saves for states that devices pass.
         chunk_tensors: number of tensors as wide as the feed-forward that one chunk of it needs.
 
@@ -339,6 +344,11 @@ def block_bytes(
     mixer_half += passed
     ffn_half = (stream + normalized) * extra + dropped + wide
     whole = stream * extra + mixer_half + ffn_half
+    # What compile_lean computes again: the outputs of norms before the mixer and the feed-forward,
+    # and a gated activation's product. (GELU's output is that of an operator of ours.)
+    norm_again = normalized if lean and layer.norms == "pre" else 0.0
+    product_again = ffn * activation if lean and wide and layer.feed_forward.gated else 0.0
+    whole -= 2 * norm_again + product_again
     stored = mixer.selective if savings.checkpointing == "selective" else 0
     saved = {"none": whole, "selective": stream + stored, "full": stream}[savings.checkpointing]
 
@@ -346,7 +356,9 @@ def block_bytes(
     # not saved is recomputed; the mixer's half only when it is needed, if compiled code does
     # not need its result earlier.
     again_in_ffn = again_in_mixer = stream if savings.offload else 0.0
-    if savings.checkpointing != "none":
+    if savings.checkpointing == "none":
+        again_in_ffn, again_in_mixer = norm_again + product_again, norm_again
+    else:
         again_in_ffn += ffn_half + (0 if stored and fused else mixer_half - stored)
         again_in_mixer += mixer_half - stored
     gradients = RESIDUAL_GRADIENTS * stream + embed * activation

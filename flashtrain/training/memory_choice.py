@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flashtrain.errors import UserError
 from flashtrain.models.activation_checkpointing import CHECKPOINTING, MemorySavings
@@ -92,15 +92,28 @@ def candidates(
 
 
 def memory_options(
-    tried: Sequence[MemorySavings], sizes: Sequence[int], room: Room, estimate: Estimate
+    tried: Sequence[MemorySavings],
+    sizes: Sequence[int],
+    room: Room,
+    estimate: Estimate,
+    layers: int = 0,
 ) -> list[MemoryOption]:
     """Return for each of the memory savings `tried` the option with the largest micro-batch of
     `sizes` (ascending) that fits or, if none fits, with the smallest.
 
+    Between "none", if that does not fit, and "selective" there is a further option: "selective" in
+    as few of the `layers` as fit.
+
     `estimate` returns the estimated memory of (micro-batch, savings), and `room` is the free
     memory.
     """
-    return [_with_largest(savings, sizes, room, estimate) for savings in tried]
+    found = [_with_largest(savings, sizes, room, estimate) for savings in tried]
+    kinds = [option.savings.checkpointing for option in found[:2]]
+    if kinds == ["none", "selective"] and not found[0].fits:
+        some = (replace(found[1].savings, layers=number) for number in range(1, layers))
+        options = (_with_largest(savings, sizes, room, estimate) for savings in some)
+        found[1:1] = [option for option in options if option.fits][:1]
+    return found
 
 
 def _with_largest(
@@ -141,7 +154,8 @@ def choose_option(
 def option_words(savings: MemorySavings) -> str:
     """Return the settings of these savings, such as "memory.activation_checkpointing=full
     memory.ffn_chunk=16384"."""
-    words = [f"memory.activation_checkpointing={savings.checkpointing}"]
+    auto = f"{AUTO} ({savings.checkpointing} in {savings.layers} of the layers)"
+    words = [f"memory.activation_checkpointing={auto if savings.layers else savings.checkpointing}"]
     words += ["memory.offload=true"] if savings.offload else []
     words += [f"memory.ffn_chunk={savings.ffn_chunk}"] if savings.ffn_chunk else []
     words += [f"memory.loss_chunk={savings.loss_chunk}"] if savings.loss_chunk else []

@@ -18,6 +18,7 @@ from flashtrain.run import machine
 from flashtrain.settings.command_line import CommandLine
 from flashtrain.settings.options import Gpu
 from flashtrain.training.hardware import MEASURED_MFU, PLANNED_GPUS, planned_hardware
+from flashtrain.training.memory import GIB
 
 RESULTS = Path(__file__).parents[2] / "recipes" / "results"
 PIECES = ("memory.ffn_chunk=16384", "memory.loss_chunk=2048", "memory.offload=true")
@@ -176,6 +177,9 @@ def test_gpt2s_steps_need_what_was_measured_on_an_h200(size: str, context: int, 
         "gpt2-speed-h200", implementation="flashtrain", model=size, context=context, weights="fp32"
     )
     found = gib_of("recipe=gpt2", f"model.size={size}", *step, "hardware.plan_for=h200")
+    # The file is of compiled layers that saved the outputs of their two norms as well.
+    layers, embed = {"124m": (12, 768), "1.3b": (24, 2048)}[size]
+    found += 2 * layers * batch * context * embed * 2 / GIB
     assert peak <= found <= 1.1 * peak
 
 
@@ -183,8 +187,9 @@ def test_a_million_tokens_need_what_was_measured_on_an_h200() -> None:
     """Two steps were measured, the second with AdamW's moments."""
     peak = measured("gpt2-million-h200", model="gpt2-124m", devices=1)
     found = gib_of(
-        "recipe=gpt2", "model.positions=rotary", *one_sequence(2**20), "hardware.plan_for=h200"
-    )
+        "recipe=gpt2", "model.positions=rotary", *one_sequence(2**20), "hardware.plan_for=h200",
+        "memory.activation_checkpointing=selective",
+    )  # fmt: skip
     assert peak <= found <= 1.1 * peak
 
 

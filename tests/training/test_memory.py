@@ -40,11 +40,13 @@ OF_12_LAYERS = partial(
 GPT2_124M = partial(OF_12_LAYERS, 124_475_904)
 
 
-# Measured when the loss still stored all logits: here its pieces are as large as the batch.
+# Measured when the loss still stored all logits: here its pieces are as large as the batch. And
+# when compiled layers still saved the outputs of their two norms.
 @pytest.mark.parametrize(("micro_batch", "measured_gib"), [(64, 28.88), (32, 15.61)])
 def test_gpt2_124m_is_estimated_as_it_was_measured_on_an_h200(micro_batch, measured_gib):
     estimate = GPT2_124M(micro_batch=micro_batch, loss_chunk=micro_batch * 1024)
-    assert estimate.total / GIB == pytest.approx(measured_gib, rel=0.05)
+    norms = 2 * 12 * micro_batch * 1024 * 768 * 2
+    assert (estimate.total + norms) / GIB == pytest.approx(measured_gib, rel=0.05)
 
 
 # recipes/results/gpt2-million-h200.json

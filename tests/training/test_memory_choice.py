@@ -10,11 +10,14 @@ from flashtrain.training.memory import GIB, MemoryEstimate
 from flashtrain.training.memory_choice import Room, candidates, choose_option, memory_options
 
 A_SAMPLE = {"none": 16, "selective": 8, "full": 4}  # GiB
+LAYERS = 8
 
 
 def estimate(micro_batch: int, savings: MemorySavings) -> MemoryEstimate:
+    some = (savings.layers or 0) / LAYERS  # of a model whose other layers store all
+    kinds = A_SAMPLE["none"], A_SAMPLE[savings.checkpointing]
     size = (
-        A_SAMPLE[savings.checkpointing]
+        (kinds[0] * (1 - some) + kinds[1] * some if some else kinds[1])
         * (0.5 if savings.ffn_chunk else 1)
         * (0.5 if savings.offload else 1)
     )
@@ -53,6 +56,20 @@ def test_auto_takes_the_first_that_fits(free, expected):
     assert chosen(Room(int(free * GIB)))[0] == expected
 
 
+@pytest.mark.parametrize(
+    ("free", "layers"), [(20, None), (16.7, 1), (12, 6), (9.2, None), (5, None)]
+)
+def test_auto_recomputes_as_few_layers_as_fit_where_storing_all_does_not(free, layers):
+    room = Room(int(free * GIB))
+    option = choose_option(memory_options(candidates(), [1, 2], room, estimate, LAYERS), room)
+    assert option.fits
+    assert option.micro_batch == 1
+    assert option.savings.layers == layers
+    kind = {20: "none", 5: "full"}.get(free, "selective")
+    assert option.savings.checkpointing == kind
+    assert len(memory_options(candidates("selective"), [1], room, estimate, LAYERS)) == 1
+
+
 def test_numbers_that_are_given_stay_whatever_auto_takes():
     assert all(s.ffn_chunk == 100 for s in candidates(ffn_chunk=100))
     assert candidates(loss_chunk=50)[-1] == MemorySavings("full", True, 16384, 50)
@@ -76,7 +93,11 @@ def test_offloading_without_room_in_the_host_is_one_line():
 
 
 def test_an_option_reads_as_the_settings_that_ask_for_it():
-    first, *_, last = memory_options(candidates(), [1], Room(10 * GIB, 100 * GIB), estimate)
+    room = Room(10 * GIB, 100 * GIB)
+    first, some, *_, last = memory_options(candidates(), [1], room, estimate, LAYERS)
+    assert some.line().startswith(
+        "memory.activation_checkpointing=auto (selective in 7 of the layers)  "
+    )
     assert (
         " ".join(first.line().split())
         == "memory.activation_checkpointing=none 16.0 GiB, micro-batch 1 - does not fit"

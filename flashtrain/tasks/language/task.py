@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from flashtrain.data.packing import Batch, ChatBatch
 from flashtrain.errors import UserError
+from flashtrain.models.activation_checkpointing import compile_lean
 from flashtrain.models.generation import MaskMaker
 from flashtrain.models.sharded_sequence import mean_over_context, sharded_sequence, whole
 from flashtrain.models.trainable import Trainable, as_trainable
@@ -97,7 +98,7 @@ class LanguageModel(TrainingTask):
         elif self._compile:
             # FSDP2's hooks break the graph between blocks, so one full graph is
             # requested only without it.
-            self._compiled = torch.compile(
+            self._compiled = compile_lean(
                 self.loss,
                 dynamic=False,
                 fullgraph=not self._shard_mesh_seen,
