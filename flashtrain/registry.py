@@ -77,6 +77,12 @@ _OWN = {
     "task.fine_tuning": "flashtrain.tasks.fine_tuning.spec:FineTuningTask",
     "mode.check": "flashtrain.mode:Check",
     "mixer.attention": "flashtrain.models.attention_spec:AttentionSpec",
+    "mixer.retention": "flashtrain.models.linear_attention:RetentionSpec",
+    "mixer.lightning": "flashtrain.models.linear_attention:LightningSpec",
+    "mixer.gla": "flashtrain.models.linear_attention:GatedSpec",
+    "mixer.norm_attention": "flashtrain.models.linear_attention:NormSpec",
+    "mixer.delta": "flashtrain.models.convolved_mixer:DeltaSpec",
+    "mixer.mamba2": "flashtrain.models.convolved_mixer:Mamba2Spec",
     "model.huggingface": "flashtrain.integrations.huggingface_model:build",
     "figure.context": "flashtrain.report.figures:sweep_figure",
 }

@@ -26,6 +26,7 @@ from flashtrain.integrations.huggingface_layers import (
 from flashtrain.models.attention_spec import AttentionSpec
 from flashtrain.models.layer_spec import ExpertsSpec, FeedForwardSpec, LayerSpec
 from flashtrain.models.mixer import MixerMemory, MixerSpec
+from flashtrain.models.state_mixer import CHUNK, StateSizes
 from flashtrain.models.trainable import DecoderShape
 
 WINDOWED, CHUNKED = "sliding_attention", "chunked_attention"
@@ -36,7 +37,6 @@ ATTENTIONS = ("attention", "full_attention", WINDOWED, CHUNKED)
 STATES = ("linear_attention", "mamba", "recurrent", "conv", "hybrid", "hybrid_sliding")
 # layers that are a feed-forward alone, beside which others are a mixer alone.
 FEED_FORWARDS = ("mlp", "moe")
-CHUNK = 64  # tokens; of flash-linear-attention's kernels
 GATES = {"gate_proj", "gate_up_proj", "w3"}  # the further matrix of a gated feed-forward
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
@@ -68,42 +68,27 @@ class OtherSpec:
 
 
 @dataclass(frozen=True)
-class StateSpec(OtherSpec):
+class StateSpec(StateSizes, OtherSpec):
     """A mixer of one of STATES: a recurrence or a convolution, alone or beside
-    attention in the same layer.
+    attention in the same layer."""
 
-    Its memory is counted from the tensors that flash-linear-attention's kernels save; no
-    measurement has confirmed it yet.
-    """
-
-    state: int = 0  # numbers of all heads' states
-    products: int = 0  # FLOPs of a token's forward for each of them
-    # Numbers of a token that the backward needs: projections, convolution, inverses of chunks.
+    state: int = 0
+    products: int = 0
     inputs: int = 0
-    inner: int = 0  # width of the recurrence's result
+    inner: int = 0
     beside: AttentionSpec | None = None
-    # Numbers of the map of a run of tokens, which devices gather; None: they cannot share them.
-    passed: int | None = None
-    columns: int = 0  # further numbers of a token's result, by which a run's map is found
+    passed: int | None = None  # None: devices cannot share its sequences
+    columns: int = 0
 
     @property
     def crosses_devices(self) -> str | None:
         return None if self.passed is None else "state"
 
     def flops(self, context: int) -> float:
-        return 3.0 * self.products * self.state + (
-            self.beside.flops(context) if self.beside else 0.0
-        )
+        return super().flops(context) + (self.beside.flops(context) if self.beside else 0.0)
 
-    def memory(self, **sizes: Any) -> MixerMemory | None:
-        each = sizes["activation"]
-        own = MixerMemory(
-            inputs=self.inputs * each,
-            result=2 * self.inner * each,  # gated and normed too
-            gradients=self.inner * each,
-            # States at chunks and their gradients; those of what is read.
-            sums=4 * self.state / CHUNK + 6 * self.inner,
-        )
+    def memory(self, **sizes: Any) -> MixerMemory:
+        own = super().memory(**sizes)
         both = (own, self.beside.memory(**sizes)) if self.beside else (own,)
         return MixerMemory(*map(sum, zip(*both, strict=True)))
 

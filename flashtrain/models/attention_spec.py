@@ -34,7 +34,7 @@ class AttentionSpec:
     head_dim: int
     value_dim: int | None = None  # head dimension of the values; None: head_dim
     window: int | None = None  # tokens that a token sees, itself included; None: all
-    # tokens of a chunk, which see their own chunk alone (Llama 4); None: no chunks.
+    # tokens of a chunk, which see their own chunk alone (Llama 4, TransNormer); None: no chunks.
     chunk: int | None = None
     rotary: bool = False  # whether queries and keys are rotated by their positions
     # Whether the backward needs only the rotated queries and keys, not those before.
@@ -54,10 +54,10 @@ class AttentionSpec:
     def make(self, embed: int, *, rotary: Rotary | None, **options: Any) -> Attention:
         from flashtrain.models.attention import Attention
 
-        if self.chunk is not None or self.value_dim not in (None, self.head_dim):
+        if self.value_dim not in (None, self.head_dim):
             raise UserError(
-                f"attention with chunk={self.chunk} and value_dim={self.value_dim}: "
-                "flashtrain's own decoders have neither. Use recipe=hf."
+                f"attention with value_dim={self.value_dim}: "
+                "flashtrain's own decoders have it not. Use recipe=hf."
             )
         made = rotary(self.head_dim) if self.rotary and rotary is not None else None
         return Attention(

@@ -26,6 +26,7 @@ from flashtrain.models.key_value_cache import KeyValueCache, cache_bytes
 from flashtrain.models.layer_masks import layer_masks
 from flashtrain.models.positions import LearnedPositions, RotaryPositions, check_learned
 from flashtrain.models.sharded_sequence import next_positions
+from flashtrain.models.state_mixer import StateMixer
 from flashtrain.models.trainable import Trainable
 from flashtrain.settings import options
 from flashtrain_kernels import linear_cross_entropy
@@ -90,6 +91,8 @@ class Decoder(Trainable):
         start_normal(self)
         for module in self.modules():
             if isinstance(module, Block):
+                if isinstance(module.mixer, StateMixer):
+                    module.mixer.reset_parameters()
                 for projection in module.residual_projections():
                     nn.init.normal_(
                         projection.weight, std=INITIAL_STD / math.sqrt(2 * len(self.blocks))
@@ -143,7 +146,15 @@ class Decoder(Trainable):
         if self.residual == "compute":
             x = x.to(autocast_dtype(x.device.type) or x.dtype)
         dropout = self.config.dropout if self.training else 0.0
-        masks = layer_masks(mask, x, self.config.layers, attention=self.attention, dropout=dropout)
+        masks = layer_masks(
+            mask,
+            x,
+            self.config.layers,
+            attention=self.attention,
+            dropout=dropout,
+            positions=positions,
+            read=None if cache is None else cache.length,
+        )
         for index, (block, of_layer) in enumerate(zip(self.blocks, masks, strict=True)):
             layer_cache = cache.layers[index] if cache is not None else None
             x = block(x, positions=positions, mask=of_layer, cache=layer_cache)

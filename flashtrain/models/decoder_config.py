@@ -112,6 +112,7 @@ class DecoderConfig(DecoderShape):
         whole = (
             isinstance(mixer, AttentionSpec)
             and mixer.window is None
+            and mixer.chunk is None
             and mixer.rotary == (self.positions == "rotary")
         )
         return first if whole and len(set(self.layers)) == 1 else None

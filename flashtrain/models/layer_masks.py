@@ -1,16 +1,20 @@
-"""The mask of each layer of a decoder: a layer of attention to a window gets the batch's
-mask, restricted to the window."""
+"""The mask of each layer of a decoder: a layer of attention to a window or a chunk gets the
+batch's mask, restricted to it; a layer that keeps states gets the documents of the rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from flashtrain.models.attention_functions import AnyMask, plan_mask
 from flashtrain.models.attention_spec import AttentionSpec
 from flashtrain.models.layer_spec import LayerSpec
-from flashtrain_kernels import BlockMask
+from flashtrain.models.sharded_sequence import sharded_sequence
+from flashtrain_kernels import BlockMask, masks
+from flashtrain_kernels.recurrences import Rows
 
 
 def layer_masks(
@@ -20,27 +24,58 @@ def layer_masks(
     *,
     attention: str,
     dropout: float = 0.0,
-) -> list[AnyMask | None]:
-    """Return the mask of each layer; layers of attention with the same window and head dimension
-    share one planned mask.
+    positions: Tensor,
+    read: int | None = None,
+) -> list[Any]:
+    """Return the mask of each layer; layers of attention with the same window, chunk and head
+    dimension share one planned mask, layers that keep states one Rows.
 
     Args:
         mask, x, attention, dropout: As plan_mask's.
         layers: What the layers are.
+        positions: Of the tokens, (B or 1, S).
+        read: The number of tokens before them, which a cache has; None: no cache.
     """
-    planned: dict[tuple[int | None, int], AnyMask | None] = {}
-    found = []
+    planned: dict[Any, Any] = {}
+    found: list[Any] = []
     for mixer in (layer.mixer for layer in layers):
-        if not isinstance(mixer, AttentionSpec) or mask is None:
+        chunk = getattr(mixer, "chunk", None)
+        if mixer.crosses_devices == "state" and read is None:
+            planned[Rows] = planned[Rows] if Rows in planned else _rows(x, positions)
+            found.append(planned[Rows])
+            continue
+        if not isinstance(mixer, AttentionSpec) or (mask is None and chunk is None):
             found.append(mask)
             continue
-        kind = mixer.window, mixer.head_dim
+        kind = mixer.window, chunk, mixer.head_dim
         if kind not in planned:
-            narrow = mask
-            if mixer.window is not None and not isinstance(mask, BlockMask):
-                narrow = mask.within(mixer.window - 1)
+            narrow = _causal(x, read or 0) if mask is None else mask
+            if mixer.window is not None and not isinstance(narrow, BlockMask):
+                narrow = narrow.within(mixer.window - 1)
+            if chunk is not None and not isinstance(narrow, BlockMask):
+                narrow = narrow.chunked(chunk)
             planned[kind] = plan_mask(
                 narrow, x, attention=attention, head_dim=mixer.head_dim, dropout=dropout
             )
         found.append(planned[kind])
     return found
+
+
+@torch.compiler.disable  # of documents, a graph would guard the number
+def _rows(x: Tensor, positions: Tensor) -> Rows:
+    """Return the documents of x (B, S, E), also over the borders of devices."""
+    positions, sequence = positions.expand(x.shape[0], -1), sharded_sequence()
+    if sequence is None:
+        return Rows(positions)
+    return sequence.rows(positions, sequence.gathered(positions))
+
+
+def _causal(x: Tensor, read: int) -> Any:
+    """Return the causal mask of x's tokens, after `read` others; of the whole sequence, if
+    shared."""
+    sequence = sharded_sequence()
+    whole = torch.arange(
+        read + (x.shape[1] if sequence is None else sequence.length), device=x.device
+    )
+    mask = masks.causal(len(whole), device=x.device)
+    return mask.select(whole[read:], whole) if read else mask

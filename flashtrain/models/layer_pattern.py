@@ -2,8 +2,9 @@
 
     [window:1024, window:1024, full]
 
-A word is full (attention to all earlier tokens), window:TOKENS, nope (full, without positions;
-Kazemnejad et al. 2023), or the kind of a registered mixer: KIND, or KIND:VALUE if it has a value.
+A word is full (attention to all earlier tokens), window:TOKENS, chunk:TOKENS (to those of its own
+chunk), nope (full, without positions; Kazemnejad et al. 2023), or the kind of a registered mixer:
+KIND, or KIND:VALUE if it has a value.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from flashtrain.models.layer_spec import FeedForwardSpec, LayerSpec
 from flashtrain.models.mixer import MixerSpec
 from flashtrain.registry import component
 
-ATTENTION = ("full", "nope", "window")
+ATTENTION = ("full", "nope", "window", "chunk")
 
 
 def layers_of_pattern(
@@ -45,11 +46,13 @@ def mixer_of(word: str, attention: AttentionSpec) -> MixerSpec:
     if kind not in ATTENTION:
         build: Any = component("mixer", kind)
         return build.of_pattern(value or None, attention)
-    if kind == "window" and value.isdigit() and int(value):
-        return replace(attention, window=int(value))
-    if kind == "window" or value:
+    sized = kind in ("window", "chunk")
+    if sized and value.isdigit() and int(value):
+        return replace(attention, **{kind: int(value)})
+    if sized or value:
         raise UserError(
-            f"model.pattern has {word}. Expected full, nope or window:TOKENS, such as window:1024."
+            f"model.pattern has {word}. Expected full, nope, window:TOKENS or chunk:TOKENS, such "
+            "as window:1024."
         )
     if kind == "nope" and not attention.rotary:
         raise UserError(

@@ -28,10 +28,13 @@ from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.sequence import _Gathered
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.models.activation_checkpointing import MemorySavings
+from flashtrain.models.decoder import Decoder
+from flashtrain.models.decoder_config import DecoderConfig
 from flashtrain.models.sharded_sequence import use_sharded_sequence
 
-KINDS = [kind for kind in CONFIGS if kind not in ON_ONE_DEVICE]
-MORE_LENGTHS = ("qwen3_5_text", "nemotron_h", "lfm3")
+OWN = "flashtrain's own mixers"
+KINDS = [*(kind for kind in CONFIGS if kind not in ON_ONE_DEVICE), OWN]
+MORE_LENGTHS = ("qwen3_5_text", "nemotron_h", "lfm3", OWN)
 RECOMPUTED = ("qwen3_next", "kimi_linear", "bamba", "lfm2")
 LONG = sum(LENGTHS)  # odd; documents cross every border, in one row or the other
 SHORT = 9  # four ranks hold runs of 2, 1 and 0 tokens, shorter than a convolution
@@ -80,7 +83,13 @@ def batch_of(length: int) -> dict[str, Tensor]:
 
 
 @cache
-def model_of(kind: str, adapted: bool) -> HuggingFaceDecoder:
+def model_of(kind: str, adapted: bool) -> Any:
+    if kind == OWN:
+        torch.manual_seed(0)
+        states = ["retention", "lightning", "gla", "norm_attention", "delta", "mamba2:8"]
+        sizes = {"layers": 8, "width": 16, "heads": 2, "pattern": [*states, "chunk:6", "full"]}
+        config = DecoderConfig.of_size("demo", "llama", vocab_size=64, context=LONG, **sizes)
+        return Decoder(config, residual="weights").double()
     model = decoder(kind, torch.float32 if adapted else torch.float64)
     if adapted:
         from peft import LoraConfig, inject_adapter_in_model
@@ -93,7 +102,7 @@ def model_of(kind: str, adapted: bool) -> HuggingFaceDecoder:
     return model
 
 
-def found_by(model: HuggingFaceDecoder, part: dict[str, Any], weight: Any = 1.0) -> dict[str, Any]:
+def found_by(model: Any, part: dict[str, Any], weight: Any = 1.0) -> dict[str, Any]:
     """Logits, and the gradient of each parameter of `weight` times the loss."""
     model.zero_grad()
     loss = weight * model.loss(part["tokens"], part["labels"], positions=part["positions"])

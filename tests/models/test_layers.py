@@ -15,14 +15,14 @@ from flashtrain.settings.text import SequenceSharding
 from flashtrain.tasks.context_run import check_shape
 from flashtrain_kernels import masks
 
-MIXED = ["window:8", "nope", "full"]
+MIXED = ["window:8", "nope", "full", "chunk:8"]
 PATTERNS = [[one] for one in MIXED] + [MIXED]
 
 
 def build(pattern: list[str], attention: str = "sdpa") -> Decoder:
     torch.manual_seed(0)
     config = DecoderConfig.of_size(
-        "demo", "llama", vocab_size=61, context=64, layers=3, width=32, heads=2, pattern=pattern
+        "demo", "llama", vocab_size=61, context=64, layers=4, width=32, heads=2, pattern=pattern
     )
     return Decoder(config, attention=attention, residual="weights").double().eval()
 
@@ -58,6 +58,18 @@ def test_a_layer_of_a_window_is_attention_under_the_mask_of_that_window(attentio
     narrow, plain, rows = build(["window:8"], attention), build(["full"], attention), tokens()
     window = masks.sliding_window(40, (7, 0))
     torch.testing.assert_close(narrow(rows)[..., :61], plain(rows, mask=window)[..., :61])
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "standard", "flash"])
+def test_a_layer_of_a_chunk_is_block_diagonal_attention_and_blocks_count_from_their_document(
+    attention,
+):
+    narrow, plain, rows = build(["chunk:8"], attention), build(["full"], attention), tokens()
+    blocks = masks.document((torch.arange(40) // 8).expand(2, -1), causal=True)
+    torch.testing.assert_close(narrow(rows)[..., :61], plain(rows, mask=blocks)[..., :61])
+    mask = masks.document((torch.arange(40) >= 13).long().expand(2, -1), causal=True).chunked(8)
+    start = torch.cat((torch.arange(13) // 8, 2 + torch.arange(27) // 8))
+    assert torch.equal(mask.dense()[0], (start[:, None] == start).tril())
 
 
 def test_layers_of_one_window_read_one_mask_which_is_planned_once(monkeypatch):
@@ -100,7 +112,7 @@ def test_flops_of_a_window_are_of_the_keys_that_it_sees():
     narrow, plain = build(["window:8"]), build(["full"])
     assert narrow.flops_per_token(8) == plain.flops_per_token(8)
     seen = 8 * (1 - 8 / 128) - 32
-    assert narrow.flops_per_token(64) - plain.flops_per_token(64) == 3 * 12 * 32 * seen
+    assert narrow.flops_per_token(64) - plain.flops_per_token(64) == 4 * 12 * 32 * seen
 
 
 def test_more_kinds_of_layers_than_torch_compiles_are_refused_rather_than_run_eagerly():
@@ -117,10 +129,9 @@ def test_more_kinds_of_layers_than_torch_compiles_are_refused_rather_than_run_ea
     "changes",
     [
         {"feed_forward": ExpertsSpec(64, experts=4, top=2)},
-        {"mixer": AttentionSpec(4, 4, 8, chunk=4)},
         {"mixer": AttentionSpec(4, 4, 8, value_dim=4)},
     ],
-    ids=["experts", "chunks", "narrow values"],
+    ids=["experts", "narrow values"],
 )
 def test_layers_that_only_hugging_faces_classes_compute_are_refused_rather_than_made_as_others(
     changes,
@@ -141,7 +152,7 @@ def test_layers_whose_states_nothing_passes_on_are_refused_over_devices():
         check_shape(SequenceSharding(64, 2, "auto", "balanced", 2), shape)
 
 
-@pytest.mark.parametrize("word", ["window", "window:0", "window:x", "full:3", "nopes"])
+@pytest.mark.parametrize("word", ["window", "window:0", "window:x", "chunk", "full:3", "nopes"])
 def test_a_word_that_names_no_layer_is_refused(word):
     with pytest.raises(UserError):
         build([word])

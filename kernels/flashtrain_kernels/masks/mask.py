@@ -14,7 +14,7 @@ from torch import Tensor
 from ..checks import INTEGERS, check_device, check_dtype
 from .operators import packed_rows
 from .plan import PLAN, Plan
-from .rows import HIGH, HIGH2, LOW, LOW2, POSITION
+from .rows import HIGH, HIGH2, LOW, LOW2, POSITION, START
 
 
 class Sequences(NamedTuple):
@@ -144,6 +144,15 @@ class Mask(NamedTuple):
             return found
         window = (_closer(packed.window[0], left), _closer(packed.window[1], right))
         return found._replace(sequences=packed._replace(window=window))
+
+    def chunked(self, size: int) -> "Mask":
+        """Return this mask with further pairs hidden: those whose key is in an earlier chunk of
+        `size` tokens of the query's document (a block-diagonal mask, if this one is causal)."""
+        rows, own = self.queries.clone(), self.queries[POSITION]
+        start = own - (own - rows[START]) % size
+        for low in (LOW, LOW2)[: (rows.shape[0] - 3) // 2]:
+            rows[low] = torch.maximum(rows[low], start)
+        return Mask(rows, self.keys, self.seqlen_k)
 
     def planned(
         self, head_dim: int, dtype: torch.dtype, *, rich: bool = False, softcap: bool = False

@@ -37,7 +37,8 @@ def gated_delta_rule(
     operator = "delta rule" if g.dim() == 3 else "delta rule by channels"
     run: Any = fla.gated_delta_rule if fla.serves(operator, q) is None else _chunked
     if not isinstance(rows, SharedRows):
-        return run(q, k, v, g, beta, rows, normalize, None)[0]
+        out, rows.state = run(q, k, v, g, beta, rows, normalize, rows.state)
+        return out
 
     def outer(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
         # The rule is linear in the state. So K more columns, of values 0 and an identity as the

@@ -30,7 +30,8 @@ def decayed_sum(v: Tensor, g: Tensor, k: Tensor, q: Tensor, rows: Rows) -> Tenso
     """
     run: Any = fla.decayed_sum if fla.serves("decayed sum", k) is None else _chunked
     if not isinstance(rows, SharedRows):
-        return run(v, g, k, q, rows, None)[0]
+        out, rows.state = run(v, g, k, q, rows, rows.state)
+        return out
 
     def outer(v: Tensor, g: Tensor, k: Tensor, q: Tensor) -> Tensor:
         sizes = len(rows.outer.bounds) - 1, v.shape[2], k.shape[3], v.shape[3]

@@ -38,7 +38,13 @@ class Rows:
             the one before plus one, which is transformers' rule. Padding whose positions count
             on belongs to the document before it.
         begins: (B, S), where documents begin; None: by that rule.
+
+    Attributes:
+        state: (N, H, K, V), the documents' states before a recurrence, which sets it to those
+            after; None: they are empty, and the last ones are not needed.
     """
+
+    state: Tensor | None = None
 
     def __init__(self, positions: Tensor, begins: Tensor | None = None) -> None:
         if begins is None:

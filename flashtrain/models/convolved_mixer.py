@@ -1,0 +1,147 @@
+"""Recurrences behind a short convolution, with a gated norm after them:
+
+- delta: the gated delta rule (Yang et al. 2024, "Gated Delta Networks"), as Qwen3-Next's;
+- mamba2: a state space (Dao and Gu 2024, "Transformers are SSMs"), as Bamba's and Granite 4's.
+
+Shapes: B batch, S sequence, H heads, K (also N) and V (also P) of a head, C channels.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flashtrain.errors import UserError
+from flashtrain.models.attention_spec import AttentionSpec
+from flashtrain.models.mixer import Rotary
+from flashtrain.models.state_mixer import CHUNK, OwnStateSpec, StateCache, StateMixer, whole_rows
+from flashtrain_kernels import recurrences
+from flashtrain_kernels.recurrences import Rows
+
+WIDTH = 4  # tokens of the convolution
+EPSILON = 1e-5  # of the norm
+EXPAND = 2  # Mamba-2's inner width over the embedding's
+STEPS = (1e-3, 1e-1)  # softplus of dt_bias, at the start
+
+
+class ConvolvedMixer(StateMixer):
+    """The gated delta rule or a state space. `inputs` has rows for what is convolved (q, k, v; or
+    x, B, C), the output's gate, the steps and, for the delta rule, what is replaced (beta)."""
+
+    def __init__(self, embed: int, spec: Any, bias: bool, rotary: Rotary | None) -> None:
+        super().__init__(embed, spec, bias, rotary)
+        delta = spec.kind == "delta"
+        convolved = sum(spec.convolved)
+        self.parts = [convolved, spec.inner, spec.heads] + [spec.heads] * delta
+        self.inputs = nn.Linear(embed, sum(self.parts), bias=bias)
+        self.convolution = nn.Parameter(torch.empty(convolved, WIDTH))
+        self.convolution_bias = None if delta else nn.Parameter(torch.empty(convolved))
+        self.A_log, self.dt_bias = (nn.Parameter(torch.empty(spec.heads)) for _ in range(2))
+        self.D = None if delta else nn.Parameter(torch.empty(spec.heads))
+        self.norm = nn.RMSNorm(spec.head_dim if delta else spec.inner, eps=EPSILON)
+        self.output = nn.Linear(spec.inner, embed, bias=bias)
+
+    def reset_parameters(self) -> None:
+        for one in filter(lambda one: one is not None, (self.convolution, self.convolution_bias)):
+            nn.init.uniform_(one, -(WIDTH**-0.5), WIDTH**-0.5)  # torch's
+        with torch.no_grad():
+            self.A_log.uniform_(1, 16).log_()
+            step = self.dt_bias.uniform_(*map(math.log, STEPS)).exp()
+            self.dt_bias.copy_(step.expm1().log())  # softplus backwards
+        if self.D is not None:
+            nn.init.ones_(self.D)
+
+    def mix(self, x: Tensor, positions: Any, rows: Rows, cache: StateCache | None) -> Tensor:
+        x, gate, step, *beta = x.split(self.parts, 2)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        step, rate = F.softplus(step.to(wide) + self.dt_bias), -self.A_log.to(wide).exp()
+        parts = self.convolved(x, rows, cache).split(self.spec.convolved, 2)
+        x, B, C = map(heads_of, parts, self.spec.of_head)
+        if not beta:
+            out = state_space(x, step, rate, B, C, rows, self.D)
+            return self.norm(out.flatten(2) * F.silu(gate))
+        given = x, B, C, rate * step, beta[0].sigmoid()
+        out = gated_delta_rule(*given, rows, normalize=True)
+        return self.norm(out).flatten(2) * F.silu(gate)
+
+    def convolved(self, x: Tensor, rows: Rows, cache: StateCache | None) -> Tensor:
+        """Return x (B, S, C), convolved within documents, or with a cache after its last inputs."""
+        tokens = x.shape[1]
+        if cache is not None:
+            x = (
+                F.pad(x, (0, 0, WIDTH - 1, 0))
+                if cache.last is None
+                else torch.cat((cache.last, x), 1)
+            )
+            cache.last, rows = x[:, 1 - WIDTH :], whole_rows(x)
+        given = x.mT, self.convolution, self.convolution_bias, rows
+        return short_convolution(*given, silu=True).mT[:, -tokens:]
+
+
+def heads_of(x: Tensor, size: int) -> Tensor:
+    return x.unflatten(2, (-1, size))
+
+
+# Rows would become inputs of the graph, and be guarded by their values.
+short_convolution, gated_delta_rule, state_space = map(
+    torch.compiler.disable,
+    (recurrences.short_convolution, recurrences.gated_delta_rule, recurrences.state_space),
+)
+
+
+@dataclass(frozen=True)
+class DeltaSpec(OwnStateSpec):
+    kind: ClassVar[str] = "delta"
+    mixer: ClassVar[type[StateMixer]] = ConvolvedMixer
+    products: ClassVar[int] = 6
+
+    @property
+    def convolved(self) -> tuple[int, ...]:
+        """The widths of q, k, v."""
+        return (self.inner,) * 3
+
+    @property
+    def of_head(self) -> tuple[int, ...]:
+        """Those of one head."""
+        return (self.head_dim,) * 3
+
+    @property
+    def inputs(self) -> int:
+        return 2 * sum(self.convolved) + self.inner + (CHUNK + 2) * self.heads
+
+    @property
+    def passed(self) -> int:
+        return 2 * self.state
+
+
+@dataclass(frozen=True)
+class Mamba2Spec(OwnStateSpec):
+    key_dim: int = 128  # type: ignore[assignment]
+
+    kind: ClassVar[str] = "mamba2"
+    mixer: ClassVar[type[StateMixer]] = ConvolvedMixer
+
+    @classmethod
+    def of_pattern(cls, value: str | None, attention: AttentionSpec) -> OwnStateSpec:
+        if value is not None and not (value.isdigit() and int(value)):
+            raise UserError(f"model.pattern has mamba2:{value}. Expected mamba2 or mamba2:STATE.")
+        sizes = (int(value),) if value else ()
+        return cls(EXPAND * attention.heads, attention.head_dim, *sizes)
+
+    @property
+    def convolved(self) -> tuple[int, ...]:
+        """The widths of x, B, C, of one group of heads."""
+        return self.inner, self.key_dim, self.key_dim
+
+    @property
+    def of_head(self) -> tuple[int, ...]:
+        return self.head_dim, self.key_dim, self.key_dim
+
+    @property
+    def inputs(self) -> int:  # with B and C of every head, which fla's kernel needs
+        return 2 * sum(self.convolved) + 2 * self.inner + 2 * self.heads * self.key_dim
