@@ -9,35 +9,30 @@ Shapes: B batch, S sequence, H heads, K (also N) and V (also P) of a head, C cha
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flashtrain.errors import UserError
-from flashtrain.models.attention_spec import AttentionSpec
 from flashtrain.models.mixer import Rotary
-from flashtrain.models.state_mixer import CHUNK, OwnStateSpec, StateCache, StateMixer, whole_rows
+from flashtrain.models.state_mixer import OwnStateSpec, StateCache, StateMixer
 from flashtrain_kernels import recurrences
 from flashtrain_kernels.recurrences import Rows
 
 WIDTH = 4  # tokens of the convolution
 EPSILON = 1e-5  # of the norm
-EXPAND = 2  # Mamba-2's inner width over the embedding's
 STEPS = (1e-3, 1e-1)  # softplus of dt_bias, at the start
 
 
 class ConvolvedMixer(StateMixer):
-    """The gated delta rule or a state space. `inputs` has rows for what is convolved (q, k, v; or
-    x, B, C), the output's gate, the steps and, for the delta rule, what is replaced (beta)."""
+    """The gated delta rule or a state space. `inputs` has rows for the output's gate, what is
+    convolved (q, k, v; or x, B, C), the steps and, for the delta rule, what is replaced (beta)."""
 
     def __init__(self, embed: int, spec: Any, bias: bool, rotary: Rotary | None) -> None:
         super().__init__(embed, spec, bias, rotary)
-        delta = spec.kind == "delta"
-        convolved = sum(spec.convolved)
-        self.parts = [convolved, spec.inner, spec.heads] + [spec.heads] * delta
+        delta, convolved = spec.delta, sum(spec.parts)
+        self.parts = [spec.inner, convolved, spec.heads] + [spec.heads] * delta
         self.inputs = nn.Linear(embed, sum(self.parts), bias=bias)
         self.convolution = nn.Parameter(torch.empty(convolved, WIDTH))
         self.convolution_bias = None if delta else nn.Parameter(torch.empty(convolved))
@@ -57,11 +52,12 @@ class ConvolvedMixer(StateMixer):
             nn.init.ones_(self.D)
 
     def mix(self, x: Tensor, positions: Any, rows: Rows, cache: StateCache | None) -> Tensor:
-        x, gate, step, *beta = x.split(self.parts, 2)
+        gate, x, step, *beta = x.split(self.parts, 2)
         wide = torch.promote_types(x.dtype, torch.float32)
         step, rate = F.softplus(step.to(wide) + self.dt_bias), -self.A_log.to(wide).exp()
-        parts = self.convolved(x, rows, cache).split(self.spec.convolved, 2)
-        x, B, C = map(heads_of, parts, self.spec.of_head)
+        x, B, C = self.convolved(x, rows, cache).split(self.spec.parts, 2)
+        x = x.unflatten(2, (self.spec.heads, -1))
+        B, C = (one.unflatten(2, (-1, self.spec.key_dim)) for one in (B, C))
         if not beta:
             out = state_space(x, step, rate, B, C, rows, self.D)
             return self.norm(out.flatten(2) * F.silu(gate))
@@ -73,18 +69,11 @@ class ConvolvedMixer(StateMixer):
         """Return x (B, S, C), convolved within documents, or with a cache after its last inputs."""
         tokens = x.shape[1]
         if cache is not None:
-            x = (
-                F.pad(x, (0, 0, WIDTH - 1, 0))
-                if cache.last is None
-                else torch.cat((cache.last, x), 1)
-            )
-            cache.last, rows = x[:, 1 - WIDTH :], whole_rows(x)
+            empty = x.new_zeros(len(x), WIDTH - 1, x.shape[2])
+            x = torch.cat((empty if cache.last is None else cache.last, x), 1)
+            cache.last, rows = x[:, 1 - WIDTH :], cache.rows(x, self.spec)
         given = x.mT, self.convolution, self.convolution_bias, rows
         return short_convolution(*given, silu=True).mT[:, -tokens:]
-
-
-def heads_of(x: Tensor, size: int) -> Tensor:
-    return x.unflatten(2, (-1, size))
 
 
 # Rows would become inputs of the graph, and be guarded by their values.
@@ -94,54 +83,10 @@ short_convolution, gated_delta_rule, state_space = map(
 )
 
 
-@dataclass(frozen=True)
 class DeltaSpec(OwnStateSpec):
-    kind: ClassVar[str] = "delta"
-    mixer: ClassVar[type[StateMixer]] = ConvolvedMixer
-    products: ClassVar[int] = 6
-
-    @property
-    def convolved(self) -> tuple[int, ...]:
-        """The widths of q, k, v."""
-        return (self.inner,) * 3
-
-    @property
-    def of_head(self) -> tuple[int, ...]:
-        """Those of one head."""
-        return (self.head_dim,) * 3
-
-    @property
-    def inputs(self) -> int:
-        return 2 * sum(self.convolved) + self.inner + (CHUNK + 2) * self.heads
-
-    @property
-    def passed(self) -> int:
-        return 2 * self.state
+    kind, mixer, delta = "delta", ConvolvedMixer, True
 
 
-@dataclass(frozen=True)
 class Mamba2Spec(OwnStateSpec):
-    key_dim: int = 128  # type: ignore[assignment]
-
-    kind: ClassVar[str] = "mamba2"
-    mixer: ClassVar[type[StateMixer]] = ConvolvedMixer
-
-    @classmethod
-    def of_pattern(cls, value: str | None, attention: AttentionSpec) -> OwnStateSpec:
-        if value is not None and not (value.isdigit() and int(value)):
-            raise UserError(f"model.pattern has mamba2:{value}. Expected mamba2 or mamba2:STATE.")
-        sizes = (int(value),) if value else ()
-        return cls(EXPAND * attention.heads, attention.head_dim, *sizes)
-
-    @property
-    def convolved(self) -> tuple[int, ...]:
-        """The widths of x, B, C, of one group of heads."""
-        return self.inner, self.key_dim, self.key_dim
-
-    @property
-    def of_head(self) -> tuple[int, ...]:
-        return self.head_dim, self.key_dim, self.key_dim
-
-    @property
-    def inputs(self) -> int:  # with B and C of every head, which fla's kernel needs
-        return 2 * sum(self.convolved) + 2 * self.inner + 2 * self.heads * self.key_dim
+    kind, mixer, expand, groups = "mamba2", ConvolvedMixer, 2, 1
+    key_dim = 128  # type: ignore[assignment]

@@ -1,4 +1,5 @@
-"""GPT-2 (Radford et al. 2019) and, from the same block, a Llama-style decoder ("llama").
+"""GPT-2 (Radford et al. 2019) and, from the same block, a Llama-style decoder ("llama"), and
+TransNormer (Qin et al. 2022).
 
     config = DecoderConfig.of_size("124m", vocab_size=50257, context=1024)
     model = Decoder(config, attention="flash")
@@ -146,15 +147,9 @@ class Decoder(Trainable):
         if self.residual == "compute":
             x = x.to(autocast_dtype(x.device.type) or x.dtype)
         dropout = self.config.dropout if self.training else 0.0
-        masks = layer_masks(
-            mask,
-            x,
-            self.config.layers,
-            attention=self.attention,
-            dropout=dropout,
-            positions=positions,
-            read=None if cache is None else cache.length,
-        )
+        options = {"attention": self.attention, "dropout": dropout, "positions": positions}
+        read = None if cache is None else cache.length
+        masks = layer_masks(mask, x, self.config.layers, read=read, **options)
         for index, (block, of_layer) in enumerate(zip(self.blocks, masks, strict=True)):
             layer_cache = cache.layers[index] if cache is not None else None
             x = block(x, positions=positions, mask=of_layer, cache=layer_cache)

@@ -21,7 +21,8 @@ from flashtrain.models.trainable import DecoderShape
 from flashtrain.settings import options
 
 POSITIONS = get_args(options.Positions)
-FAMILIES = ("gpt2", "llama")
+BLOCK = 64  # tokens that TransNormer's early layers attend to
+FAMILIES = get_args(options.DecoderName)
 
 
 class Size(NamedTuple):
@@ -183,7 +184,7 @@ class DecoderConfig(DecoderShape):
         Args:
             size: A name in SIZES, such as "124m".
             family: "gpt2", or "llama" (RMSNorm, SwiGLU, rotary positions,
-                grouped-query, no biases).
+                grouped-query, no biases), or "transnormer" (llama's block with layers of its own).
             vocab_rows: Rows of the embedding table (None: vocab_size rounded up
                 to a multiple of 64).
             positions: "learned" or "rotary" (None: the family's).
@@ -200,8 +201,11 @@ class DecoderConfig(DecoderShape):
         """
         one_of("model size", size, SIZES)
         one_of("model family", family, FAMILIES)
-        llama = family == "llama"
-        row = SIZES[size]
+        llama, row = family != "gpt2", SIZES[size]
+        layers = layers or row.layers
+        if family == "transnormer" and list(pattern) == ["full"]:
+            late = layers // 2
+            pattern = [f"chunk:{BLOCK}"] * (layers - late) + ["norm_attention"] * late
         positions = positions or ("rotary" if llama else "learned")
         if rope_base is not None and positions != "rotary":
             raise UserError(
@@ -210,7 +214,7 @@ class DecoderConfig(DecoderShape):
             )
         embed, heads = width or row.embed, heads or row.heads
         if kv_heads is None:  # the size's own share of the heads, as far as it divides them
-            kv_heads = math.gcd(heads, row.llama_kv_heads) if llama else heads
+            kv_heads = math.gcd(heads, row.llama_kv_heads) if family == "llama" else heads
         # SwiGLU has three matrices for GELU's two: 8/3 E instead of 4 E keeps the parameters equal.
         ffn = ffn or (round_up(math.ceil(embed * 8 / 3), 128) if llama else 4 * embed)
         attention = AttentionSpec(
@@ -222,7 +226,7 @@ class DecoderConfig(DecoderShape):
             vocab_rows=round_up(vocab_size, 64) if vocab_rows is None else vocab_rows,
             context=context,
             embed=embed,
-            layers=layers_of_pattern(pattern, layers or row.layers, attention, inner),
+            layers=layers_of_pattern(pattern, layers, attention, inner),
             positions=positions,
             norm="rmsnorm" if llama else "layernorm",
             bias=not llama,

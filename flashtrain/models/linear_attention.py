@@ -12,8 +12,7 @@ Shapes: B batch, S sequence, H heads, D head dimension.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -74,30 +73,19 @@ class LinearAttention(StateMixer):
         return -slopes if self.spec.kind == "lightning" else 0 * slopes
 
 
-@dataclass(frozen=True)
 class RetentionSpec(OwnStateSpec):
-    kind: ClassVar[str] = "retention"
-    mixer: ClassVar[type[StateMixer]] = LinearAttention
-    gated: ClassVar[bool] = True
-    norms_together: ClassVar[bool] = False  # all heads, as in MiniMax; else each head
-
-    @property
-    def inputs(self) -> int:  # before and after rotation or activation
-        return (5 + self.gated) * self.inner
+    kind, mixer = "retention", LinearAttention
+    gated = True  # what is read, by the token
+    norms_together = False  # all heads, as MiniMax and TransNormer; else each head
 
 
-@dataclass(frozen=True)
 class LightningSpec(RetentionSpec):
-    kind: ClassVar[str] = "lightning"
-    norms_together: ClassVar[bool] = True
+    kind, norms_together = "lightning", True
 
 
-@dataclass(frozen=True)
 class GatedSpec(RetentionSpec):
-    kind: ClassVar[str] = "gla"
+    kind = "gla"
 
 
-@dataclass(frozen=True)
 class NormSpec(LightningSpec):
-    kind: ClassVar[str] = "norm_attention"
-    gated: ClassVar[bool] = False
+    kind, gated = "norm_attention", False

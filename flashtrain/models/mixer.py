@@ -35,7 +35,8 @@ class Mixer(Protocol):
         Args:
             positions: (B, S) or (1, S) integers, 0 at the first token of each document.
             mask: Which tokens each token sees (see Attention.forward), planned; None:
-                the mixer's own rule.
+                the mixer's own rule. Where crosses_devices is "state" and there is no cache, the
+                recurrences.Rows within whose documents states pass.
             cache: A cache from the spec's new_cache, to which this call appends x's tokens; None:
                 no cache.
         """

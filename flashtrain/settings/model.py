@@ -40,7 +40,7 @@ _OF_OUR_DECODERS = (
 class ModelSettings:
     """The decoder that is trained, its size and its adapter (conf/model)."""
 
-    name: str = "gpt2"  # the decoder: gpt2, llama, huggingface, or a registered one
+    name: str = "gpt2"  # the decoder: gpt2, llama, transnormer, huggingface, or a registered one
     # layers, heads and width of flashtrain's own decoders.
     size: str = option("124m", DecoderSize, others=True)
     # Number of layers of flashtrain's own decoders; null: the size's, as the next four.
@@ -50,7 +50,8 @@ class ModelSettings:
     kv_heads: int | None = None  # key/value heads of a layer
     # width inside the feed-forward; null: 4 times the width, of llama 8/3 times.
     ffn: int | None = None
-    # The layers, repeated: full, window:TOKENS, nope (without positions), or a registered mixer.
+    # The layers, repeated: full, window:TOKENS, chunk:TOKENS, nope (without positions), or a mixer's
+    # name, such as mamba2; full of transnormer: its own.
     pattern: Any = field(default_factory=lambda: ["full"])
     # How positions of tokens are encoded; null: the family's own.
     positions: str | None = option(None, Positions, others=True)

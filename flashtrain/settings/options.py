@@ -40,7 +40,7 @@ TooLong = Literal["cut", "drop", "refuse"]
 TrainOn = Literal["assistant", "all"]
 # decoders
 Adapter = Literal["lora"]
-DecoderName = Literal["gpt2", "llama"]  # likewise
+DecoderName = Literal["gpt2", "llama", "transnormer"]  # likewise
 DecoderSize = Literal["demo", "124m", "355m", "774m", "1.3b", "1.5b"]  # of these decoders
 Float8 = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]  # torchao's recipes
 Mask = Literal["causal", "document", "window", "prefix", "chunked"]  # likewise

@@ -86,7 +86,7 @@ def batch_of(length: int) -> dict[str, Tensor]:
 def model_of(kind: str, adapted: bool) -> Any:
     if kind == OWN:
         torch.manual_seed(0)
-        states = ["retention", "lightning", "gla", "norm_attention", "delta", "mamba2:8"]
+        states = ["retention", "lightning", "gla", "norm_attention", "delta", "mamba2"]
         sizes = {"layers": 8, "width": 16, "heads": 2, "pattern": [*states, "chunk:6", "full"]}
         config = DecoderConfig.of_size("demo", "llama", vocab_size=64, context=LONG, **sizes)
         return Decoder(config, residual="weights").double()

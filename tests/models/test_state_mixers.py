@@ -17,7 +17,7 @@ from flashtrain.models.layer_spec import layer_of
 from flashtrain_kernels import masks
 from flashtrain_kernels.recurrences import Rows
 
-KINDS = ["retention", "lightning", "gla", "norm_attention", "delta", "mamba2:16"]
+KINDS = ["retention", "lightning", "gla", "norm_attention", "delta", "mamba2"]
 HEADS, DIM, TOKENS = 2, 16, 70  # more than a chunk of 64
 
 
@@ -83,7 +83,7 @@ def test_retention_is_equation_5_and_its_gate_equation_8_of_the_retentive_networ
     torch.testing.assert_close(out, expected)
 
 
-def test_lightning_attention_is_equation_1_of_its_paper_with_alibis_slopes():
+def test_lightning_attention_is_its_papers_masked_product_with_alibis_slopes():
     mixer, x, out = mixed("lightning")
     q, k, v, gate = mixer.inputs(x).chunk(4, -1)
     slopes = torch.tensor([2.0**-4, 2.0**-8]).double()  # ALiBi's of two heads
@@ -92,7 +92,7 @@ def test_lightning_attention_is_equation_1_of_its_paper_with_alibis_slopes():
     torch.testing.assert_close(out, mixer.output(gate.sigmoid() * normed(joined(read))))
 
 
-def test_gated_linear_attention_is_equation_3_with_one_gate_a_head_and_its_root_of_16():
+def test_gated_linear_attention_is_its_papers_recurrence_with_one_gate_a_head_and_its_root_of_16():
     mixer, x, out = mixed("gla")
     *parts, gate, alpha = mixer.inputs(x).split([HEADS * DIM] * 4 + [HEADS], -1)
     q, k, v = map(heads, parts)
@@ -105,7 +105,7 @@ def test_gated_linear_attention_is_equation_3_with_one_gate_a_head_and_its_root_
     torch.testing.assert_close(out, expected)
 
 
-def test_norm_attention_is_equation_12_of_transnormer_a_norm_and_no_denominator():
+def test_norm_attention_is_transnormers_norm_of_q_times_kv_without_a_denominator():
     mixer, x, out = mixed("norm_attention")
     q, k, v = mixer.inputs(x).chunk(3, -1)
     scores = (heads(1 + F.elu(q)) @ heads(1 + F.elu(k)).mT).tril()
@@ -115,7 +115,7 @@ def test_norm_attention_is_equation_12_of_transnormer_a_norm_and_no_denominator(
 def test_the_delta_rule_is_equation_10_of_gated_delta_networks():
     mixer, x, out = mixed("delta")
     width = HEADS * DIM
-    qkv, gate, a, beta = mixer.inputs(x).split([3 * width, width, HEADS, HEADS], -1)
+    gate, qkv, a, beta = mixer.inputs(x).split([width, 3 * width, HEADS, HEADS], -1)
     qkv = F.silu(F.conv1d(F.pad(qkv.T, (3, 0)), mixer.convolution[:, None], groups=3 * width)).T
     q, k, v = map(heads, qkv.chunk(3, -1))
     q, k = (one / (one.square().sum(-1, keepdim=True) + 1e-6).sqrt() for one in (q, k))
@@ -130,15 +130,15 @@ def test_the_delta_rule_is_equation_10_of_gated_delta_networks():
     torch.testing.assert_close(out, expected)
 
 
-def test_mamba2_is_equation_1_of_its_paper_with_the_step_of_section_7():
-    mixer, x, out = mixed("mamba2:16")
+def test_mamba2_is_equation_1_of_its_paper_with_its_step_gate_and_norm():
+    mixer, x, out = mixed("mamba2")
     inner, count = 2 * HEADS * DIM, 2 * HEADS
-    xbc, gate, dt = mixer.inputs(x).split([inner + 32, inner, count], -1)
+    gate, xbc, dt = mixer.inputs(x).split([inner, inner + 2 * 128, count], -1)
     weight, bias = mixer.convolution[:, None], mixer.convolution_bias
-    xbc = F.silu(F.conv1d(F.pad(xbc.T, (3, 0)), weight, bias, groups=inner + 32)).T
-    values, b, c = xbc.split([inner, 16, 16], -1)
+    xbc = F.silu(F.conv1d(F.pad(xbc.T, (3, 0)), weight, bias, groups=inner + 2 * 128)).T
+    values, b, c = xbc.split([inner, 128, 128], -1)
     values, dt = values.unflatten(-1, (count, DIM)), F.softplus(dt + mixer.dt_bias)
-    state, read = torch.zeros(count, DIM, 16).double(), []
+    state, read = torch.zeros(count, DIM, 128).double(), []
     for t in range(TOKENS):
         kept = (-mixer.A_log.exp() * dt[t]).exp()[:, None, None]
         state = kept * state + (dt[t][:, None] * values[t])[..., None] * b[t]
@@ -148,7 +148,7 @@ def test_mamba2_is_equation_1_of_its_paper_with_the_step_of_section_7():
 
 
 def test_the_gradient_of_norm_attention_is_bounded_as_transnormers_proposition_says():
-    """Section 3.1: a score's gradient under a denominator grows as 1 / score; under a norm it is
+    """A score's gradient under a denominator grows as 1 / score; under a norm it is
     at most 3 c1 c2 d / (2 sqrt(epsilon)), c1 and c2 the largest gradients and values."""
     torch.manual_seed(0)
     dim, largest = 16, {}
@@ -209,9 +209,9 @@ def test_recomputed_and_compiled_layers_give_the_same_loss_and_gradients(kind):
 def test_a_spec_counts_the_state_and_its_products_and_files_hold_it(kind):
     model = build([kind])
     spec = model.config.layers[0].mixer
-    products, keys, count = 6 if kind == "delta" else 4, 16, 2 * HEADS if "mamba" in kind else HEADS
+    keys, count = (128, 2 * HEADS) if kind == "mamba2" else (DIM, HEADS)
     assert spec.state == count * DIM * keys
-    assert spec.flops(1) == spec.flops(4096) == 3 * products * spec.state
+    assert spec.flops(1) == spec.flops(4096) == 3 * (6 if kind == "delta" else 4) * spec.state
     assert spec.memory(tokens=1, context=1, activation=2, attention="flash").inputs > 0
     assert layer_of(model.config.layers[0].plain()) == model.config.layers[0]
     assert DecoderConfig.of_plain(model.config.plain()) == model.config
@@ -227,7 +227,7 @@ def test_starts_are_reproducible_and_decays_begin_in_the_papers_ranges():
         assert ((step >= 0.999e-3) & (step <= 0.1001)).all()
 
 
-@pytest.mark.parametrize("word", ["retention:3", "delta:4", "mamba2:0", "mamba2:x"])
+@pytest.mark.parametrize("word", ["retention:3", "delta:4", "mamba2:16"])
 def test_a_word_with_a_value_that_the_mixer_has_not_is_refused(word):
     with pytest.raises(UserError, match=word):
         build([word])
@@ -242,3 +242,15 @@ def test_generation_without_a_kept_state_is_that_of_a_cache():
     for length in range(20, 40):
         whole = model(made[:, :length])[:, -1]
         assert torch.equal(whole.argmax(-1), made[:, length])
+
+
+def test_transnormer_attends_to_blocks_in_its_early_half_and_is_norm_attention_in_its_late_one():
+    config = DecoderConfig.of_size("demo", "transnormer", vocab_size=61, context=256, layers=5)
+    early, late = config.layers[:3], config.layers[3:]
+    assert {layer.mixer.kind for layer in late} == {"norm_attention"}
+    assert {layer.mixer.chunk for layer in early} == {64}
+    assert all(layer.mixer.kv_heads == layer.mixer.heads for layer in early)  # not llama's
+    narrow = DecoderConfig.of_size(
+        "demo", "transnormer", vocab_size=61, context=256, pattern=["chunk:32", "norm_attention"]
+    )
+    assert narrow.layers[0].mixer.chunk == 32

@@ -94,7 +94,8 @@ def _check_family(settings: Settings) -> None:
     config, _ = starting_weights(str(settings.weights), settings.model)
     inner = config.layers[0].feed_forward
     family = "llama" if inner.gated else "gpt2"
-    if settings.model.name != family:
+    llamas = ("llama", "transnormer")  # of one block
+    if settings.model.name != family and not (inner.gated and settings.model.name in llamas):
         raise UserError(
             f"model={settings.model.name} is another architecture than that of the weights "
             f"in {settings.weights}, which are of model={family} ({config.positions} "
