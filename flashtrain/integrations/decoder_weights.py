@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flashtrain.errors import UserError
 from flashtrain.integrations.decoder_formats import FORMATS, Format
+from flashtrain.integrations.decoder_hybrids import hybrid_content, hybrid_kind, hybrid_tensors
 from flashtrain.integrations.own_weights import own_config, save_weights
 from flashtrain.integrations.weight_files import (
     CONFIG,
@@ -29,10 +30,12 @@ from flashtrain.models.decoder import Decoder
 from flashtrain.models.decoder_config import DecoderConfig
 from flashtrain.models.rope_scaling import ORIGINAL, RopeScaling
 
+ENDS = ("bos_token_id", "eos_token_id")  # entries of config.json
+
 
 def save_decoder(model: Decoder, folder: str | Path, *, end_of_text: int | None = None) -> str:
-    """Save a decoder for transformers as GPT-2, Llama or Starcoder2 where possible, else in
-    flashtrain's own format.
+    """Save a decoder for transformers as GPT-2, Llama, Starcoder2, Granite 4 or Qwen3-Next where
+    possible, else in flashtrain's own format.
 
     Args:
         end_of_text: The id of the token that ends a text, for the configuration
@@ -48,9 +51,16 @@ def save_decoder(model: Decoder, folder: str | Path, *, end_of_text: int | None 
     kind = None
     if isinstance(model, Decoder):
         kind = next((name for name, form in FORMATS.items() if form.holds(model.config)), None)
+    kind = kind or (hybrid_kind(model.config) if isinstance(model, Decoder) else None)
     if kind is None:
         return save_weights(model, folder)
     config: DecoderConfig = model.config
+    named = f"Hugging Face's {kind} format: transformers.AutoModelForCausalLM.from_pretrained"
+    if kind not in FORMATS:
+        content = hybrid_content(kind, config) | dict.fromkeys(ENDS, end_of_text)
+        tensors = hybrid_tensors(kind, config, model.state_dict())
+        write_folder(folder, content, tensors, end_of_text=end_of_text)
+        return f"{named} and recipe=hf read it"
     form, tensors = FORMATS[kind], {}
     for name, tensor in model.state_dict().items():
         parts = form.parts(name, len(tensor), config)
@@ -61,9 +71,7 @@ def save_decoder(model: Decoder, folder: str | Path, *, end_of_text: int | None 
     content = _content(kind, form, config, end_of_text)
     content["dtype"] = str(model.token_embedding.weight.dtype).removeprefix("torch.")
     write_folder(folder, content, tensors, end_of_text=end_of_text)
-    return (
-        f"Hugging Face's {kind} format: transformers.AutoModelForCausalLM.from_pretrained reads it"
-    )
+    return f"{named} reads it"
 
 
 def load_decoder(
@@ -114,8 +122,7 @@ def _content(
         **{name: possible[0] for name, possible in form.computation.items()},
         **dict.fromkeys(form.biases, config.bias),
         "tie_word_embeddings": config.tie_embeddings,
-        "bos_token_id": end_of_text,
-        "eos_token_id": end_of_text,
+        **dict.fromkeys(ENDS, end_of_text),
     }
     if config.positions == "learned":
         return content | dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.dropout)
