@@ -64,7 +64,7 @@ def hybrid_kind(config: DecoderConfig) -> str | None:
 def hybrid_content(kind: str, config: DecoderConfig) -> dict[str, Any]:
     """Return the content of transformers' config.json for a decoder of a hybrid_kind."""
     attention = next(iter(mixers(config.layers, AttentionSpec)), None)
-    state = next(one.mixer for one in config.layers if one.mixer.kind in MIXERS)
+    state: Any = next(one.mixer for one in config.layers if one.mixer.kind in MIXERS)
     heads = attention.heads if attention else state.heads // state.expand
     head_dim, ffn = config.embed // heads, config.layers[0].feed_forward.width
     full = [isinstance(layer.mixer, AttentionSpec) for layer in config.layers]
@@ -102,43 +102,40 @@ def hybrid_content(kind: str, config: DecoderConfig) -> dict[str, Any]:
 
 def hybrid_tensors(
     kind: str, config: DecoderConfig, state: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Return a decoder's state dict as transformers' class of a hybrid_kind has it."""
-    return {
-        theirs: tensor
-        for name, one in state.items()
-        for theirs, tensor in _parts(kind, config, name, one)
-    }
-
-
-def _parts(kind: str, config: DecoderConfig, name: str, x: Tensor) -> Iterator[tuple[str, Tensor]]:
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield a decoder's tensors, of its state dict, as transformers' class of a hybrid_kind has
+    them."""
     names = NAMES | (GRANITES if kind == "granitemoehybrid" else {})
-    module, end = name.rsplit(".", 1)
-    if kind == "qwen3_next" and module.endswith("_norm"):
-        x = x - 1  # it multiplies by 1 + weight
-    if not module.startswith("blocks."):
-        yield f"{names[module]}.{end}", x[: config.vocab_size] if x.dim() == 2 else x
-        return
-    _, layer, *rest = module.split(".")
-    mixer, module = config.layers[int(layer)].mixer, ".".join(rest)
-    if module in MIXERS:  # a parameter of its own
-        theirs = {"convolution": "conv1d.weight", "convolution_bias": "conv1d.bias"}.get(end, end)
-        parts = {f"{MIXERS[module]}.{theirs}": x[:, None] if end == "convolution" else x}
-    elif module == "attention.qkv":
-        keys = mixer.kv_heads * mixer.head_dim
-        split = x.split([len(x) - 2 * keys, keys, keys])
-        parts = dict(zip((f"self_attn.{one}_proj.{end}" for one in "qkv"), split, strict=True))
-    elif module == "delta.inputs":
-        # Theirs are ordered by heads: q, k, v and the gate of each; beta and the decay of each.
-        gate, q, k, v, decay, beta = x.split([mixer.inner] * 4 + [mixer.heads] * 2)
-        for theirs, split in {"in_proj_qkvz": (q, k, v, gate), "in_proj_ba": (beta, decay)}.items():
-            by_head = torch.cat([one.unflatten(0, (mixer.heads, -1)) for one in split], 1)
-            yield f"model.layers.{layer}.linear_attn.{theirs}.{end}", by_head.flatten(0, 1)
-        return
-    elif module == "feed_forward.up" and module not in names:
-        gate, up = x.chunk(2)
-        parts = {f"mlp.gate_proj.{end}": gate, f"mlp.up_proj.{end}": up}
-    else:
-        parts = {f"{names[module]}.{end}": x}
-    for theirs, part in parts.items():
-        yield f"model.layers.{layer}.{theirs}", part
+    for name, x in state.items():
+        module, end = name.rsplit(".", 1)
+        if kind == "qwen3_next" and module.endswith("_norm"):
+            x = x - 1  # it multiplies by 1 + weight
+        if module in names:
+            yield f"{names[module]}.{end}", x[: config.vocab_size] if x.dim() == 2 else x
+            continue
+        _, layer, module = module.split(".", 2)
+        mixer: Any = config.layers[int(layer)].mixer
+        parts = {f"{names.get(module)}.{end}": x}
+        if module in MIXERS:  # a parameter of its own
+            conv = {"convolution": "conv1d.weight", "convolution_bias": "conv1d.bias"}
+            x = x[:, None] if end == "convolution" else x
+            parts = {f"{MIXERS[module]}.{conv.get(end, end)}": x}
+        elif module == "attention.qkv":
+            keys = mixer.kv_heads * mixer.head_dim
+            split = x.split([len(x) - 2 * keys, keys, keys])
+            parts = dict(zip((f"self_attn.{one}_proj.{end}" for one in "qkv"), split, strict=True))
+        elif module == "delta.inputs":
+            # Theirs are ordered by heads: q, k, v and the gate of each; beta and the decay of each.
+            gate, q, k, v, decay, beta = x.split([mixer.inner] * 4 + [mixer.heads] * 2)
+            rows = {"qkvz": (q, k, v, gate), "ba": (beta, decay)}
+            parts = {
+                f"linear_attn.in_proj_{theirs}.{end}": torch.cat(
+                    [one.unflatten(0, (mixer.heads, -1)) for one in split], 1
+                ).flatten(0, 1)
+                for theirs, split in rows.items()
+            }
+        elif module not in names:  # Qwen3-Next's feed-forward
+            gate, up = x.chunk(2)
+            parts = {f"mlp.gate_proj.{end}": gate, f"mlp.up_proj.{end}": up}
+        for each, part in parts.items():
+            yield f"model.layers.{layer}.{each}", part

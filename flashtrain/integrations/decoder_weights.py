@@ -58,7 +58,7 @@ def save_decoder(model: Decoder, folder: str | Path, *, end_of_text: int | None 
     named = f"Hugging Face's {kind} format: transformers.AutoModelForCausalLM.from_pretrained"
     if kind not in FORMATS:
         content = hybrid_content(kind, config) | dict.fromkeys(ENDS, end_of_text)
-        tensors = hybrid_tensors(kind, config, model.state_dict())
+        tensors = dict(hybrid_tensors(kind, config, model.state_dict()))
         write_folder(folder, content, tensors, end_of_text=end_of_text)
         return f"{named} and recipe=hf read it"
     form, tensors = FORMATS[kind], {}

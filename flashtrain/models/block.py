@@ -169,6 +169,8 @@ class Block(nn.Module):
     def compile_inside(self, **options: Any) -> None:
         """Compile `compute` by compile_lean with these options; checkpointing stays
         outside of compiled code."""
+        if self.layer.mixer.crosses_devices == "state":
+            options["fullgraph"] = False  # a recurrence breaks the graph
         self._compiled = compile_lean(self.compute, **options)
 
     def residual_projections(self) -> tuple[nn.Linear, nn.Linear]:

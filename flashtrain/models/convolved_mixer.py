@@ -42,8 +42,9 @@ class ConvolvedMixer(StateMixer):
         self.output = nn.Linear(spec.inner, embed, bias=bias)
 
     def reset_parameters(self) -> None:
-        for one in filter(lambda one: one is not None, (self.convolution, self.convolution_bias)):
-            nn.init.uniform_(one, -(WIDTH**-0.5), WIDTH**-0.5)  # torch's
+        for one in (self.convolution, self.convolution_bias):
+            if one is not None:
+                nn.init.uniform_(one, -(WIDTH**-0.5), WIDTH**-0.5)  # torch's
         with torch.no_grad():
             self.A_log.uniform_(1, 16).log_()
             step = self.dt_bias.uniform_(*map(math.log, STEPS)).exp()
@@ -89,4 +90,4 @@ class DeltaSpec(OwnStateSpec):
 
 class Mamba2Spec(OwnStateSpec):
     kind, mixer, expand, groups = "mamba2", ConvolvedMixer, 2, 1
-    key_dim = 128  # type: ignore[assignment]
+    key_dim = 128

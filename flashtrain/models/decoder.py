@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
@@ -86,6 +86,12 @@ class Decoder(Trainable):
     def shares_sequences(self) -> bool | None:
         return self._exact or super().shares_sequences
 
+    @property
+    def recomputes_blocks(self) -> bool:
+        # Nor may a graph span recurrences.
+        states = any(layer.mixer.crosses_devices == "state" for layer in self.config.layers)
+        return states or super().recomputes_blocks
+
     def reset_parameters(self) -> None:
         """Initialize as GPT-2: weights normal(0, 0.02), biases 0, residual projections
         times 1/sqrt(2 layers)."""
@@ -147,9 +153,9 @@ class Decoder(Trainable):
         if self.residual == "compute":
             x = x.to(autocast_dtype(x.device.type) or x.dtype)
         dropout = self.config.dropout if self.training else 0.0
-        options = {"attention": self.attention, "dropout": dropout, "positions": positions}
-        read = None if cache is None else cache.length
-        masks = layer_masks(mask, x, self.config.layers, read=read, **options)
+        given: dict[str, Any] = {"attention": self.attention, "dropout": dropout}
+        given |= {"positions": positions, "read": None if cache is None else cache.length}
+        masks = layer_masks(mask, x, self.config.layers, **given)
         for index, (block, of_layer) in enumerate(zip(self.blocks, masks, strict=True)):
             layer_cache = cache.layers[index] if cache is not None else None
             x = block(x, positions=positions, mask=of_layer, cache=layer_cache)

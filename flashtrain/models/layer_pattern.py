@@ -48,7 +48,8 @@ def mixer_of(word: str, attention: AttentionSpec) -> MixerSpec:
         return build.of_pattern(value or None, attention)
     sized = kind in ("window", "chunk")
     if sized and value.isdigit() and int(value):
-        return replace(attention, **{kind: int(value)})
+        chosen: Any = {kind: int(value)}
+        return replace(attention, **chosen)
     if sized or value:
         raise UserError(
             f"model.pattern has {word}. Expected full, nope, window:TOKENS or chunk:TOKENS, such "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +64,7 @@ class OwnStateSpec(StateSizes):
     delta: ClassVar[bool] = False  # whether a run's map is a matrix (delta rule), not a number
 
     @classmethod
-    def of_pattern(cls, value: str | None, attention: AttentionSpec) -> Self:
+    def of_pattern(cls, value: str | None, attention: AttentionSpec) -> OwnStateSpec:
         if value is not None:
             raise UserError(f"model.pattern has {cls.kind}:{value}. Expected {cls.kind} alone.")
         return cls(cls.expand * attention.heads, attention.head_dim)

@@ -164,8 +164,8 @@ class Trainable(nn.Module):
 
     @property
     def recomputes_blocks(self) -> bool:
-        """Whether the backward recomputes whole blocks, so that no compiled graph
-        may span several of them."""
+        """Whether no compiled graph may span several blocks, as where the backward recomputes whole
+        ones."""
         return self.savings.checkpointing == "full" or self.savings.offload
 
     @property

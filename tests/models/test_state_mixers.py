@@ -199,7 +199,7 @@ def test_recomputed_and_compiled_layers_give_the_same_loss_and_gradients(kind):
         model = build([kind]).float().train()
         if compiled:
             model.save_memory(type(model.savings)(checkpointing="full"))
-            model.compile_blocks(backend="eager")
+            model.compile_blocks(backend="eager", fullgraph=True)
         loss = model.loss(torch.arange(40)[None], torch.arange(40)[None])
         found.append([loss, *torch.autograd.grad(loss, list(model.parameters()))])
     torch.testing.assert_close(*found)
@@ -254,3 +254,8 @@ def test_transnormer_attends_to_blocks_in_its_early_half_and_is_norm_attention_i
         "demo", "transnormer", vocab_size=61, context=256, pattern=["chunk:32", "norm_attention"]
     )
     assert narrow.layers[0].mixer.chunk == 32
+
+
+def test_no_compiled_graph_spans_blocks_where_one_keeps_states():
+    assert build(["full", "gla"]).recomputes_blocks
+    assert not build(["full", "chunk:8"]).recomputes_blocks
