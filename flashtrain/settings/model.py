@@ -50,8 +50,8 @@ class ModelSettings:
     kv_heads: int | None = None  # key/value heads of a layer
     # width inside the feed-forward; null: 4 times the width, of llama 8/3 times.
     ffn: int | None = None
-    # The layers, repeated: full, window:TOKENS, chunk:TOKENS, nope (without positions), or a mixer's
-    # name, such as mamba2; full of transnormer: its own.
+    # The layers, repeated: full, window:TOKENS, chunk:TOKENS, nope (without positions), or a
+    # mixer's name, such as mamba2; full of transnormer: its own.
     pattern: Any = field(default_factory=lambda: ["full"])
     # How positions of tokens are encoded; null: the family's own.
     positions: str | None = option(None, Positions, others=True)
