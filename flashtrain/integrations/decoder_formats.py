@@ -38,6 +38,7 @@ class Format(NamedTuple):
     transposed: tuple[str, ...] = ()
     # Endings of the names of constants in older files, which are not read.
     ignored: tuple[str, ...] = ()
+    less_one: bool = False  # whether weights of norms around mixers are stored less 1
 
     def holds(self, config: DecoderConfig) -> bool:
         """Return whether this format can store a model of this configuration."""
@@ -63,9 +64,10 @@ class Format(NamedTuple):
         theirs = self.names[rest]
         attention = mixers(config.layers, AttentionSpec)[0]
         keys = attention.kv_heads * attention.head_dim
-        each = (
-            (config.embed, keys, keys) if len(theirs) == 3 else (rows // len(theirs),) * len(theirs)
-        )
+        # Of q, k and v; and of the delta rule's inputs.
+        heads = attention.heads, attention.heads
+        uneven = {3: (config.embed, keys, keys), 4: (config.embed, 3 * config.embed, *heads)}
+        each = uneven.get(len(theirs), (rows // len(theirs),) * len(theirs))
         return [
             (f"{self.layer}.{layer}.{part}.{kind}", count)
             for part, count in zip(theirs, each, strict=True)

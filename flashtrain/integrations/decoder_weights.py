@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flashtrain.errors import UserError
 from flashtrain.integrations.decoder_formats import FORMATS, Format
-from flashtrain.integrations.decoder_hybrids import hybrid_content, hybrid_kind, hybrid_tensors
+from flashtrain.integrations.decoder_hybrids import transformers_format
 from flashtrain.integrations.own_weights import own_config, save_weights
 from flashtrain.integrations.weight_files import (
     CONFIG,
@@ -30,11 +30,9 @@ from flashtrain.models.decoder import Decoder
 from flashtrain.models.decoder_config import DecoderConfig
 from flashtrain.models.rope_scaling import ORIGINAL, RopeScaling
 
-ENDS = ("bos_token_id", "eos_token_id")  # entries of config.json
-
 
 def save_decoder(model: Decoder, folder: str | Path, *, end_of_text: int | None = None) -> str:
-    """Save a decoder for transformers as GPT-2, Llama, Starcoder2, Granite 4 or Qwen3-Next where
+    """Save a decoder for transformers as GPT-2, Llama, Starcoder2, Granite 4 or Qwen3.5 where
     possible, else in flashtrain's own format.
 
     Args:
@@ -48,22 +46,14 @@ def save_decoder(model: Decoder, folder: str | Path, *, end_of_text: int | None 
         UserError: The model is not flashtrain's.
         OSError: The folder cannot be written.
     """
-    kind = None
-    if isinstance(model, Decoder):
-        kind = next((name for name, form in FORMATS.items() if form.holds(model.config)), None)
-    kind = kind or (hybrid_kind(model.config) if isinstance(model, Decoder) else None)
-    if kind is None:
+    found = transformers_format(model.config) if isinstance(model, Decoder) else None
+    if found is None:
         return save_weights(model, folder)
-    config: DecoderConfig = model.config
-    named = f"Hugging Face's {kind} format: transformers.AutoModelForCausalLM.from_pretrained"
-    if kind not in FORMATS:
-        content = hybrid_content(kind, config) | dict.fromkeys(ENDS, end_of_text)
-        tensors = dict(hybrid_tensors(kind, config, model.state_dict()))
-        write_folder(folder, content, tensors, end_of_text=end_of_text)
-        return f"{named} and recipe=hf read it"
-    form, tensors = FORMATS[kind], {}
+    kind, form, config = found
+    tensors = {}
     for name, tensor in model.state_dict().items():
         parts = form.parts(name, len(tensor), config)
+        tensor = tensor - 1 if form.less_one and name.endswith("_norm.weight") else tensor
         split = tensor[: sum(rows for _, rows in parts)].split([rows for _, rows in parts])
         for (theirs, _), part in zip(parts, split, strict=True):
             whole = part.t() if theirs.endswith(form.transposed) else part
@@ -71,7 +61,9 @@ def save_decoder(model: Decoder, folder: str | Path, *, end_of_text: int | None 
     content = _content(kind, form, config, end_of_text)
     content["dtype"] = str(model.token_embedding.weight.dtype).removeprefix("torch.")
     write_folder(folder, content, tensors, end_of_text=end_of_text)
-    return f"{named} reads it"
+    return (
+        f"Hugging Face's {kind} format: transformers.AutoModelForCausalLM.from_pretrained reads it"
+    )
 
 
 def load_decoder(
@@ -122,7 +114,8 @@ def _content(
         **{name: possible[0] for name, possible in form.computation.items()},
         **dict.fromkeys(form.biases, config.bias),
         "tie_word_embeddings": config.tie_embeddings,
-        **dict.fromkeys(ENDS, end_of_text),
+        "bos_token_id": end_of_text,
+        "eos_token_id": end_of_text,
     }
     if config.positions == "learned":
         return content | dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.dropout)

@@ -26,7 +26,7 @@ from flashtrain.integrations.huggingface_layers import (
 from flashtrain.models.attention_spec import AttentionSpec
 from flashtrain.models.layer_spec import ExpertsSpec, FeedForwardSpec, LayerSpec
 from flashtrain.models.mixer import MixerMemory, MixerSpec
-from flashtrain.models.state_mixer import CHUNK, StateSizes
+from flashtrain.models.state_spec import CHUNK, StateSizes
 from flashtrain.models.trainable import DecoderShape
 
 WINDOWED, CHUNKED = "sliding_attention", "chunked_attention"

@@ -45,15 +45,15 @@ def norm_of(config: Any) -> nn.LayerNorm | nn.RMSNorm:
 
 
 def start_normal(model: Model) -> Model:
-    """Initialize a module as GPT-2 and BERT do (weights normal(0, 0.02), biases 0, norms 1
-    and 0), and return it."""
+    """Initialize a module as GPT-2 and BERT do (weights normal(0, 0.02), biases 0, norms 1 and 0,
+    others as they do themselves), and return it."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=INITIAL_STD)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
-            module.reset_parameters()
+        elif module is not model and (reset := getattr(module, "reset_parameters", None)):
+            reset()
     return model
 
 

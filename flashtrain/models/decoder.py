@@ -27,7 +27,6 @@ from flashtrain.models.key_value_cache import KeyValueCache, cache_bytes
 from flashtrain.models.layer_masks import layer_masks
 from flashtrain.models.positions import LearnedPositions, RotaryPositions, check_learned
 from flashtrain.models.sharded_sequence import next_positions
-from flashtrain.models.state_mixer import StateMixer
 from flashtrain.models.trainable import Trainable
 from flashtrain.settings import options
 from flashtrain_kernels import linear_cross_entropy
@@ -86,20 +85,12 @@ class Decoder(Trainable):
     def shares_sequences(self) -> bool | None:
         return self._exact or super().shares_sequences
 
-    @property
-    def recomputes_blocks(self) -> bool:
-        # Nor may a graph span recurrences.
-        states = any(layer.mixer.crosses_devices == "state" for layer in self.config.layers)
-        return states or super().recomputes_blocks
-
     def reset_parameters(self) -> None:
         """Initialize as GPT-2: weights normal(0, 0.02), biases 0, residual projections
         times 1/sqrt(2 layers)."""
         start_normal(self)
         for module in self.modules():
             if isinstance(module, Block):
-                if isinstance(module.mixer, StateMixer):
-                    module.mixer.reset_parameters()
                 for projection in module.residual_projections():
                     nn.init.normal_(
                         projection.weight, std=INITIAL_STD / math.sqrt(2 * len(self.blocks))

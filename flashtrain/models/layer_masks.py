@@ -38,22 +38,23 @@ def layer_masks(
     """
     planned: dict[Any, Any] = {}
     found: list[Any] = []
+    sequence = sharded_sequence()
     for mixer in (layer.mixer for layer in layers):
         chunk = getattr(mixer, "chunk", None)
         if mixer.crosses_devices == "state" and read is None:
-            planned[Rows] = planned[Rows] if Rows in planned else _rows(x, positions)
-            found.append(planned[Rows])
-            continue
-        if not isinstance(mixer, AttentionSpec) or (mask is None and chunk is None):
-            found.append(mask)
-            continue
-        kind = mixer.window, chunk, mixer.head_dim
-        if kind not in planned:
-            narrow = _causal(x, read or 0) if mask is None else mask
-            if mixer.window is not None and not isinstance(narrow, BlockMask):
-                narrow = narrow.within(mixer.window - 1)
-            if chunk is not None and not isinstance(narrow, BlockMask):
-                narrow = narrow.chunked(chunk)
+            kind: Any = Rows
+            planned[kind] = planned[kind] if kind in planned else _rows(x, positions)
+        elif not isinstance(mixer, AttentionSpec) or (mask is None and chunk is None):
+            kind = None
+            planned[kind] = mask
+        elif (kind := (mixer.window, chunk, mixer.head_dim)) not in planned:
+            narrow: Any = mask
+            if mask is None:
+                tokens = x.shape[1] if sequence is None else sequence.length
+                narrow = masks.causal(tokens, tokens + (read or 0), device=x.device)
+            if not isinstance(narrow, BlockMask):
+                narrow = narrow if mixer.window is None else narrow.within(mixer.window - 1)
+                narrow = narrow if chunk is None else narrow.chunked(chunk)
             planned[kind] = plan_mask(
                 narrow, x, attention=attention, head_dim=mixer.head_dim, dropout=dropout
             )
@@ -68,14 +69,3 @@ def _rows(x: Tensor, positions: Tensor) -> Rows:
     if sequence is None:
         return Rows(positions)
     return sequence.rows(positions, sequence.gathered(positions))
-
-
-def _causal(x: Tensor, read: int) -> Any:
-    """Return the causal mask of x's tokens, after `read` others; of the whole sequence, if
-    shared."""
-    sequence = sharded_sequence()
-    whole = torch.arange(
-        read + (x.shape[1] if sequence is None else sequence.length), device=x.device
-    )
-    mask = masks.causal(len(whole), device=x.device)
-    return mask.select(whole[read:], whole) if read else mask

@@ -164,9 +164,10 @@ class Trainable(nn.Module):
 
     @property
     def recomputes_blocks(self) -> bool:
-        """Whether no compiled graph may span several blocks, as where the backward recomputes whole
-        ones."""
-        return self.savings.checkpointing == "full" or self.savings.offload
+        """Whether no compiled graph may span several blocks: the backward recomputes whole ones, or
+        recurrences break it."""
+        states = any(block.layer.mixer.crosses_devices == "state" for block in self._blocks())
+        return states or self.savings.checkpointing == "full" or self.savings.offload
 
     @property
     def end_ids(self) -> Sequence[int]:

@@ -10,7 +10,7 @@ import transformers
 from flashtrain.integrations import load_decoder, save_decoder
 from flashtrain.models import Decoder, DecoderConfig
 
-GRANITE, QWEN = "granitemoehybrid", "qwen3_next"
+GRANITE, QWEN = "granitemoehybrid", "qwen3_5_text"
 
 
 def decoder(pattern: list[str], **changes: object) -> Decoder:
@@ -56,7 +56,7 @@ def test_transformers_gives_our_logits(pattern, kind, changes, tmp_path):
 @pytest.mark.parametrize(
     ("pattern", "family"),
     [
-        (["delta", "full"], "llama"),  # Qwen3-Next's attention is gated and normed
+        (["delta", "full"], "llama"),  # Qwen3.5's attention is gated and normed
         (["mamba2", "window:8"], "llama"),
         (["mamba2", "full", "nope"], "llama"),
         (["mamba2", "delta"], "llama"),

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from flashtrain.errors import UserError
 from flashtrain.models import Decoder, DecoderConfig
-from flashtrain.models.block import start_normal
 from flashtrain.models.layer_spec import layer_of
 from flashtrain_kernels import masks
 from flashtrain_kernels.recurrences import Rows
@@ -75,7 +74,7 @@ def rotated(x: Tensor) -> Tensor:
 
 def test_retention_is_equation_5_and_its_gate_equation_8_of_the_retentive_network():
     mixer, x, out = mixed("retention")
-    q, k, v, gate = mixer.inputs(x).chunk(4, -1)
+    gate, q, k, v = mixer.inputs(x).chunk(4, -1)
     gamma = torch.tensor([1 - 2.0**-5, 1 - 2.0**-6]).double()
     decays = decay_matrix(gamma.log()[:, None].expand(-1, TOKENS))
     retained = (rotated(heads(q)) @ rotated(heads(k)).mT * decays) @ heads(v)
@@ -85,7 +84,7 @@ def test_retention_is_equation_5_and_its_gate_equation_8_of_the_retentive_networ
 
 def test_lightning_attention_is_its_papers_masked_product_with_alibis_slopes():
     mixer, x, out = mixed("lightning")
-    q, k, v, gate = mixer.inputs(x).chunk(4, -1)
+    gate, q, k, v = mixer.inputs(x).chunk(4, -1)
     slopes = torch.tensor([2.0**-4, 2.0**-8]).double()  # ALiBi's of two heads
     decays = decay_matrix(-slopes[:, None].expand(-1, TOKENS))
     read = (heads(F.silu(q)) @ heads(F.silu(k)).mT * decays) @ heads(F.silu(v))
@@ -94,7 +93,7 @@ def test_lightning_attention_is_its_papers_masked_product_with_alibis_slopes():
 
 def test_gated_linear_attention_is_its_papers_recurrence_with_one_gate_a_head_and_its_root_of_16():
     mixer, x, out = mixed("gla")
-    *parts, gate, alpha = mixer.inputs(x).split([HEADS * DIM] * 4 + [HEADS], -1)
+    gate, *parts, alpha = mixer.inputs(x).split([HEADS * DIM] * 4 + [HEADS], -1)
     q, k, v = map(heads, parts)
     state, read = torch.zeros(HEADS, DIM, DIM).double(), []
     for t in range(TOKENS):
@@ -116,7 +115,7 @@ def test_the_delta_rule_is_equation_10_of_gated_delta_networks():
     mixer, x, out = mixed("delta")
     width = HEADS * DIM
     gate, qkv, a, beta = mixer.inputs(x).split([width, 3 * width, HEADS, HEADS], -1)
-    qkv = F.silu(F.conv1d(F.pad(qkv.T, (3, 0)), mixer.convolution[:, None], groups=3 * width)).T
+    qkv = F.silu(F.conv1d(F.pad(qkv.T, (3, 0)), mixer.conv1d.weight, groups=3 * width)).T
     q, k, v = map(heads, qkv.chunk(3, -1))
     q, k = (one / (one.square().sum(-1, keepdim=True) + 1e-6).sqrt() for one in (q, k))
     alpha = (-mixer.A_log.exp() * F.softplus(a + mixer.dt_bias)).exp()
@@ -134,7 +133,7 @@ def test_mamba2_is_equation_1_of_its_paper_with_its_step_gate_and_norm():
     mixer, x, out = mixed("mamba2")
     inner, count = 2 * HEADS * DIM, 2 * HEADS
     gate, xbc, dt = mixer.inputs(x).split([inner, inner + 2 * 128, count], -1)
-    weight, bias = mixer.convolution[:, None], mixer.convolution_bias
+    weight, bias = mixer.conv1d.weight, mixer.conv1d.bias
     xbc = F.silu(F.conv1d(F.pad(xbc.T, (3, 0)), weight, bias, groups=inner + 2 * 128)).T
     values, b, c = xbc.split([inner, 128, 128], -1)
     values, dt = values.unflatten(-1, (count, DIM)), F.softplus(dt + mixer.dt_bias)
@@ -220,7 +219,7 @@ def test_a_spec_counts_the_state_and_its_products_and_files_hold_it(kind):
 def test_starts_are_reproducible_and_decays_begin_in_the_papers_ranges():
     for kind in ("delta", "mamba2"):
         mixer = build([kind]).blocks[0].mixer
-        again = start_normal(build([kind])).blocks[0].mixer
+        again = build([kind]).blocks[0].mixer
         assert torch.equal(mixer.A_log, again.A_log)
         assert ((mixer.A_log.exp() >= 1) & (mixer.A_log.exp() <= 16)).all()
         step = F.softplus(mixer.dt_bias)

@@ -13,6 +13,7 @@ from .rows import Rows, in_full_precision
 from .shared_rows import SharedRows
 
 
+@torch.compiler.disable  # rows would be inputs of the graph, guarded by their values
 def short_convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows, *, silu: bool = False
 ) -> Tensor:

@@ -20,6 +20,7 @@ from .shared_rows import SharedRows
 CHUNK, CHUNK_BY_CHANNELS = 64, 16
 
 
+@torch.compiler.disable  # rows would be inputs of the graph, guarded by their values
 def gated_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, rows: Rows, *, normalize: bool = False
 ) -> Tensor:

@@ -19,6 +19,7 @@ from .shared_rows import SharedRows
 CHUNK = 64  # tokens
 
 
+@torch.compiler.disable  # rows would be inputs of the graph, guarded by their values
 def decayed_sum(v: Tensor, g: Tensor, k: Tensor, q: Tensor, rows: Rows) -> Tensor:
     """Return q S, where S = exp(g) S + k v^T within each document, (B, S, H, V) in v's dtype.
 
