@@ -12,8 +12,8 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import nullcontext
-from functools import cache
+from contextlib import contextmanager, nullcontext
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,18 +23,20 @@ from hybrid_models import CONFIGS, LENGTHS, ON_ONE_DEVICE, Wide, decoder
 from ranks import end, fork, report
 from torch import Tensor
 
+from flashtrain.distributed.context import sequence as context_sequence
 from flashtrain.distributed.context.batch import shard_batch
 from flashtrain.distributed.context.group import ContextGroup
-from flashtrain.distributed.context.sequence import _Gathered
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.models.activation_checkpointing import MemorySavings
 from flashtrain.models.decoder import Decoder
 from flashtrain.models.decoder_config import DecoderConfig
 from flashtrain.models.sharded_sequence import use_sharded_sequence
 
-OWN = "flashtrain's own mixers"
-KINDS = [*(kind for kind in CONFIGS if kind not in ON_ONE_DEVICE), OWN]
-MORE_LENGTHS = ("qwen3_5_text", "nemotron_h", "lfm3", OWN)
+# Of flashtrain's own decoders: each mixer with states beside exact attention, and all of them.
+STATES = ("retention", "lightning", "gla", "norm_attention", "delta", "mamba2")
+OWN = {f"own {kind}": [kind, "full"] for kind in STATES} | {"own": [*STATES, "chunk:6", "full"]}
+KINDS = [*(kind for kind in CONFIGS if kind not in ON_ONE_DEVICE), *OWN]
+MORE_LENGTHS = ("qwen3_5_text", "nemotron_h", "lfm3", *OWN)
 RECOMPUTED = ("qwen3_next", "kimi_linear", "bamba", "lfm2")
 LONG = sum(LENGTHS)  # odd; documents cross every border, in one row or the other
 SHORT = 9  # four ranks hold runs of 2, 1 and 0 tokens, shorter than a convolution
@@ -62,7 +64,7 @@ class Case(NamedTuple):
 def cases() -> Iterator[Case]:
     for number, kind in enumerate(KINDS):
         yield Case(kind)
-        yield Case(kind, ("contiguous", "balanced")[number % 2])
+        yield Case(kind, "contiguous" if kind in OWN else ("contiguous", "balanced")[number % 2])
     for kind in MORE_LENGTHS:
         yield Case(kind, length=SHORT)
         yield Case(kind, length=2 * LONG)
@@ -84,10 +86,9 @@ def batch_of(length: int) -> dict[str, Tensor]:
 
 @cache
 def model_of(kind: str, adapted: bool) -> Any:
-    if kind == OWN:
+    if kind in OWN:
         torch.manual_seed(0)
-        states = ["retention", "lightning", "gla", "norm_attention", "delta", "mamba2"]
-        sizes = {"layers": 8, "width": 16, "heads": 2, "pattern": [*states, "chunk:6", "full"]}
+        sizes = {"layers": len(OWN[kind]), "width": 16, "heads": 2, "pattern": OWN[kind]}
         config = DecoderConfig.of_size("demo", "llama", vocab_size=64, context=LONG, **sizes)
         return Decoder(config, residual="weights").double()
     model = decoder(kind, torch.float32 if adapted else torch.float64)
@@ -122,29 +123,38 @@ def one_process(kind: str, length: int, adapted: bool) -> dict[str, Tensor]:
     return found_by(model, batch_of(length))
 
 
-def errors(case: Case, group: ContextGroup) -> dict[str, float]:
+@contextmanager
+def counted() -> Iterator[dict[str, list[int]]]:
+    """The bytes that this rank gives to each collective on states and halos."""
+    calls: dict[str, list[int]] = {"gather": [], "scatter": []}
+    names, before = ("all_gather_single", "reduce_scatter_single"), vars(context_sequence).copy()
+
+    def noted(found: Tensor, given: Tensor, *, group: Any, name: str, bytes_of: list[int]) -> Any:
+        bytes_of.append(min(found.nbytes, given.nbytes))
+        return before[name](found, given, group=group)
+
+    for name, bytes_of in zip(names, calls.values(), strict=True):
+        setattr(context_sequence, name, partial(noted, name=name, bytes_of=bytes_of))
+    yield calls
+    for name in names:
+        setattr(context_sequence, name, before[name])
+
+
+def errors(case: Case, group: ContextGroup) -> dict[str, Any]:
     exact = dict(one_process(case.kind, case.length, case.adapted))
-    model, sent = model_of(case.kind, case.adapted), []
+    model = model_of(case.kind, case.adapted)
     model.save_memory(MemorySavings(case.checkpointing))
     part, sequence = shard_batch(
         {**batch_of(case.length), "logits": exact.pop("logits")}, group, layout=case.layout
     )
-    gathered = _Gathered.forward
-
-    def counted(ctx: Any, group: Any, x: Tensor) -> Tensor:
-        sent.append(x.numel())
-        return gathered(ctx, group, x)
-
-    _Gathered.forward = staticmethod(counted)
-    with use_sharded_sequence(sequence):
+    with counted() as calls, use_sharded_sequence(sequence):
         found = found_by(model, part, sequence.weight)
-    _Gathered.forward = gathered
     here = (sequence.layout.tokens[:, group.rank] >= 0)[..., None]  # not padding
     wrong = ((found.pop("logits") - part["logits"]) * here).norm().square()
     sums = torch.cat([found[name].flatten() for name in exact] + [wrong[None]])
     dist.all_reduce(sums)
     of = [x.numel() for x in exact.values()]
-    off = {"logits": float(sums[-1].sqrt() / part["logits"].norm()), "sent": sum(sent)}
+    off = {"logits": float(sums[-1].sqrt() / part["logits"].norm()), "calls": calls}
     largest = max(float(x.norm()) for x in exact.values())
     for (name, x), total in zip(exact.items(), sums[:-1].split(of), strict=True):
         error = (total.view_as(x) / group.size - x).norm()
