@@ -5,58 +5,40 @@ runs/extend/2026-11-28_18-00-00/
   training/            the run through its stages; its scores are in it
   untouched/, scaled/  the scores of the model as it was, and with the last stage's rotary scaling
   result.json, *.png   the comparison
-
-Each part is a command of its own. What is finished in the folder is not done again; an
-interrupted part goes on.
 """
 
 from __future__ import annotations
 
-import shlex
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from flashtrain.announce import say
 from flashtrain.command.api import words_of
 from flashtrain.command.compose import compose_settings
-from flashtrain.folders.new_folder import locked
-from flashtrain.folders.run_folder import (
-    BEST,
-    FAILED,
-    FINISHED,
-    RUNNING,
-    STOPPED,
-    find_checkpoint,
-    read_summary,
-    settings_at,
-    write_config,
-    write_summary,
-)
+from flashtrain.folders.run_folder import BEST, find_checkpoint, settings_at
 from flashtrain.integrations.huggingface_adapter import adapter_settings
 from flashtrain.integrations.huggingface_config import read_config
 from flashtrain.integrations.huggingface_folder import folder_of
 from flashtrain.report.figures import Rows, line_figure
-from flashtrain.report.rows import RESULT, Row, command_line, read_result, write_result
+from flashtrain.report.rows import RESULT, Row
 from flashtrain.report.table import make_table
-from flashtrain.run.job import write_report
-from flashtrain.run.machine import adapt_to_machine
-from flashtrain.run.train import planned_row
 from flashtrain.settings.command_line import CommandLine, quoted
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.language.stages import stages_of
 from flashtrain.tasks.language.starting_weights import is_of_run
-from flashtrain_recipes.context_study import (
-    ENDED,
-    NOT_FOR_TRAINING,
-    Start,
-    start_training,
-    study_folder,
-)
+from flashtrain_recipes.context_study import NOT_FOR_TRAINING, Start, start_training
 from flashtrain_recipes.ruler.scores import differences
 from flashtrain_recipes.ruler.spec import Ruler
+from flashtrain_recipes.study_parts import (
+    Part,
+    only,
+    run_parts,
+    training_part,
+    with_words,
+    without,
+)
 
 TRAINED, SCALED, UNTOUCHED, START = "training", "scaled", "untouched", "start"
 SERIES = {UNTOUCHED: "untouched", SCALED: "scaling alone", TRAINED: "trained"}
@@ -74,71 +56,18 @@ _SCORES = (
 _LOSSES = ("series", "position", "loss", "loss_low", "loss_high", "gain", "gain_low", "gain_high")
 
 
-@dataclass(frozen=True)
-class Part:
-    """One command of the study."""
-
-    name: str
-    words: list[str]
-    run: Path  # its run folder or, of a score, the folder that its result is in or below
-    series: str = ""  # of a score
-    mode: str = ""
-    given: frozenset[str] = frozenset()  # settings that a score's command must have
-
-    def rows(self) -> list[Row]:
-        """The rows of a score's result; of RULER the means. Empty until all are there."""
-        for path in sorted(self.run.glob(f"**/{self.mode}*/{RESULT}")):
-            found = read_result(path)
-            if self.given <= {*shlex.split(found.command)}:
-                rows = [row for row in found.rows if row.get("task", "mean") == "mean"]
-                if rows:  # RULER's means are written last
-                    return [{"part": self.mode, **row, "series": self.series} for row in rows]
-        return []
-
-    def is_done(self) -> bool:
-        """Whether its results are there."""
-        return bool(self.rows() if self.mode else read_summary(self.run).get("status") == FINISHED)
-
-
 def run_extend(
     settings: Settings, line: CommandLine, *, started: float, start: Start = start_training
 ) -> int:
-    """Run what is left of the study, and return its exit status.
+    """Run what is left of the study, and return its exit status (run_parts)."""
+    return run_parts(settings, line, parts=parts, compare=_compare, started=started, start=start)
 
-    Args:
-        line: the command line.
-        started: time.monotonic() at the command's start.
-        start: runs a part, given its command line, and returns its exit status.
-    """
-    settings, hardware = adapt_to_machine(settings, line)
-    folder = study_folder(settings, line)
-    with locked(folder):
-        write_config(asdict(settings), folder)
-        planned = planned_row(settings, hardware, line)
-        write_summary(folder, {**planned, "status": RUNNING})
-        whole = list(parts(settings, line, folder))
-        for part in whole:
-            if part.is_done():
-                say(f"\n=== {part.name}: done already")
-                continue
-            say(f"\n=== {part.name}: {command_line(part.words)}")
-            status = start(list(part.words))
-            if status or not part.is_done():  # trainer.max_minutes ends with 0
-                ended = not status or status in ENDED
-                why = "stopped" if ended else "failed"
-                end = {"status": STOPPED if ended else FAILED, "error": f"{part.name} {why}"}
-                write_summary(folder, {**planned, **end})
-                say(f"{part.name} {why}. Repeat the command with resume={folder} to go on.")
-                return status
-        rows = compared(whole)
-        write_result(folder / RESULT, settings.recipe, command_line(line), rows)
-        _show(rows, folder)
-        last = max((row for row in rows if row["series"] == SERIES[TRAINED]), key=_length)
-        row = {**planned, "status": FINISHED, "score": last.get("score")}
-        row["seconds"] = round(time.monotonic() - started, 1)
-        write_report(folder, row)
-        write_summary(folder, row)
-    return 0
+
+def _compare(whole: Sequence[Part], folder: Path) -> tuple[list[Row], Row]:
+    rows = compared(whole)
+    _show(rows, folder)
+    last = max((row for row in rows if row["series"] == SERIES[TRAINED]), key=_length)
+    return rows, {"score": last.get("score")}
 
 
 def parts(settings: Settings, line: CommandLine, folder: Path) -> Iterator[Part]:
@@ -147,12 +76,12 @@ def parts(settings: Settings, line: CommandLine, folder: Path) -> Iterator[Part]
     stages = [one.settings for one in stages_of(settings)]
     longest, path = max(one.context for one in stages), settings.model.path
     others = (*NOT_FOR_TRAINING, "recipe", "ruler", "positions", "model.path")
-    training = [f"recipe={settings.recipe}", *_without(line, others), "mode=train", "resume=auto"]
+    training = [f"recipe={settings.recipe}", *without(line, others), "mode=train", "resume=auto"]
     new: list[str] = []
     if path is None:
         path = str(folder / START)
         begin = ["stages=[]", "model.adapter=null", f"data.split_context={longest}"]
-        yield _trains(START, _with(training, *begin), folder / START)
+        yield training_part(START, with_words(training, *begin), folder / START)
         demo = ["hardware.demo=always"] if settings.is_demo else []
         new = [*demo, "model.config=null", "model.options={}"]
     own = _own_context(settings, path)
@@ -162,7 +91,7 @@ def parts(settings: Settings, line: CommandLine, folder: Path) -> Iterator[Part]
         "data.split_context": longest,
     }
     of_tokens = {name: one for name, one in data.items() if name in Ruler().uses(settings)}
-    model = _without(_only(line, ("model", "attention", "hardware", "mask")), _OF_TRAINING)
+    model = without(only(line, ("model", "attention", "hardware", "mask")), _OF_TRAINING)
     # Of all weights: what START trains, and a folder that is neither a run nor an adapter.
     if settings.model.path is None or (folder_of(path) / "config.json").is_file():
         model.append("model.adapter=null")
@@ -179,8 +108,8 @@ def parts(settings: Settings, line: CommandLine, folder: Path) -> Iterator[Part]
     ):
         at, common = folder / name, [*words, f"seed={settings.seed}"]
         if name == TRAINED:
-            trains = _with(training, *new, f"model.path={quoted(path)}")
-            yield _trains(TRAINED, trains, at)
+            trains = with_words(training, *new, f"model.path={quoted(path)}")
+            yield training_part(TRAINED, trains, at)
         else:
             common.append(f"output={quoted(str(at))}")
         fitting = [one for one in lengths if most is None or one <= most] or [most]
@@ -213,32 +142,6 @@ def _changed(settings: Settings) -> dict[str, dict[str, Any]]:
         }
         for group in ("data", "ruler", "positions")
     }
-
-
-def _trains(name: str, words: Sequence[str], run: Path) -> Part:
-    return Part(name, _with(words, f"hydra.run.dir={quoted(str(run))}"), run)
-
-
-def _with(words: Sequence[str], *new: str) -> list[str]:
-    """The words with new ones, each in place of one of the same setting."""
-    return [*_without(words, [_setting(word) for word in new]), *new]
-
-
-def _only(words: Sequence[str], names: Sequence[str]) -> list[str]:
-    return [word for word in words if _is_of(word, names)]
-
-
-def _without(words: Sequence[str], names: Sequence[str]) -> list[str]:
-    return [word for word in words if not _is_of(word, names)]
-
-
-def _is_of(word: str, names: Sequence[str]) -> bool:
-    own = _setting(word)
-    return any(own == name or own.startswith(f"{name}.") for name in names)
-
-
-def _setting(word: str) -> str:
-    return word.lstrip("+~").partition("=")[0]
 
 
 def _own_context(settings: Settings, path: str) -> int:

@@ -21,6 +21,7 @@ _READ = {
     "attention": f"{_EVERY} rows seqlens batch tokens heads head_dims masks densities dtype "
     "longest warm_seconds reference",
     "step": f"{_EVERY} {_STEPS} command_steps",
+    "hybrid": f"{_EVERY} {_STEPS} patterns",
     "bert": f"{_EVERY} {_STEPS} sample_units samples dropouts",
     "sequence": f"{_EVERY} tasks batches steps compile longest",
     "huggingface": f"{_EVERY} {_STEPS} documents optimizer_step",
@@ -32,6 +33,7 @@ _READ = {
 _STEP = "data optimizer trainer.cuda_graphs model memory"
 _TRAINED = {
     "step": _STEP,
+    "hybrid": _STEP,
     "huggingface": _STEP,
     "huggingface-long": (
         f"{_STEP} context_parallel trainer.devices trainer.strategy "

@@ -17,7 +17,7 @@ PAPER_SPEEDUPS = {"124m": {EAGER: 1.0, FLASHTRAIN: 3.5}, "355m": {EAGER: 1.0, FL
 
 RATE = "tokens_per_second"
 _CASE = ("model", "context", "weights")
-_SAME = (*_CASE, "implementation")
+_SAME = (*_CASE, "implementation", "pattern")
 SPEEDUP = Over("speedup", RATE, _CASE, lambda row: bool(row["implementation"] == EAGER))
 
 
@@ -33,11 +33,14 @@ def with_best_batches(rows: Rows) -> list[Row]:
         more: Row = {}
         if row.get(RATE):
             alike = [
-                one for one in rows if one.get(RATE) and all(one[key] == row[key] for key in _SAME)
+                one
+                for one in rows
+                if one.get(RATE) and all(one.get(key) == row.get(key) for key in _SAME)
             ]
             more["best_batch"] = max(alike, key=lambda one: one[RATE]) is row
             paper = PAPER_SPEEDUPS.get(row["model"], {}).get(row["implementation"])
-            if paper is not None and row["context"] == PAPER_CONTEXT and more["best_batch"]:
+            measured = row["context"] == PAPER_CONTEXT and "pattern" not in row
+            if paper is not None and measured and more["best_batch"]:
                 more["paper_speedup"] = paper
         found.append({**row, **more})
     return found
@@ -61,10 +64,11 @@ def context_speed_figure(rows: Rows, path: str | Path) -> Path:
         raise UserError("fewer than two contexts were measured: there is no curve to draw.")
     tokens = min(row["context"] * row["batch"] for row in shown)
     sizes = ", ".join(values_of(shown, "model")).upper()
-    title = f"GPT-2 {sizes}: training steps of {tokens:,} tokens, or of one longer sequence"
+    family = "decoders of" if any("pattern" in row for row in shown) else "GPT-2"
+    title = f"{family} {sizes}: training steps of {tokens:,} tokens, or of one longer sequence"
     group = [
         "implementation",
-        *(key for key in ("model", "weights") if len(values_of(shown, key)) > 1),
+        *(key for key in ("pattern", "model", "weights") if len(values_of(shown, key)) > 1),
     ]
     return line_figure(shown, "context", (RATE, "peak_memory_gib"), group, path, title=title)
 

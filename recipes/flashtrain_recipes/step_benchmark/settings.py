@@ -32,6 +32,8 @@ class StepSettings:
     models: list[str] = field(default_factory=lambda: ["124m", "355m"])
     # The lengths of a sequence, in tokens, to measure.
     contexts: list[int] = field(default_factory=lambda: [1024])
+    # Values of model.pattern to measure, words joined by + (gla+gla+gla+full); null: model.pattern.
+    patterns: list[str] | None = None
     # Numbers of sequences a step; null: as many as hold benchmark.tokens.
     batches: list[int] | None = None
     # Numbers of documents, of unequal lengths, packed in a row of recipe=hf-speed.

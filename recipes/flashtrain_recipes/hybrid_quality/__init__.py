@@ -1,0 +1,1 @@
+"""Decoders whose layers differ, trained on the same tokens and compared."""
