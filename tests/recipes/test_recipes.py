@@ -29,7 +29,7 @@ BERTS = ["bert", "bert-lamb", "bert-finetune", "bert-speed", "long-document"]
 # Likewise, by tests/tasks/test_chat_runs.py: it needs somebody's conversations
 # and a model's folder.
 CHATS = ["sft"]
-STUDIES = ["extend"]  # tests/recipes/test_extend.py
+STUDIES = ["extend", "hybrid-quality"]  # test_extend.py, test_hybrid_quality.py
 # What keeps a recipe that does more than one thing to its smallest.
 SMALLEST = {
     "gpt2-long": ("lengths.contexts=[64]", "lengths.windows=2"),

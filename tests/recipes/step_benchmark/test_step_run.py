@@ -19,6 +19,7 @@ from flashtrain.settings.settings import Settings
 from flashtrain.training.metrics_file import MetricsFile
 from flashtrain_recipes.step_benchmark import command_cost
 from flashtrain_recipes.step_benchmark import run as steps_run
+from flashtrain_recipes.step_benchmark.hybrids import HybridCase
 
 pytestmark = pytest.mark.integration  # whole runs
 
@@ -78,6 +79,29 @@ def test_context_speed_keeps_the_tokens_of_a_step_until_one_sequence_is_longer(t
     assert {(row["context"], row["batch"]) for row in rows} == {(16, 2), (32, 1), (64, 1)}
     assert len(rows) == 3 * 3
     assert (tmp_path / "run" / "context.png").stat().st_size > 10_000
+
+
+def test_hybrid_benchmark_measures_each_pattern_and_compares_it_with_exact_attention(tmp_path):
+    words = ["recipe=hybrid-benchmark", *TINY, "benchmark.contexts=[16,32]", "benchmark.tokens=32"]
+    assert run(tmp_path / "run", *words, "benchmark.patterns=[full,gla+full]") == 0
+    rows = read_result(tmp_path / "run" / "result.json").rows
+    each = [("full", 16, 2), ("gla+full", 16, 2), ("full", 32, 1), ("gla+full", 32, 1)]
+    assert [(row["pattern"], row["context"], row["batch"]) for row in rows] == each
+    for exact, hybrid in (rows[:2], rows[2:]):
+        ratio = hybrid["tokens_per_second"] / exact["tokens_per_second"]
+        assert hybrid["over_exact"] == pytest.approx(ratio, abs=1e-3)
+        assert exact["over_exact"] == 1
+        assert "paper_speedup" not in exact
+    assert (tmp_path / "run" / "context.png").stat().st_size > 10_000
+
+
+def test_a_hybrids_flops_are_its_own_layers() -> None:
+    sizes = {"model": "demo", "context": 4096, "batch": 1, "weights": "fp32", "vocab_size": 257}
+    exact, hybrid = (HybridCase(**sizes, pattern=one) for one in ("full", "gla+full"))
+    kinds = [layer.mixer.kind for layer in hybrid.config().layers]
+    assert kinds == ["gla", "attention"] * 2
+    assert hybrid.flops_per_token() < exact.flops_per_token()
+    assert exact.kind != hybrid.kind  # memory of one says nothing of the other
 
 
 @pytest.mark.longest
