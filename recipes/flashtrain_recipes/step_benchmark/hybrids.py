@@ -32,10 +32,13 @@ class HybridCase(GPT2Case):
         return (*super().kind, self.pattern)
 
     def config(self) -> DecoderConfig:
-        sizes = {"vocab_size": self.vocab_size, "vocab_rows": self.vocab_rows}
-        words = self.pattern.split("+")
         return DecoderConfig.of_size(
-            self.model, self.family, context=self.context, pattern=words, **sizes
+            self.model,
+            self.family,
+            vocab_size=self.vocab_size,
+            context=self.context,
+            vocab_rows=self.vocab_rows,
+            pattern=self.pattern.split("+"),
         )
 
     def settings_of(self, base: Settings) -> Settings:

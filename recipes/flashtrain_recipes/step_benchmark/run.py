@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -72,7 +72,7 @@ class GPT2Steps(StepBenchmark):
     context, batch and precision."""
 
     what = "training steps"
-    columns = (
+    columns: ClassVar[Sequence[str]] = (
         "model", "context", "weights", "implementation", "batch", "tokens_per_second", "mfu",
         "peak_memory_gib",
         "milliseconds", "compile_seconds", "speedup", "memory_estimate_gib", "memory",
