@@ -24,6 +24,7 @@ EXACT = "full"  # the pattern that speed-ups are over
 class HybridCase(GPT2Case):
     """A decoder with layers of one pattern, whose training step is measured."""
 
+    layers: int | None = None  # null: the size's
     family: str = "llama"
     pattern: str = EXACT  # words of model.pattern, joined by +
 
@@ -38,6 +39,7 @@ class HybridCase(GPT2Case):
             vocab_size=self.vocab_size,
             context=self.context,
             vocab_rows=self.vocab_rows,
+            layers=self.layers,
             pattern=self.pattern.split("+"),
         )
 
@@ -61,7 +63,7 @@ class HybridSteps(GPT2Steps):
 
     def make_cases(self) -> list[GPT2Case]:
         options, model = self.options, self.settings.model
-        sizes = vocabulary_of(self.settings.data), model.vocab_rows, model.name
+        sizes = vocabulary_of(self.settings.data), model.vocab_rows, model.layers, model.name
         return [
             HybridCase(size, context, batch, weights, *sizes, pattern)
             for size in options.models
