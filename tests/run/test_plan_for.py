@@ -52,6 +52,27 @@ def one_sequence(context: int) -> tuple[str, str]:
     return f"context={context}", f"trainer.tokens_per_step={context}"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["gpt2"],
+        ["bert"],
+        ["lra-listops"],
+        ["gpt2-long", "lengths.contexts=[1024,4096]"],
+        ["gpt2", "model=llama", "stages=[{context:512,steps:9},{context:1024,steps:900}]"],
+    ],
+    ids=lambda words: words[-1].partition("=")[0],
+)
+def test_a_plan_has_the_seconds_of_its_trainings(words: list[str]) -> None:
+    """As it prints them, for a job's time limit."""
+    plan = plan_of(f"recipe={words[0]}", *words[1:], "hardware.plan_for=h100")
+    printed = re.findall(r"^time: (?:at most )?about ([\d.]+) (s|min|h)", plan, re.MULTILINE)
+    units = {"s": 1, "min": 60, "h": 3600}
+    total = sum(float(number) * units[unit] for number, unit in printed)
+    assert plan.seconds == pytest.approx(total, abs=31 * len(printed))  # it prints whole minutes
+    assert plan.seconds > 0
+
+
 def test_the_recipe_in_full_is_planned_for_eight_h100s() -> None:
     text = plan_of("recipe=gpt2", "hardware.plan_for=8xH100")
     assert text.startswith("gpt2-124m: 124.5M parameters, context 1024, attention flash")
