@@ -164,8 +164,9 @@ def test_conversations_are_planned_without_a_chat_template_and_trained_with_one(
     chats.write_text('{"messages": [{"role": "user", "content": "Hello"}]}\n')
     words = ("recipe=sft", "model.config=llama-8b", "data.tokenizer=gpt2", f"data.path={chats}")
     assert "memory: " in plan_of(*words, "hardware.plan_for=h100")
-    for more in ("mode=train", "trainer.epochs=1"):
-        with pytest.raises(UserError, match="chat template"):
+    answers = {"mode=train": r"tokenizer\.$", "trainer.epochs=1": "or leave out trainer.epochs"}
+    for more, answer in answers.items():
+        with pytest.raises(UserError, match=f"chat template.*{answer}"):
             settings_of(CommandLine(plain_words(["mode=plan", *words, more][more[:4] == "mode" :])))
 
 
