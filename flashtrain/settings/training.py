@@ -144,9 +144,6 @@ class TrainerSettings:
         at_least("trainer.keep_checkpoints", self.keep_checkpoints, 0)
         above("trainer.epochs", self.epochs, 0)
         if self.early_stopping_monitor is not None and self.early_stopping_patience is None:
-            line = (
-                "trainer.early_stopping_monitor needs trainer.early_stopping_patience=VALIDATIONS"
-            )
-            raise UserError(f"{line}, without which training does not end early.")
+            raise UserError("trainer.early_stopping_monitor needs trainer.early_stopping_patience.")
         above("trainer.max_minutes", self.max_minutes, 0)
         above("trainer.timeout_seconds", self.timeout_seconds, 0)
