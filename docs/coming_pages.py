@@ -87,6 +87,7 @@ def _page(one: dict[str, Any], first_line: str) -> str:
         "",
         fill(one["step"], 150),
         "`mode=plan` beside the words prints memory and time.",
+        "The command starts a process for each GPU: `trainer.devices=4`, and no launcher.",
         "",
         "## Defaults beside each other",
         "",

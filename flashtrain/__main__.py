@@ -87,8 +87,9 @@ def _command(words: list[str]) -> int:
                 f"{key} is a setting of Hydra's, of which only {FOLDER}=FOLDER can be given here. "
                 f"Remove {key}."
             )
-    if arguments.slurm and not ("mode=plan" in line and "hardware.plan_for" in line.by_name):
-        raise UserError("--slurm needs mode=plan and hardware.plan_for=GPU, such as h100.")
+    planned = "mode=plan" in line and "hardware.plan_for" in line.by_name
+    if arguments.slurm and (arguments.multirun or not planned):
+        raise UserError("--slurm needs mode=plan and hardware.plan_for=GPU, such as h100; no -m.")
     if arguments.multirun:
         from flashtrain.command.sweep import run_sweep
 

@@ -96,6 +96,17 @@ def imported(where: str) -> Any:
     )
 
 
+class Plan(str):
+    """The text of mode=plan, and the estimated seconds of its trainings (0: unknown)."""
+
+    seconds: float
+
+    def __new__(cls, text: str, seconds: float) -> Plan:
+        plan = super().__new__(cls, text)
+        plan.seconds = seconds
+        return plan
+
+
 class Task(ABC):
     """A kind of training, such as task=language_model. Methods raise UserError for
     mistakes in the settings."""
@@ -186,7 +197,8 @@ class Task(ABC):
 
     @abstractmethod
     def plan(self, settings: Settings, hardware: Hardware) -> str:
-        """Return the text of mode=plan: what would be trained. Nothing is started."""
+        """Return the text of mode=plan: what would be trained; a Plan where it has an estimate of
+        the time. Nothing is started."""
 
     @abstractmethod
     def report(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:

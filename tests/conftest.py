@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import time
 import zlib
@@ -17,6 +18,13 @@ from tiny_runs import TINY, TinyRuns, made_once
 # Each core runs a process of tests: more threads in each would only get in each other's way.
 # Before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# nohup starts the tests with SIGHUP ignored, a script's `&` with SIGINT: tests send both, to
+# themselves and to processes, which inherit what is ignored.
+if os.name != "nt" and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No example has a time to be ready in, nor has drawing them: how fast and how busy the
 # machine is tells nothing.

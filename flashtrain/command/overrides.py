@@ -22,19 +22,8 @@ from flashtrain.settings.settings import mode_names
 
 # Of Hydra's flags those that are used: a sweep's is -m, and --cfg job prints the settings.
 # --slurm is ours.
-FLAGS = (
-    "-h",
-    "--help",
-    "--version",
-    "-m",
-    "--multirun",
-    "-c",
-    "--cfg",
-    "-p",
-    "--package",
-    "--resolve",
-    "--slurm",
-)
+FLAGS = ["-h", "--help", "--version", "-m", "--multirun"]
+FLAGS += ["-c", "--cfg", "-p", "--package", "--resolve", "--slurm"]
 # What names a folder or a dataset, which the group itself does not.
 PLACES = {
     "model": "model.path={0} with recipe=hf or sft",

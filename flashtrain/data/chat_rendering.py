@@ -164,7 +164,8 @@ class ChatRendering:
             if name in self.templates:
                 return self.templates[name]
         raise UserError(
-            "the tokenizer has no chat template. Set data.chat_template=FILE, a Jinja template."
+            "the tokenizer has no chat template. Set data.chat_template=FILE, such as the one in "
+            "docs/train/conversations.md."
         )
 
     def _rendered(

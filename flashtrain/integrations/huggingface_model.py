@@ -232,8 +232,7 @@ def _stretch(
     if not changed and not scaled:
         _say_once(
             f"context={context} is {context / trained:g} times the {trained} in the configuration "
-            f"of {path}. Consider model.rope_factor={context / trained:g} (RoPE scaling; with "
-            "model.rope=yarn by YaRN)."
+            f"of {path}. Consider model.rope=yarn model.rope_factor={context / trained:g}."
         )
     if scaled and not older:
         return context  # since some scalings compute from the entry, as dynamic and longrope do

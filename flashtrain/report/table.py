@@ -126,7 +126,9 @@ def _middle(found: list[Any]) -> Any:
 
 def _is(value: Any, text: str) -> bool:
     """Return whether a row's value is the one that a command writes as this text: 0.1, 64 or
-    causal."""
+    causal; of !TEXT, whether it does not contain TEXT."""
+    if text.startswith("!"):
+        return text[1:] not in str(value)
     return str(value) == text or (isinstance(value, float) and f"{value:g}" == text)
 
 

@@ -22,7 +22,7 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-from flashtrain.errors import UserError, first_line
+from flashtrain.errors import UserError, first_line, unknown
 from flashtrain.files.yaml_files import literal
 from flashtrain.registry import component, registered
 from flashtrain.settings.aliases import RENAMED, answer, renamed
@@ -180,7 +180,12 @@ def wrong_value(error: OmegaConfBaseException, task: str, key: str = "") -> User
     """Return the error for a value that OmegaConf refuses. `key`: the setting, if
     OmegaConf does not name it."""
     if isinstance(error, (ConfigKeyError, ConfigAttributeError)) and error.full_key:
-        return unknown_setting(str(error.full_key), task)
+        given, entry = str(error.full_key), cast(Any, error.object_type)
+        # Of a list, such as stages: OmegaConf merges an entry before it has a place.
+        in_list = given == error.key and is_dataclass(entry) and entry is not schema_of(task)
+        if in_list and not renamed(given):
+            return unknown("key of a list's entry", given, [one.name for one in fields(entry)])
+        return unknown_setting(given, task)
     key = str(error.full_key or key)
     expected = _expected(key, task) if isinstance(error, ValidationError) else ""
     said = first_line(error)

@@ -143,5 +143,7 @@ class TrainerSettings:
             at_least(f"trainer.{name}", getattr(self, name), 1)
         at_least("trainer.keep_checkpoints", self.keep_checkpoints, 0)
         above("trainer.epochs", self.epochs, 0)
+        if self.early_stopping_monitor is not None and self.early_stopping_patience is None:
+            raise UserError("trainer.early_stopping_monitor needs trainer.early_stopping_patience.")
         above("trainer.max_minutes", self.max_minutes, 0)
         above("trainer.timeout_seconds", self.timeout_seconds, 0)

@@ -9,7 +9,7 @@ from typing import Any
 
 from flashtrain.errors import UserError
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import task_of
+from flashtrain.spec import Plan, task_of
 from flashtrain.tasks.batching import Batching, room
 from flashtrain.training.hardware import Hardware, duration, expected_rate
 from flashtrain.training.memory import FREE_SHARE, GIB
@@ -148,8 +148,8 @@ def plan_text(
     at_most: bool = False,
     how: str = "",
     faster: float = 1.0,
-) -> str:
-    """Return the text of mode=plan: the lines about the training, and its estimated time.
+) -> Plan:
+    """Return the plan of a training: the lines about the training, and its estimated time.
 
     Args:
         lines: lines about the training.
@@ -159,14 +159,14 @@ def plan_text(
         faster: how many times as fast as bf16 the step is expected to be.
     """
     if math.isnan(flops):
-        return "\n".join([*lines, *last_lines(settings, hardware)])
+        return Plan("\n".join([*lines, *last_lines(settings, hardware)]), 0)
     rate, source = expected_rate(hardware)
     seconds, steps = flops / (rate * settings.trainer.ranks * faster), settings.trainer.steps
     time = (
         f"{'at most ' if at_most else ''}about {duration(seconds)}, {seconds / steps:.2g} s a step,"
     )
     last = f"time: {time} for {flops:.3g} FLOPs{how} ({source}), without start-up and validation"
-    return "\n".join([*lines, last, *last_lines(settings, hardware)])
+    return Plan("\n".join([*lines, last, *last_lines(settings, hardware)]), seconds)
 
 
 def last_lines(settings: Settings, hardware: Hardware) -> list[str]:

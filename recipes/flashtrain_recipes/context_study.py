@@ -46,7 +46,7 @@ from flashtrain.run.machine import adapt_to_machine
 from flashtrain.run.train import planned_row
 from flashtrain.settings.command_line import FOLDER, CommandLine, quoted
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import task_of
+from flashtrain.spec import Plan, task_of
 from flashtrain.training.hardware import Hardware
 
 # Settings of the comparison's command line that are not passed on to a training.
@@ -114,13 +114,12 @@ def study_folder(settings: Settings, line: CommandLine) -> Path:
     return found
 
 
-def study_plan(settings: Settings, hardware: Hardware) -> str:
+def study_plan(settings: Settings, hardware: Hardware) -> Plan:
     """Return the text of mode=plan: the plan of the training at each context."""
     task, contexts = task_of(settings), sorted(settings.lengths.contexts or [])
-    plans = (task.plan(settings.having(context=context), hardware) for context in contexts)
-    return "\n".join(
-        f"=== context {context:,}\n{plan}" for context, plan in zip(contexts, plans, strict=True)
-    )
+    plans = [task.plan(settings.having(context=context), hardware) for context in contexts]
+    texts = (f"=== context {one:,}\n{plan}" for one, plan in zip(contexts, plans, strict=True))
+    return Plan("\n".join(texts), sum(getattr(plan, "seconds", 0) for plan in plans))
 
 
 class ContextStudy(ABC):

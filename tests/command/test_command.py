@@ -27,6 +27,20 @@ def test_help_lists_the_recipes_with_a_line_each(tmp_path) -> None:
     assert "GPT-2 124M on the source code" in done.stdout
 
 
+def test_help_has_the_recipes_that_train_language_models_first() -> None:
+    """As they compose (tests/contract/test_composed.py)."""
+    written = Path(__file__).parents[1] / "contract" / "composed.json"
+    recipes = json.loads(written.read_text())["recipes"]
+    trained = [
+        name
+        for name, values in recipes.items()
+        if values["task"] == "language_model" and values.get("mode") != "benchmark"
+    ]
+    lines = help_text().partition("Recipes\n")[2].partition("\n\n")[0].splitlines()
+    first = [line.split()[0].removeprefix("recipe=") for line in lines]
+    assert first == [*trained, *(name for name in recipes if name not in trained)]
+
+
 def test_help_has_an_example_of_every_mode_that_is_taken_as_it_stands() -> None:
     assert set(examples()) == set(mode_names())
     for mode, (example, _) in examples().items():

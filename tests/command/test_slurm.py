@@ -13,6 +13,7 @@ from flashtrain import __main__ as command
 from flashtrain.command import slurm
 from flashtrain.command.request import settings_of
 from flashtrain.settings.command_line import CommandLine
+from flashtrain.spec import Plan
 
 PAGE = Path(__file__).parents[2] / "docs" / "train" / "several-machines.md"
 
@@ -53,17 +54,18 @@ def test_the_job_runs_the_words_that_were_given(monkeypatch, tmp_path, capfd) ->
     assert (run.mode, run.resume, run.hardware.plan_for) == ("train", "auto", None)
     assert (run.trainer.nodes, run.trainer.devices, run.data.path) == (2, 8, data[1][10:])
 
-    assert planned(monkeypatch, *words, "hardware.plan_for=8xh100", "mode=plan", "--slurm") != 0
+    assert planned(monkeypatch, *words, "hardware.plan_for=8xh100", "mode=plan", "--slurm") == 2
+    assert "gpt2.sbatch is there already, and is not replaced" in capfd.readouterr().err
     assert Path("gpt2.sbatch").read_text() == script  # which may have been changed by hand
 
 
 @pytest.mark.parametrize(
     ("plan", "hours"),
     [
-        ("time: about 40 s, 0.1 s a step, for", 1),
-        ("time: at most about 15.1 h, 23 s a step,", 23),
-        ("stage 1:\ntime: about 100 min, 1 s\nstage 2:\ntime: about 3.0 h, 2 s a step", 7),
-        ("nothing was started", 24),
+        (Plan("about 40 s", 40), 1),
+        (Plan("at most about 15.1 h", 15.1 * 3600), 23),
+        (Plan("the FLOPs are unknown", 0), 24),
+        ("of a program's own task", 24),
     ],
 )
 def test_the_job_has_half_as_much_time_again_as_the_plan(monkeypatch, tmp_path, plan, hours):
@@ -77,9 +79,12 @@ def test_the_job_has_half_as_much_time_again_as_the_plan(monkeypatch, tmp_path, 
 
 def test_a_job_is_of_a_plan_for_a_gpu(monkeypatch, tmp_path, capfd) -> None:
     monkeypatch.chdir(tmp_path)
-    for words in (["mode=plan"], ["hardware.plan_for=h100"]):
+    planned_for = ["mode=plan", "hardware.plan_for=h100"]
+    for words in ([planned_for[0]], [planned_for[1]], ["-m", *planned_for, "seed=0,1"]):
         assert planned(monkeypatch, "recipe=gpt2", *words, "--slurm") == 2
-        assert "--slurm needs mode=plan and hardware.plan_for" in capfd.readouterr().err
+        said = capfd.readouterr().err
+        assert "--slurm needs mode=plan and hardware.plan_for" in said
+        assert "no -m" in said
 
 
 def test_the_page_shows_the_job_that_its_command_writes(monkeypatch, tmp_path) -> None:

@@ -4,6 +4,7 @@ published models have."""
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -80,6 +81,20 @@ def test_a_thought_that_the_prompt_alone_opens_is_not_learnt(make):
     assert whole(template, {"messages": TALK}) == [
         usual(template).apply_chat_template(TALK, tokenize=False)
     ]
+
+
+def test_the_template_that_the_page_shows_for_base_models(make):
+    page = Path(__file__).parents[2] / "docs" / "train" / "conversations.md"
+    template = make(page.read_text().split("```jinja\n")[1].split("```")[0])
+    assert learnt(template, {"messages": TALK}) == [["Hi there<|end|>", "It is 4.<|end|>"]]
+    assert whole(template, {"messages": TALK}) == [
+        "<|begin|>### user\nHello\n\n### assistant\nHi there<|end|>\n\n"
+        "### user\n2+2?\n\n### assistant\nIt is 4.<|end|>\n\n"
+    ]
+    asked = usual(template).apply_chat_template(
+        TALK[:1], tokenize=False, add_generation_prompt=True
+    )
+    assert asked == "<|begin|>### user\nHello\n\n### assistant\n"
 
 
 @pytest.mark.parametrize("jinja", [CHATML, MARKED, LLAMA3, MISTRAL])

@@ -65,6 +65,9 @@ def test_only_some_of_the_rows():
         }
     )
     assert view.table(ROWS).cells == [["1,024", "217"]]
+    assert view_of({"only": "implementation:!DNN"}).table(ROWS).cells == (
+        view_of({"only": "implementation:flashtrain"}).table(ROWS).cells
+    )
     assert view_of({"only": "seqlen_q:4096"}).table(ROWS[:4]).cells[0][:2] == [
         "flashtrain",
         "forward",

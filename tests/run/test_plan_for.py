@@ -52,6 +52,27 @@ def one_sequence(context: int) -> tuple[str, str]:
     return f"context={context}", f"trainer.tokens_per_step={context}"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["gpt2"],
+        ["bert"],
+        ["lra-listops"],
+        ["gpt2-long", "lengths.contexts=[1024,4096]"],
+        ["gpt2", "model=llama", "stages=[{context:512,steps:9},{context:1024,steps:900}]"],
+    ],
+    ids=lambda words: words[-1].partition("=")[0],
+)
+def test_a_plan_has_the_seconds_of_its_trainings(words: list[str]) -> None:
+    """As it prints them, for a job's time limit."""
+    plan = plan_of(f"recipe={words[0]}", *words[1:], "hardware.plan_for=h100")
+    printed = re.findall(r"^time: (?:at most )?about ([\d.]+) (s|min|h)", plan, re.MULTILINE)
+    units = {"s": 1, "min": 60, "h": 3600}
+    total = sum(float(number) * units[unit] for number, unit in printed)
+    assert plan.seconds == pytest.approx(total, abs=31 * len(printed))  # it prints whole minutes
+    assert plan.seconds > 0
+
+
 def test_the_recipe_in_full_is_planned_for_eight_h100s() -> None:
     text = plan_of("recipe=gpt2", "hardware.plan_for=8xH100")
     assert text.startswith("gpt2-124m: 124.5M parameters, context 1024, attention flash")
@@ -143,8 +164,9 @@ def test_conversations_are_planned_without_a_chat_template_and_trained_with_one(
     chats.write_text('{"messages": [{"role": "user", "content": "Hello"}]}\n')
     words = ("recipe=sft", "model.config=llama-8b", "data.tokenizer=gpt2", f"data.path={chats}")
     assert "memory: " in plan_of(*words, "hardware.plan_for=h100")
-    for more in ("mode=train", "trainer.epochs=1"):
-        with pytest.raises(UserError, match="chat template"):
+    answers = {"mode=train": r"tokenizer\.$", "trainer.epochs=1": "or leave out trainer.epochs"}
+    for more, answer in answers.items():
+        with pytest.raises(UserError, match=f"chat template.*{answer}"):
             settings_of(CommandLine(plain_words(["mode=plan", *words, more][more[:4] == "mode" :])))
 
 

@@ -67,7 +67,9 @@ def test_stages_read_their_samples_in_different_orders(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["stages=[{steps:2},{steps:0}]"], r"stages\[1\]: trainer.steps=0"),
-        (["stages=[{step:2}]"], "step"),
+        (["stages=[{step:2}]"], r"list's entry 'step'. Did you mean 'steps'\?"),
+        (["stages=[{trainer.steps:2}]"], r"entry 'trainer.steps'. Expected one of: .*, steps,"),
+        (["data.length_weights=[{at_leas:2}]"], r"'at_leas'. Did you mean 'at_least'\?"),
         (["stages=[{context:32},{context:48}]"], r"stages\[1\]: trainer.tokens_per_step=256"),
         (["stages=[{context:32},{context:64}]"], r"stages\[1\]: context=64 .* 32 learned"),
         (["model=llama", "stages=[{rope:spiral,rope_factor:2}]"], r"stages\[0\]: .*model.rope"),

@@ -56,6 +56,8 @@ def test_a_pushed_export_is_read_from_the_hub_and_its_card_says_how_it_was_made(
         assert line in card.text
     assert "validation loss" in card.text
     assert "`python -m flashtrain recipe=sft" in card.text
+    assert f"model.path={base.name} " in card.text
+    assert str(base.parent) not in card.text
 
 
 def test_a_missing_token_is_said_before_anything_is_written(

@@ -11,6 +11,7 @@ from pytorch_lightning.callbacks import EarlyStopping
 from tiny_training import TinyTask, tiny_fit
 
 from flashtrain.errors import UserError
+from flashtrain.settings.training import TrainerSettings
 from flashtrain.training.checkpoint_callbacks import SaveLast
 from flashtrain.training.early_stopping import StopAtTarget, StopWithoutGain
 from flashtrain.training.validation import DueValidation
@@ -96,3 +97,9 @@ def test_a_figure_that_no_validation_logs_and_a_run_without_validations_are_refu
         trained(tmp_path, 3, stops=stops)
     with pytest.raises(UserError, match=r"early_stopping_patience needs held-out data"):
         tiny_fit(tmp_path, stops)
+
+
+def test_a_figure_to_follow_without_a_patience_is_refused() -> None:
+    settings = TrainerSettings(early_stopping_monitor="validation_loss")
+    with pytest.raises(UserError, match=r"monitor needs trainer.early_stopping_patience"):
+        settings.check()

@@ -77,21 +77,23 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
     assert not (tmp_path / "last.ckpt").exists()
 
 
-def test_a_hangup_ends_a_step_as_sigterm_does_and_is_ignored_where_it_was_ignored(tmp_path):
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup may have started the tests
-    try:
-        stop = SaveOnSignal()
-        tiny_fit(tmp_path, stop, SaveLast(tmp_path), SendAt(2, signal.SIGHUP), max_steps=20)
-        assert read_checkpoint(tmp_path / "last.ckpt")["global_step"] == 3
-        assert (stop.stopped_by, stop.exit_code) == (signal.SIGHUP, 129)
+def test_a_hangup_ends_a_step_as_sigterm_does(tmp_path):
+    stop = SaveOnSignal()
+    tiny_fit(tmp_path, stop, SaveLast(tmp_path), SendAt(2, signal.SIGHUP), max_steps=20)
+    assert read_checkpoint(tmp_path / "last.ckpt")["global_step"] == 3
+    assert (stop.stopped_by, stop.exit_code) == (signal.SIGHUP, 129)
 
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # by nohup
-        stop = SaveOnSignal()
-        tiny_fit(tmp_path, stop, SendAt(2, signal.SIGHUP), max_steps=5)
+
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGINT"])  # ignored under nohup, after a script's &
+def test_a_signal_that_was_ignored_at_the_start_stays_ignored(tmp_path, name):
+    number = getattr(signal, name)
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        tiny_fit(tmp_path, stop := SaveOnSignal(), SendAt(2, number), max_steps=5)
         assert stop.stopped_by is None
-        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        assert signal.getsignal(number) == signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(number, before)
 
 
 def test_a_time_limit_does_not_follow_the_machines_clock(tmp_path, monkeypatch):

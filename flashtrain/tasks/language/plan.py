@@ -14,6 +14,7 @@ from flashtrain.data.text_files import FilesSource
 from flashtrain.models.decoder import Decoder
 from flashtrain.models.trainable import Trainable
 from flashtrain.settings.settings import Settings
+from flashtrain.spec import Plan
 from flashtrain.tasks.attention_masks import attended_context
 from flashtrain.tasks.batching import Batching, fit_memory, memory_words
 from flashtrain.tasks.context_run import context_columns, plan_lines
@@ -29,7 +30,7 @@ WORTH = 1.03  # expected speed over bf16's from which on float8 is said to pay
 BYTES_PER_TOKEN = 4  # of English and of code, by tokenizers of some 50,000 tokens
 
 
-def plan_language(settings: Settings, hardware: Hardware, epochs: Sequence[str] = ()) -> str:
+def plan_language(settings: Settings, hardware: Hardware, epochs: Sequence[str] = ()) -> Plan:
     """Return mode=plan's text: parameters, tokens, estimated memory and time. Builds no
     weights, reads no text. Of stages it is the text of each. `epochs`: a line on trainer.epochs,
     which gave the steps."""
@@ -38,7 +39,8 @@ def plan_language(settings: Settings, hardware: Hardware, epochs: Sequence[str] 
 
         texts = [(one.name, plan_language(one.settings, hardware)) for one in stages_of(settings)]
         end = "\n".join(last_lines(settings, hardware))
-        return "".join(f"{name}:\n{text.removesuffix(end)}" for name, text in texts) + end
+        joined = "".join(f"{name}:\n{text.removesuffix(end)}" for name, text in texts) + end
+        return Plan(joined, sum(text.seconds for _, text in texts))
     check_float8(settings.model.float8, hardware, plans=True)
     vocab_size = vocabulary_of(settings.data)
     build_model: Callable[..., Trainable] = partial(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,6 +56,7 @@ def card(name: str, trained: TrainedModel) -> str:
     head |= {"datasets": [data.name]} if data.name else {}
     shown = "none: random weights" if base is None else Path(base).name if local else base
     text = data.name or (Path(data.path).name if data.path else data.source)
+    words = re.sub(r"=(['\"]?)/[^='\"]*/", r"=\1", row.get("overrides", ""))
     lines = {
         "base model": shown,
         "adapter": model.adapter and f"{model.adapter} of rank {model.adapter_rank}, merged",
@@ -63,7 +65,7 @@ def card(name: str, trained: TrainedModel) -> str:
         "tokens": f"{trained.step * settings.trainer.tokens_per_step:,}",
         "context": f"{settings.context:,}",
         "loss": losses_words(row).removeprefix(": ") if "train_loss" in row else None,
-        "command": f"`python -m flashtrain {row.get('overrides', '')}`",
+        "command": f"`python -m flashtrain {words}`",
         "flashtrain": __version__,
     }
     table = "".join(f"| {one} | {value} |\n" for one, value in lines.items() if value)

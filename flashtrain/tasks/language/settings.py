@@ -124,7 +124,7 @@ class LanguageSettings(TextSettings):
             raise UserError(
                 f"data=chat with data.tokenizer={self.data.tokenizer}: conversations need a "
                 "tokenizer with a chat template. Set data.tokenizer=FOLDER, a Hugging Face "
-                "tokenizer."
+                f"tokenizer{', or leave out trainer.epochs' * (self.mode == 'plan')}."
             )
         if self.model.quantize is not None and self.shards_weights:
             raise UserError(

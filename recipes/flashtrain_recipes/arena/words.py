@@ -14,7 +14,7 @@ import torch
 
 from flashtrain.models.classifier import Classifier
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import measured_words, report_finished
+from flashtrain.spec import Plan, measured_words, report_finished
 from flashtrain.tasks.batching import Batching, memory_words
 from flashtrain.tasks.plan_text import fit_lines, last_lines, memory_plan
 from flashtrain.training.hardware import Hardware, duration, expected_rate
@@ -116,7 +116,7 @@ def trained_line(settings: Settings) -> str:
     )
 
 
-def plan_classifier(settings: Settings, hardware: Hardware) -> str:
+def plan_classifier(settings: Settings, hardware: Hardware) -> Plan:
     """Return the parameters, samples and estimated time of every stage, as lines to print. No
     weights or data are made.
 
@@ -161,7 +161,7 @@ def plan_classifier(settings: Settings, hardware: Hardware) -> str:
         f"time: {most}about {duration(total)} in all ({how}), making the data, "
         "start-up and validation apart"
     )
-    return "\n".join([*lines, *last_lines(settings, hardware)])
+    return Plan("\n".join([*lines, *last_lines(settings, hardware)]), total)
 
 
 def _batching_with(
