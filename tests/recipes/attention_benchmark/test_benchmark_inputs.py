@@ -18,6 +18,7 @@ WITH_A_MASK_OF_OURS = (
     "prefix-lm",
     "shared-question",
     "global-window",
+    "tile-10-3",
 )
 
 
@@ -84,6 +85,15 @@ def test_a_random_block_mask_has_its_density_in_every_row_of_whole_blocks() -> N
     assert table.sum(-1).unique().tolist() == [5]
     with pytest.raises(UserError, match="multiples of 128, not 200"):
         block_table(case_of("block-random", 200), CPU)
+
+
+def test_masks_of_videos_are_of_whole_frames() -> None:
+    table = block_table(case_of("block-sliding", 128 * 20 * 4), CPU)
+    assert table.sum(-1).unique().tolist() == [27]
+    with pytest.raises(UserError, match="multiples of 2560"):
+        block_table(case_of("block-sliding", 128 * 30), CPU)
+    with pytest.raises(UserError, match="tile-7-1 has whole frames"):
+        Context(case_of("tile-7-1"), CPU).dense  # noqa: B018
 
 
 def test_sets_are_fresh_and_as_many_as_outgrow_the_cache() -> None:
