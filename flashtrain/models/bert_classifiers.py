@@ -15,14 +15,38 @@ from flashtrain.errors import at_least, one_of
 from flashtrain.models.bert import Pooler, first_tokens
 from flashtrain.models.bert_encoder import BertEncoder
 from flashtrain.models.block import start_normal
-from flashtrain.models.sequence_pooling import max_of_tokens, mean_of_tokens
+from flashtrain.models.sequence_pooling import EfficientProbing, max_of_tokens, mean_of_tokens
 from flashtrain.settings import options
 from flashtrain_kernels.loss_head import IGNORED
 
 POOLINGS = get_args(options.Pooling)
 
 
-class SequenceClassifier(nn.Module):
+class FreezableEncoder(nn.Module):
+    """A head on an encoder that is trained with it, or `frozen`: then in evaluation mode, without
+    gradients."""
+
+    encoder: BertEncoder
+    frozen: bool
+
+    def encode(self, tokens: Tensor, **given: Any) -> Tensor:
+        """Compute the encoder's states, see BertEncoder.forward."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            return self.encoder(tokens, **given)
+
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+        if self.frozen:
+            self.encoder.eval()
+        return self
+
+    @property
+    def work(self) -> float:
+        """The share of the encoder's forward and backward that training computes."""
+        return 1 / 3 if self.frozen else 1.0
+
+
+class SequenceClassifier(FreezableEncoder):
     """A classifier that assigns each sequence one label, or any number of labels
     (multi_label), on BERT's encoder.
 
@@ -30,7 +54,9 @@ class SequenceClassifier(nn.Module):
         encoder: Module with BertEncoder's forward and config.
         labels: Number of labels L, at least 2 (1 with multi_label).
         pooling: "first" (the first token's state through a pooler, Devlin et al. 2019), "mean" or
-            "max" over the real tokens.
+            "max" over the real tokens, or "probe" (EfficientProbing).
+        queries: Number of queries of pooling "probe", which divides the encoder's width.
+        frozen: Whether the encoder's weights stay as they are.
         pooler: Trained pooler, such as Bert.pooler (None: a new one).
         dropout: Probability of dropping a pooled value before the classifier.
 
@@ -45,6 +71,8 @@ class SequenceClassifier(nn.Module):
         *,
         multi_label: bool = False,
         pooling: str = "first",
+        queries: int = 32,
+        frozen: bool = False,
         pooler: Pooler | None = None,
         dropout: float = 0.0,
     ) -> None:
@@ -52,7 +80,7 @@ class SequenceClassifier(nn.Module):
         at_least("labels", labels, 1 if multi_label else 2)
         one_of("pooling", pooling, POOLINGS)
         config = encoder.config
-        self.encoder = encoder
+        self.frozen, self.encoder = frozen, encoder.requires_grad_(not frozen)
         self.multi_label = multi_label
         self.pooling = pooling
         # The encoder may be trained already: only new heads start with BERT's initialization.
@@ -61,18 +89,21 @@ class SequenceClassifier(nn.Module):
             if pooling == "first"
             else None
         )
+        self.probe = (
+            start_normal(EfficientProbing(config.embed, queries)) if pooling == "probe" else None
+        )
         self.dropout = nn.Dropout(dropout)
         self.classifier = start_normal(nn.Linear(config.embed, labels))
 
     def forward(self, tokens: Tensor, **given: Any) -> Tensor:
         """Compute logits (N, L) for tokens (B, S) or (T,); given: further arguments
         of BertEncoder.forward."""
-        hidden = self.encoder(tokens, **given)
+        hidden = self.encode(tokens, **given)
         cu_seqlens = given.get("cu_seqlens")
         if self.pooler is not None:
             pooled = self.pooler(first_tokens(hidden, cu_seqlens))
         else:
-            pool = mean_of_tokens if self.pooling == "mean" else max_of_tokens
+            pool = self.probe or (mean_of_tokens if self.pooling == "mean" else max_of_tokens)
             pooled = pool(hidden, given.get("lengths"), cu_seqlens)
         return self.classifier(self.dropout(pooled))
 
@@ -97,20 +128,22 @@ class SequenceClassifier(nn.Module):
         return each.where(counted, 0).sum() / (counted.sum() * logits.shape[-1]).clamp(min=1)
 
 
-class TokenClassifier(nn.Module):
+class TokenClassifier(FreezableEncoder):
     """A classifier that assigns each token one label: BERT's encoder, dropout, linear
     layer. It needs at least two labels."""
 
-    def __init__(self, encoder: BertEncoder, labels: int, *, dropout: float = 0.0) -> None:
+    def __init__(
+        self, encoder: BertEncoder, labels: int, *, dropout: float = 0.0, frozen: bool = False
+    ) -> None:
         super().__init__()
         at_least("labels", labels, 2)
-        self.encoder = encoder
+        self.frozen, self.encoder = frozen, encoder.requires_grad_(not frozen)
         self.dropout = nn.Dropout(dropout)
         self.classifier = start_normal(nn.Linear(encoder.config.embed, labels))
 
     def forward(self, tokens: Tensor, **given: Any) -> Tensor:
         """Compute logits (B, S, L) or (T, L); given: further arguments of BertEncoder.forward."""
-        return self.classifier(self.dropout(self.encoder(tokens, **given)))
+        return self.classifier(self.dropout(self.encode(tokens, **given)))
 
     def loss(self, tokens: Tensor, labels: Tensor, **given: Any) -> Tensor:
         """Compute the mean cross-entropy in nats, float32, over labels (int64, shaped as

@@ -1,6 +1,7 @@
 """The pooling of a sequence's states into one vector.
 
-Shapes: B batch, S sequence, T packed tokens, N sequences (B where padded), E embedding width.
+Shapes: B batch, S sequence, T packed tokens, N sequences (B where padded), E embedding width, M
+queries.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from flashtrain.errors import UserError
 
 
 def mean_of_tokens(
@@ -79,6 +82,47 @@ class AttentionPooling(nn.Module):
             scores = scores.masked_fill(padding, -torch.inf)
             hidden = hidden.masked_fill(padding, 0.0)
         return (torch.softmax(scores, dim=1).to(hidden.dtype) * hidden).sum(dim=1)
+
+
+class EfficientProbing(nn.Module):
+    """Efficient probing (Psomas et al. 2025, arXiv 2506.10178): M learned queries attend to a
+    sequence's states, each to an M-th of their values.
+
+    The states are the keys, since a learned query makes a projection of keys redundant. Values are
+    one projection; the M results are joined, not projected again.
+    """
+
+    def __init__(self, embed: int, queries: int) -> None:
+        super().__init__()
+        if queries < 1 or embed % queries:
+            raise UserError(f"queries={queries} must divide the encoder's width, {embed}.")
+        self.queries = nn.Linear(embed, queries, bias=False)
+        self.values = nn.Linear(embed, embed, bias=False)
+
+    def forward(
+        self, hidden: Tensor, lengths: Tensor | None = None, cu_seqlens: Tensor | None = None
+    ) -> Tensor:
+        """Compute (N, E); arguments: see mean_of_tokens."""
+        precise = torch.promote_types(hidden.dtype, torch.float32)
+        scores = self.queries(hidden).to(precise) * hidden.shape[-1] ** -0.5
+        values = self.values(hidden).to(precise).unflatten(-1, (scores.shape[-1], -1))
+        if cu_seqlens is None:
+            if lengths is not None:
+                padding = ~real_tokens(hidden.shape[1], lengths)[..., None]
+                scores = scores.masked_fill(padding, torch.finfo(precise).min)
+                values = values.masked_fill(padding[..., None], 0)
+            pooled = (scores.softmax(1)[..., None] * values).sum(1)
+            return pooled.flatten(1).to(hidden.dtype)
+        of, fixed = _sequence_of(hidden, cu_seqlens), scores.detach()
+        empty = fixed.new_zeros(len(cu_seqlens), fixed.shape[1])  # a row of tokens of no sequence
+        largest = empty.scatter_reduce(
+            0, of[:, None].expand_as(fixed), fixed, "amax", include_self=False
+        )
+        weights = (scores - largest[of]).exp()
+        total = empty.index_add(0, of, weights).clamp(min=1e-30)  # at least 1 but for empty ones
+        shares = (weights / total[of])[..., None] * values
+        pooled = values.new_zeros(*empty.shape, values.shape[-1]).index_add(0, of, shares)
+        return pooled[:-1].flatten(1).to(hidden.dtype)
 
 
 def real_tokens(length: int, lengths: Tensor) -> Tensor:
