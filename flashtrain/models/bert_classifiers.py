@@ -22,31 +22,7 @@ from flashtrain_kernels.loss_head import IGNORED
 POOLINGS = get_args(options.Pooling)
 
 
-class FreezableEncoder(nn.Module):
-    """A head on an encoder that is trained with it, or `frozen`: then in evaluation mode, without
-    gradients."""
-
-    encoder: BertEncoder
-    frozen: bool
-
-    def encode(self, tokens: Tensor, **given: Any) -> Tensor:
-        """Compute the encoder's states, see BertEncoder.forward."""
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            return self.encoder(tokens, **given)
-
-    def train(self, mode: bool = True) -> Any:
-        super().train(mode)
-        if self.frozen:
-            self.encoder.eval()
-        return self
-
-    @property
-    def work(self) -> float:
-        """The share of the encoder's forward and backward that training computes."""
-        return 1 / 3 if self.frozen else 1.0
-
-
-class SequenceClassifier(FreezableEncoder):
+class SequenceClassifier(nn.Module):
     """A classifier that assigns each sequence one label, or any number of labels
     (multi_label), on BERT's encoder.
 
@@ -55,8 +31,7 @@ class SequenceClassifier(FreezableEncoder):
         labels: Number of labels L, at least 2 (1 with multi_label).
         pooling: "first" (the first token's state through a pooler, Devlin et al. 2019), "mean" or
             "max" over the real tokens, or "probe" (EfficientProbing).
-        queries: Number of queries of pooling "probe", which divides the encoder's width.
-        frozen: Whether the encoder's weights stay as they are.
+        queries: Number of queries of pooling "probe".
         pooler: Trained pooler, such as Bert.pooler (None: a new one).
         dropout: Probability of dropping a pooled value before the classifier.
 
@@ -72,7 +47,6 @@ class SequenceClassifier(FreezableEncoder):
         multi_label: bool = False,
         pooling: str = "first",
         queries: int = 32,
-        frozen: bool = False,
         pooler: Pooler | None = None,
         dropout: float = 0.0,
     ) -> None:
@@ -80,7 +54,7 @@ class SequenceClassifier(FreezableEncoder):
         at_least("labels", labels, 1 if multi_label else 2)
         one_of("pooling", pooling, POOLINGS)
         config = encoder.config
-        self.frozen, self.encoder = frozen, encoder.requires_grad_(not frozen)
+        self.encoder = encoder
         self.multi_label = multi_label
         self.pooling = pooling
         # The encoder may be trained already: only new heads start with BERT's initialization.
@@ -89,16 +63,15 @@ class SequenceClassifier(FreezableEncoder):
             if pooling == "first"
             else None
         )
-        self.probe = (
-            start_normal(EfficientProbing(config.embed, queries)) if pooling == "probe" else None
-        )
+        probes = pooling == "probe"
+        self.probe = start_normal(EfficientProbing(config.embed, queries)) if probes else None
         self.dropout = nn.Dropout(dropout)
         self.classifier = start_normal(nn.Linear(config.embed, labels))
 
     def forward(self, tokens: Tensor, **given: Any) -> Tensor:
         """Compute logits (N, L) for tokens (B, S) or (T,); given: further arguments
         of BertEncoder.forward."""
-        hidden = self.encode(tokens, **given)
+        hidden = self.encoder(tokens, **given)
         cu_seqlens = given.get("cu_seqlens")
         if self.pooler is not None:
             pooled = self.pooler(first_tokens(hidden, cu_seqlens))
@@ -128,22 +101,20 @@ class SequenceClassifier(FreezableEncoder):
         return each.where(counted, 0).sum() / (counted.sum() * logits.shape[-1]).clamp(min=1)
 
 
-class TokenClassifier(FreezableEncoder):
+class TokenClassifier(nn.Module):
     """A classifier that assigns each token one label: BERT's encoder, dropout, linear
     layer. It needs at least two labels."""
 
-    def __init__(
-        self, encoder: BertEncoder, labels: int, *, dropout: float = 0.0, frozen: bool = False
-    ) -> None:
+    def __init__(self, encoder: BertEncoder, labels: int, *, dropout: float = 0.0) -> None:
         super().__init__()
         at_least("labels", labels, 2)
-        self.frozen, self.encoder = frozen, encoder.requires_grad_(not frozen)
+        self.encoder = encoder
         self.dropout = nn.Dropout(dropout)
         self.classifier = start_normal(nn.Linear(encoder.config.embed, labels))
 
     def forward(self, tokens: Tensor, **given: Any) -> Tensor:
         """Compute logits (B, S, L) or (T, L); given: further arguments of BertEncoder.forward."""
-        return self.classifier(self.dropout(self.encode(tokens, **given)))
+        return self.classifier(self.dropout(self.encoder(tokens, **given)))
 
     def loss(self, tokens: Tensor, labels: Tensor, **given: Any) -> Tensor:
         """Compute the mean cross-entropy in nats, float32, over labels (int64, shaped as

@@ -1,7 +1,6 @@
 """The pooling of a sequence's states into one vector.
 
-Shapes: B batch, S sequence, T packed tokens, N sequences (B where padded), E embedding width, M
-queries.
+Shapes: B batch, S sequence, T packed tokens, N sequences (B where padded), E width, M queries.
 """
 
 from __future__ import annotations
@@ -86,10 +85,9 @@ class AttentionPooling(nn.Module):
 
 class EfficientProbing(nn.Module):
     """Efficient probing (Psomas et al. 2025, arXiv 2506.10178): M learned queries attend to a
-    sequence's states, each to an M-th of their values.
+    sequence's states, each to an M-th of their values; the results are joined.
 
-    The states are the keys, since a learned query makes a projection of keys redundant. Values are
-    one projection; the M results are joined, not projected again.
+    The states are the keys: behind a learned query a projection of keys is redundant.
     """
 
     def __init__(self, embed: int, queries: int) -> None:
@@ -103,25 +101,23 @@ class EfficientProbing(nn.Module):
         self, hidden: Tensor, lengths: Tensor | None = None, cu_seqlens: Tensor | None = None
     ) -> Tensor:
         """Compute (N, E); arguments: see mean_of_tokens."""
+        if cu_seqlens is None:  # as packed tokens; those of padding are of no sequence
+            count, length = hidden.shape[:2]
+            of = torch.arange(count, device=hidden.device)[:, None].expand(-1, length)
+            of = of if lengths is None else of.where(real_tokens(length, lengths), count)
+            of, hidden = of.flatten(), hidden.flatten(0, 1)
+        else:
+            of, count = _sequence_of(hidden, cu_seqlens), len(cu_seqlens) - 1
         precise = torch.promote_types(hidden.dtype, torch.float32)
         scores = self.queries(hidden).to(precise) * hidden.shape[-1] ** -0.5
         values = self.values(hidden).to(precise).unflatten(-1, (scores.shape[-1], -1))
-        if cu_seqlens is None:
-            if lengths is not None:
-                padding = ~real_tokens(hidden.shape[1], lengths)[..., None]
-                scores = scores.masked_fill(padding, torch.finfo(precise).min)
-                values = values.masked_fill(padding[..., None], 0)
-            pooled = (scores.softmax(1)[..., None] * values).sum(1)
-            return pooled.flatten(1).to(hidden.dtype)
-        of, fixed = _sequence_of(hidden, cu_seqlens), scores.detach()
-        empty = fixed.new_zeros(len(cu_seqlens), fixed.shape[1])  # a row of tokens of no sequence
-        largest = empty.scatter_reduce(
-            0, of[:, None].expand_as(fixed), fixed, "amax", include_self=False
-        )
+        none, fixed = scores.new_zeros(count + 1, scores.shape[1]), scores.detach()
+        rows = of[:, None].expand_as(fixed)
+        largest = none.scatter_reduce(0, rows, fixed, "amax", include_self=False)
         weights = (scores - largest[of]).exp()
-        total = empty.index_add(0, of, weights).clamp(min=1e-30)  # at least 1 but for empty ones
+        total = none.index_add(0, of, weights).clamp(min=1e-30)  # at least 1 but for empty ones
         shares = (weights / total[of])[..., None] * values
-        pooled = values.new_zeros(*empty.shape, values.shape[-1]).index_add(0, of, shares)
+        pooled = values.new_zeros(count + 1, *values.shape[1:]).index_add(0, of, shares)
         return pooled[:-1].flatten(1).to(hidden.dtype)
 
 

@@ -68,25 +68,3 @@ def test_a_trained_pooler_is_kept_and_a_trained_encoder_left_alone():
     model = SequenceClassifier(bert.encoder, 2, pooler=bert.pooler)
     assert model.pooler is bert.pooler
     assert torch.equal(model.encoder.token_embedding.weight, before)
-
-
-@pytest.mark.parametrize("kind", [SequenceClassifier, TokenClassifier])
-@pytest.mark.parametrize("compiled", [False, True])
-def test_a_frozen_encoder_computes_as_in_evaluation_and_its_head_alone_is_trained(kind, compiled):
-    encoder = BertEncoder(
-        BertConfig.of_size("tiny", vocab_size=VOCABULARY, context=16, dropout=0.5), "sdpa"
-    )
-    model = kind(
-        encoder, 3, frozen=True, **({"pooling": "probe"} if kind is SequenceClassifier else {})
-    )
-    model.double().train()
-    loss = torch.compile(model.loss, backend="eager", fullgraph=True) if compiled else model.loss
-    shape = (4,) if kind is SequenceClassifier else PADDED["tokens"].shape
-    given = {**PADDED, "labels": torch.ones(shape, dtype=torch.long)}
-    first, again = loss(**given), model.eval().loss(**given)
-    torch.testing.assert_close(first, again)  # though the encoder has dropout
-    model.train()
-    loss(**given).backward()
-    trained = {name.split(".")[0] for name, one in model.named_parameters() if one.grad is not None}
-    assert trained == {"classifier", "probe"} - ({"probe"} if kind is TokenClassifier else set())
-    assert not any(one.requires_grad for one in encoder.parameters())

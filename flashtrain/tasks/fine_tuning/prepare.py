@@ -89,8 +89,7 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
         **optimization_options(settings),
     )
     throughput = Throughput(
-        model.work * config.flops([settings.context]) / settings.context,
-        peak_flops=hardware.peak_flops,
+        config.flops([settings.context]) / settings.context, peak_flops=hardware.peak_flops
     )
 
     def row(trainer: pl.Trainer) -> dict[str, Any]:
@@ -103,7 +102,7 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
             trainer.test(task, data, verbose=False)
         return {
             "parameters": parameter_count(model),
-            "trained_parameters": parameter_count(model, trained=True),
+            "trained_parameters": sum(x.numel() for x in model.parameters() if x.requires_grad),
             "micro_batch": data.batch_size,
             "epochs": round(data.epochs_seen, 3),
             "train_loss_first": task.first_loss,
@@ -162,12 +161,13 @@ def encoder_config(
 def make_head(settings: Settings, hardware: Hardware, config: BertConfig, labels: int) -> Head:
     """Build an encoder with a head for `labels` labels, with random weights."""
     own = settings.finetune
-    encoder = BertEncoder(config, hardware.attention)
+    if own.frozen:
+        config = replace(config, dropout=0.0)
+    encoder = BertEncoder(config, hardware.attention).requires_grad_(not own.frozen)
     if own.target == "tokens":
-        return TokenClassifier(encoder, labels, dropout=own.dropout, frozen=own.frozen)
-    several, given = own.target == "labels", {"frozen": own.frozen, "dropout": own.dropout}
-    given |= {"pooling": own.pooling, "queries": own.queries}
-    return SequenceClassifier(encoder, labels, multi_label=several, **given)
+        return TokenClassifier(encoder, labels, dropout=own.dropout)
+    given: Any = {"multi_label": own.target == "labels", "dropout": own.dropout}
+    return SequenceClassifier(encoder, labels, pooling=own.pooling, queries=own.queries, **given)
 
 
 def choose_head_batching(settings: Settings, hardware: Hardware, model: Head) -> Batching:
@@ -184,9 +184,9 @@ def choose_head_batching(settings: Settings, hardware: Hardware, model: Head) ->
     return choose_micro_batch(settings, hardware, sizes, share, estimate)
 
 
-def parameter_count(model: torch.nn.Module, *, trained: bool = False) -> int:
-    """Return the number of parameters, or of those that are trained; shared ones count once."""
-    return sum(one.numel() for one in model.parameters() if one.requires_grad or not trained)
+def parameter_count(model: torch.nn.Module) -> int:
+    """Return the number of parameters; shared ones count once."""
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def plan_fine_tuning(settings: Settings, hardware: Hardware) -> str:
@@ -211,11 +211,7 @@ def plan_fine_tuning(settings: Settings, hardware: Hardware) -> str:
         ),
     ]
     return plan_text(
-        lines,
-        settings,
-        hardware,
-        texts * model.work * config.flops([settings.context]),
-        at_most=True,
+        lines, settings, hardware, texts * config.flops([settings.context]), at_most=True
     )
 
 
@@ -226,10 +222,9 @@ def describe_training(
     machine, micro-batch, memory."""
     own = settings.finetune
     start = "" if settings.weights is None else " (trained weights, new head)"
-    part = f" ({parameter_count(model, trained=True):,} of them trained)" if own.frozen else ""
     return (
         f"{settings.named(settings.bert.label)}{start}: {parameter_count(model) / 1e6:.2f}M "
-        f"parameters{part}, context {settings.context:,}, attention {hardware.attention}; "
+        f"parameters, context {settings.context:,}, attention {hardware.attention}; "
         f"{settings.trainer.steps} steps of {own.batch} texts on {settings.trainer.ranks} x "
         f"{hardware.name}, {hardware.precision}, micro-batch "
         f"{batching.micro_batch}{memory_words(batching)}"

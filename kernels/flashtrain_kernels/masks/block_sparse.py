@@ -300,49 +300,31 @@ def local_global(
     return (near | (query < globals) | (key < globals))[None]
 
 
-def sliding_tiles(
-    tiles: tuple[int, int, int],
-    window: tuple[int, int, int],
-    *,
-    device: torch.device | str | None = None,
-) -> Tensor:
-    """Make the pattern of sliding tile attention (arXiv 2502.04507), (1, n, n) bool: a tile of a
-    video sees the window of tiles around it, which at an edge is moved inside.
-
-    Its blocks are whole tiles: order the tokens by `tile_order`.
+def sliding_tiles(tiles: tuple[int, int, int], window: tuple[int, int, int]) -> Tensor:
+    """Make the pattern of sliding tile attention (arXiv 2502.04507), (1, n, n) bool on the CPU: a
+    tile of a video sees the window of tiles around it, which at an edge is moved inside.
 
     Args:
-        tiles: numbers (frames, rows, columns) of tiles of a video; n is their product.
-        window: the window's sides in tiles, odd; a longer side than the video's is all of it.
+        tiles: numbers (frames, rows, columns) of tiles, the blocks; n is their product.
+        window: the window's sides in tiles, odd.
     """
     if any(side % 2 == 0 for side in window):
         raise ValueError(f"window must have odd sides, not {window}")
-    seen = torch.ones(1, 1, dtype=torch.bool, device=device)
+    seen = torch.ones(1, 1, dtype=torch.bool, device="cpu")
     for count, side in zip(tiles, window, strict=True):
-        index, reach = torch.arange(count, device=device), side // 2
-        centre = index.clamp(reach, count - 1 - reach)
-        near = (centre[:, None] - index).abs() <= reach
+        index, reach = torch.arange(count, device="cpu"), side // 2
+        near = (index.clamp(reach, count - 1 - reach)[:, None] - index).abs() <= reach
         seen = (seen[:, None, :, None] & near[:, None]).flatten(2).flatten(0, 1)
     return seen[None]
 
 
-def tile_order(
-    volume: tuple[int, int, int],
-    tile: tuple[int, int, int],
-    *,
-    device: torch.device | str | None = None,
-) -> Tensor:
-    """Return the raster numbers of a video's tokens in the order of its tiles, (S,) int64; its
-    argsort is the way back.
-
-    Args:
-        volume: the video's (frames, rows, columns) in tokens; S is their product.
-        tile: a tile's sides, which divide the video's.
-    """
+def tile_order(volume: tuple[int, int, int], tile: tuple[int, int, int]) -> Tensor:
+    """Return the raster numbers of a video's tokens in the order of its tiles, (S,) int64 on the
+    CPU; `volume` and `tile`, which divides it: frames, rows and columns in tokens."""
     if any(side % part for side, part in zip(volume, tile, strict=True)):
         raise ValueError(f"tile must divide volume {volume}, not {tile}")
     (t, h, w), (a, b, c) = volume, tile
-    number = torch.arange(t * h * w, device=device).view(t // a, a, h // b, b, w // c, c)
+    number = torch.arange(t * h * w, device="cpu").view(t // a, a, h // b, b, w // c, c)
     return number.permute(0, 2, 4, 1, 3, 5).flatten()
 
 

@@ -233,22 +233,15 @@ def global_window(
 
 
 def attention_tile(
-    frames: int,
-    tokens_per_frame: int,
-    references: int,
-    *,
-    device: torch.device | str | None = None,
+    frames: int, tokens_per_frame: int, references: int, *, device: torch.device | str | None = None
 ) -> Mask:
     """Make the mask of attention tile (Efficient-vDiT, arXiv 2502.06155): a token of a video sees
-    its own frame and the reference frames; a token of a reference frame sees all.
-
-    Visible pairs are linear in the frames. Reference frames stand first in the row: attention does
-    not depend on the order of tokens that carry their positions.
+    its own frame and the reference frames, the first ones, whose tokens see all.
 
     Args:
-        frames: frames in a row.
-        tokens_per_frame: consecutive tokens of one frame; S = frames * tokens_per_frame.
-        references: how many of the first frames are references; 0: none.
+        frames, tokens_per_frame: S is their product; a frame's tokens are consecutive.
+        references: number of reference frames. Frames may stand in any order, as attention does
+            not depend on that of tokens which carry their positions.
     """
     check_length("frames", frames)
     check_length("tokens_per_frame", tokens_per_frame, 1)
@@ -257,7 +250,6 @@ def attention_tile(
     position = torch.arange(seqlen, dtype=torch.int32, device=device)[None]
     past = min(references, frames) * tokens_per_frame
     start, zero = position - position % tokens_per_frame, torch.zeros_like(position)
-    # A reference's first interval is everything, so that its second adds nothing.
     low = torch.where(position < past, zero, start)
     high = torch.where(position < past, seqlen, start + tokens_per_frame)
     return Mask(stacked(low, high, position, zero, zero, zero, zero + past), None, seqlen)

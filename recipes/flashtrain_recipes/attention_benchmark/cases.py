@@ -97,13 +97,6 @@ class Case:
         return self.head_dim**-0.5
 
     @property
-    def tokens_per_frame(self) -> int:
-        """The tokens of a frame of the mask tile-F-R."""
-        if self.seqlen_k % self.mask_name.frames:
-            raise UserError(f"benchmark.seqlens={self.seqlen_k}: {self.mask} has whole frames.")
-        return self.seqlen_k // self.mask_name.frames
-
-    @property
     def has_documents(self) -> bool:
         return self.kind in WITH_DOCUMENTS
 

@@ -28,7 +28,6 @@ Rule = Callable[[Any, Tensor, Tensor], Tensor]
 
 _CHUNK = 2**26  # elements of the dense mask that are made at once
 MAX_SETS = 32
-VIDEO_TILES = 20  # 4 x 5 tiles of 2 x 8 x 8 tokens cover two frames of 32 x 40
 
 
 def prefix_length(seqlen: int) -> int:
@@ -81,9 +80,8 @@ def rule(case: Case, device: torch.device) -> Rule:
         tokens, window = global_sizes(case.seqlen_k)
         return lambda h, q, k: (q < tokens) | (k < tokens) | ((k >= q - window) & (k <= q + window))
     if kind == "tile":
-        size = case.tokens_per_frame
-        past = name.references * size
-        return lambda h, q, k: (q // size == k // size) | (q < past) | (k < past)
+        size, last = case.seqlen_k // name.frames, name.references
+        return lambda h, q, k: (q // size == k // size) | (q // size < last) | (k // size < last)
     lengths = segment_lengths(case)
     segment, question = segment_ids(lengths, device), lengths[0]
     if kind == "shared-question":
@@ -98,21 +96,19 @@ def block_table(case: Case, device: torch.device) -> Tensor:
     computes, (H, n, n) bool.
 
     Raises:
-        UserError: Sk is no multiple of BLOCK_SIZE (of whole frames), or Sq differs from it.
+        UserError: Sk is no multiple of BLOCK_SIZE, or Sq differs from it.
     """
     blocks = case.seqlen_k // BLOCK_SIZE
-    size = BLOCK_SIZE * (VIDEO_TILES if case.kind == "block-sliding" else 1)
-    if case.seqlen_k % size or case.seqlen_q != case.seqlen_k:
+    if blocks * BLOCK_SIZE != case.seqlen_k or case.seqlen_q != case.seqlen_k:
         raise UserError(
             "benchmark.masks: "
-            f"{case.mask} expects lengths that are multiples of {size}, not {case.seqlen_q}."
+            f"{case.mask} expects lengths that are multiples of {BLOCK_SIZE}, not {case.seqlen_q}."
         )
     if case.kind == "block-butterfly":
         return block_sparse.butterfly(blocks, device=device).expand(case.heads, -1, -1)
     if case.kind == "block-sliding":
-        tiles = (blocks // VIDEO_TILES, 4, 5)
-        one = block_sparse.sliding_tiles(tiles, (3, 3, 3), device=device)
-        return one.expand(case.heads, -1, -1)
+        tiles = blocks // 20, 4, 5  # of 32 x 40 tokens 20 cover two frames
+        return block_sparse.sliding_tiles(tiles, (3, 3, 3)).to(device).expand(case.heads, -1, -1)
     return block_sparse.random(case.heads, blocks, blocks, case.density, device=device)
 
 

@@ -33,10 +33,7 @@ MASKS = {
         "a share (benchmark.densities) of the 128 x 128 blocks, the diagonal ones among them"
     ),
     "block-butterfly": "the blocks (i, j) whose numbers differ in at most one binary digit",
-    "block-sliding": (
-        "3 x 3 x 3 tiles around the query's, of a video of 32 x 40 tokens a frame in tiles of "
-        "2 x 8 x 8"
-    ),
+    "block-sliding": "3 x 3 x 3 tiles of 2 x 8 x 8 around the query's, in frames of 32 x 40",
     "tile-F-R": "of a video of F frames the query's own and R reference frames, which see all",
 }
 WITH_DOCUMENTS = ("document", "causal-document", "varlen", "causal-varlen")
