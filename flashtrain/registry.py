@@ -77,6 +77,8 @@ _OWN = {
     "task.fine_tuning": "flashtrain.tasks.fine_tuning.spec:FineTuningTask",
     "mode.check": "flashtrain.mode:Check",
     "mixer.attention": "flashtrain.models.attention_spec:AttentionSpec",
+    "mixer.kdgqa": "flashtrain.models.key_driven:KeyDrivenSpec",
+    "mixer.mfa": "flashtrain.models.factorized:FactorizedSpec",
     "model.huggingface": "flashtrain.integrations.huggingface_model:build",
     "figure.context": "flashtrain.report.figures:sweep_figure",
 }
