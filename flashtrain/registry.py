@@ -76,9 +76,9 @@ _OWN = {
     "task.masked_language_model": "flashtrain.tasks.masked_language.spec:MaskedTask",
     "task.fine_tuning": "flashtrain.tasks.fine_tuning.spec:FineTuningTask",
     "mode.check": "flashtrain.mode:Check",
-    "mixer.attention": "flashtrain.models.attention_spec:AttentionSpec",
     "mixer.kdgqa": "flashtrain.models.key_driven:KeyDrivenSpec",
     "mixer.mfa": "flashtrain.models.factorized:FactorizedSpec",
+    "mixer.attention": "flashtrain.models.attention_spec:AttentionSpec",
     "model.huggingface": "flashtrain.integrations.huggingface_model:build",
     "figure.context": "flashtrain.report.figures:sweep_figure",
 }
