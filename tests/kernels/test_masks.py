@@ -217,7 +217,7 @@ def test_masks_compile_into_one_graph_that_serves_other_lengths():
             masks.causal(length), masks.document(ids, causal=True),
             masks.sliding_window(length, (3, 0), documents=ids),
             masks.shared_question(ids), masks.global_window(length, 3, (2, 2)),
-            masks.causal_blockwise(ids),
+            masks.causal_blockwise(ids), masks.attention_tile(length, 3, 2),
             masks.prefix_lm(ids, documents=ids), masks.block_causal(4, ids),
             masks.varlen(ids[0, :3], ids[0, :3], length, length, causal=True, window=(3, 3)),
         ]  # fmt: skip
