@@ -76,6 +76,8 @@ _OWN = {
     "task.masked_language_model": "flashtrain.tasks.masked_language.spec:MaskedTask",
     "task.fine_tuning": "flashtrain.tasks.fine_tuning.spec:FineTuningTask",
     "mode.check": "flashtrain.mode:Check",
+    "mixer.kdgqa": "flashtrain.models.key_driven:KeyDrivenSpec",
+    "mixer.mfa": "flashtrain.models.factorized:FactorizedSpec",
     "mixer.attention": "flashtrain.models.attention_spec:AttentionSpec",
     "mixer.retention": "flashtrain.models.state_spec:RetentionSpec",
     "mixer.lightning": "flashtrain.models.state_spec:LightningSpec",

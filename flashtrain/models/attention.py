@@ -38,7 +38,7 @@ class Attention(nn.Module):
 
     Args:
         embed: Width E of the input and the output.
-        heads: Number of query heads H, which must divide E.
+        heads: Number of query heads H, which must divide E unless head_dim is given.
         kv_heads: Number of key/value heads K, which must divide H (None: H).
         causal: Whether a token sees only itself and earlier tokens.
         bias: Whether both projections have biases.
@@ -49,6 +49,7 @@ class Attention(nn.Module):
             RotaryPositions(E // H).
         window: How many tokens a token sees, itself included (None: all); a mask replaces
             it, as it does `causal`.
+        head_dim: The head dimension D (None: E / H).
 
     Raises:
         UserError: Sizes do not divide, the attention is unknown, or the dropout is out of range.
@@ -66,10 +67,11 @@ class Attention(nn.Module):
         attention: str = "flash",
         rotary: nn.Module | None = None,
         window: int | None = None,
+        head_dim: int | None = None,
     ) -> None:
         super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
-        self.head_dim = check_heads(embed, heads, kv_heads)
+        self.head_dim = check_heads(heads * head_dim if head_dim else embed, heads, kv_heads)
         between("dropout", dropout, 0, 1, include_high=False)
         self.heads = heads
         self.kv_heads = kv_heads
@@ -77,12 +79,13 @@ class Attention(nn.Module):
         self.dropout = dropout
         self.attention = attention
         one_of("attention", attention, ATTENTION_FUNCTIONS)
-        self.inner = ATTENTION_FUNCTIONS[attention]
         self.rotary = rotary
+        # Of the keys' weights, to the key head of each query head (None: H / K heads each).
+        self.head_map: nn.Module | None = None
         self.window = None if window is None else (window - 1, 0 if causal else window - 1)
         self.scale = self.head_dim**-0.5
         self.qkv = nn.Linear(embed, (heads + 2 * kv_heads) * self.head_dim, bias=bias)
-        self.output = nn.Linear(embed, embed, bias=bias)
+        self.output = nn.Linear(heads * self.head_dim, embed, bias=bias)
 
     def forward(
         self,
@@ -153,6 +156,14 @@ class Attention(nn.Module):
         else:
             out = self.inner(q, k, v, options)
         return self.output(out.flatten(2))
+
+    def inner(self, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
+        """Compute one of ATTENTION_FUNCTIONS; with a head_map, of the heads that it gives."""
+        if self.head_map is not None:
+            rows = slice(self.heads * self.head_dim, -self.kv_heads * self.head_dim)
+            of = self.head_map(self.qkv.weight[rows].unflatten(0, (self.kv_heads, -1)))
+            k, v = k.index_select(2, of), v.index_select(2, of)
+        return ATTENTION_FUNCTIONS[self.attention](q, k, v, options)
 
     @property
     def active_dropout(self) -> float:

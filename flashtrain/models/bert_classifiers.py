@@ -15,7 +15,7 @@ from flashtrain.errors import at_least, one_of
 from flashtrain.models.bert import Pooler, first_tokens
 from flashtrain.models.bert_encoder import BertEncoder
 from flashtrain.models.block import start_normal
-from flashtrain.models.sequence_pooling import max_of_tokens, mean_of_tokens
+from flashtrain.models.sequence_pooling import EfficientProbing, max_of_tokens, mean_of_tokens
 from flashtrain.settings import options
 from flashtrain_kernels.loss_head import IGNORED
 
@@ -30,7 +30,8 @@ class SequenceClassifier(nn.Module):
         encoder: Module with BertEncoder's forward and config.
         labels: Number of labels L, at least 2 (1 with multi_label).
         pooling: "first" (the first token's state through a pooler, Devlin et al. 2019), "mean" or
-            "max" over the real tokens.
+            "max" over the real tokens, or "probe" (EfficientProbing).
+        queries: Number of queries of pooling "probe".
         pooler: Trained pooler, such as Bert.pooler (None: a new one).
         dropout: Probability of dropping a pooled value before the classifier.
 
@@ -45,6 +46,7 @@ class SequenceClassifier(nn.Module):
         *,
         multi_label: bool = False,
         pooling: str = "first",
+        queries: int = 32,
         pooler: Pooler | None = None,
         dropout: float = 0.0,
     ) -> None:
@@ -61,6 +63,8 @@ class SequenceClassifier(nn.Module):
             if pooling == "first"
             else None
         )
+        probes = pooling == "probe"
+        self.probe = start_normal(EfficientProbing(config.embed, queries)) if probes else None
         self.dropout = nn.Dropout(dropout)
         self.classifier = start_normal(nn.Linear(config.embed, labels))
 
@@ -72,7 +76,7 @@ class SequenceClassifier(nn.Module):
         if self.pooler is not None:
             pooled = self.pooler(first_tokens(hidden, cu_seqlens))
         else:
-            pool = mean_of_tokens if self.pooling == "mean" else max_of_tokens
+            pool = self.probe or (mean_of_tokens if self.pooling == "mean" else max_of_tokens)
             pooled = pool(hidden, given.get("lengths"), cu_seqlens)
         return self.classifier(self.dropout(pooled))
 

@@ -60,10 +60,7 @@ def tile_order(side: int, block: int) -> Tensor:
     tiles, (side * side,) int64."""
     check_tiles(side, block)
     height, width = tile_of(block)
-    pixels = torch.arange(side * side, device="cpu").view(
-        side // height, height, side // width, width
-    )
-    return pixels.permute(0, 2, 1, 3).reshape(-1)
+    return block_sparse.tile_order((1, side, side), (1, height, width))
 
 
 def near_tiles(side: int, block: int, local: int, globals: int) -> Tensor:

@@ -90,9 +90,8 @@ class DecoderConfig(DecoderShape):
             at_least("ffn", layer.feed_forward.width, 1)
             one_of("activation", layer.feed_forward.activation, ACTIVATIONS)
         for mixer in dict.fromkeys(mixers(self.layers, AttentionSpec)):
-            head_dim = check_heads(self.embed, mixer.heads, mixer.kv_heads)
             if mixer.rotary:
-                check_rotary(head_dim, self.rope_base)
+                check_rotary(mixer.head_dim, self.rope_base)
         if self.positions != "rotary" and self.rope.factor != 1:
             raise UserError(
                 f"rope_factor={self.rope.factor:g} with learned positions, which have no angles "
@@ -111,7 +110,7 @@ class DecoderConfig(DecoderShape):
         first = self.layers[0]
         mixer = first.mixer
         whole = (
-            isinstance(mixer, AttentionSpec)
+            type(mixer) is AttentionSpec
             and mixer.window is None
             and mixer.chunk is None
             and mixer.rotary == (self.positions == "rotary")

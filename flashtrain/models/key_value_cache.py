@@ -21,8 +21,9 @@ class LayerCache:
     tokens alone: token n is in place n % window.
     """
 
-    def __init__(self, context: int, window: int | None = None) -> None:
+    def __init__(self, context: int, window: int | None = None, *, shared: bool = False) -> None:
         self.context = context
+        self.shared = shared  # whether the keys are the values, stored once
         self.window = window  # the tokens that a token sees, itself included; None: all
         self.length = 0  # tokens that were read; of rows that are decoded together, the longest's
         self.rows: int | None = None  # that memory is allocated for; None: those of the first call
@@ -62,7 +63,7 @@ class LayerCache:
         if self.keys is None or self.values is None:
             rows = k.shape[0] if self.rows is None else self.rows
             self.keys = k.new_empty(rows, self.room, *k.shape[2:])
-            self.values = v.new_empty(rows, self.room, *v.shape[2:])
+            self.values = self.keys if self.shared else v.new_empty(rows, self.room, *v.shape[2:])
         room = self.room
         if self.seen is not None:
             row, position = self.places

@@ -1,6 +1,6 @@
 """The pooling of a sequence's states into one vector.
 
-Shapes: B batch, S sequence, T packed tokens, N sequences (B where padded), E embedding width.
+Shapes: B batch, S sequence, T packed tokens, N sequences (B where padded), E width, M queries.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from flashtrain.errors import UserError
 
 
 def mean_of_tokens(
@@ -79,6 +81,44 @@ class AttentionPooling(nn.Module):
             scores = scores.masked_fill(padding, -torch.inf)
             hidden = hidden.masked_fill(padding, 0.0)
         return (torch.softmax(scores, dim=1).to(hidden.dtype) * hidden).sum(dim=1)
+
+
+class EfficientProbing(nn.Module):
+    """Efficient probing (Psomas et al. 2025, arXiv 2506.10178): M learned queries attend to a
+    sequence's states, each to an M-th of their values; the results are joined.
+
+    The states are the keys: behind a learned query a projection of keys is redundant.
+    """
+
+    def __init__(self, embed: int, queries: int) -> None:
+        super().__init__()
+        if queries < 1 or embed % queries:
+            raise UserError(f"queries={queries} must divide the encoder's width, {embed}.")
+        self.queries = nn.Linear(embed, queries, bias=False)
+        self.values = nn.Linear(embed, embed, bias=False)
+
+    def forward(
+        self, hidden: Tensor, lengths: Tensor | None = None, cu_seqlens: Tensor | None = None
+    ) -> Tensor:
+        """Compute (N, E); arguments: see mean_of_tokens."""
+        if cu_seqlens is None:  # as packed tokens; those of padding are of no sequence
+            count, length = hidden.shape[:2]
+            of = torch.arange(count, device=hidden.device)[:, None].expand(-1, length)
+            of = of if lengths is None else of.where(real_tokens(length, lengths), count)
+            of, hidden = of.flatten(), hidden.flatten(0, 1)
+        else:
+            of, count = _sequence_of(hidden, cu_seqlens), len(cu_seqlens) - 1
+        precise = torch.promote_types(hidden.dtype, torch.float32)
+        scores = self.queries(hidden).to(precise) * hidden.shape[-1] ** -0.5
+        values = self.values(hidden).to(precise).unflatten(-1, (scores.shape[-1], -1))
+        none, fixed = scores.new_zeros(count + 1, scores.shape[1]), scores.detach()
+        rows = of[:, None].expand_as(fixed)
+        largest = none.scatter_reduce(0, rows, fixed, "amax", include_self=False)
+        weights = (scores - largest[of]).exp()
+        total = none.index_add(0, of, weights).clamp(min=1e-30)  # at least 1 but for empty ones
+        shares = (weights / total[of])[..., None] * values
+        pooled = values.new_zeros(count + 1, *values.shape[1:]).index_add(0, of, shares)
+        return pooled[:-1].flatten(1).to(hidden.dtype)
 
 
 def real_tokens(length: int, lengths: Tensor) -> Tensor:

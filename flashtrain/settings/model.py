@@ -25,7 +25,9 @@ from flashtrain.settings.training import no_options
 NOTE = "flashtrain.json"  # of an export: its checkpoint, the model's label and rotary positions
 _OF_TRANSFORMERS = ("path", "config", "adapter", "adapter_path")
 _OF_ADAPTERS = ("adapter_rank", "adapter_alpha", "adapter_targets", "adapter_dropout", "quantize")
-OWN_SIZES = ("layers", "width", "heads", "kv_heads", "ffn", "pattern")
+SHAPE = ("layers", "width", "heads", "ffn")  # with weights: as they were trained
+LAYERS = ("kv_heads", "pattern")  # weights are changed to them
+OWN_SIZES = (*SHAPE, *LAYERS)
 _OF_OUR_DECODERS = (
     "size",
     *OWN_SIZES,
@@ -47,7 +49,7 @@ class ModelSettings:
     layers: int | None = None
     width: int | None = None  # embedding width
     heads: int | None = None  # query heads of a layer
-    kv_heads: int | None = None  # key/value heads of a layer
+    kv_heads: int | None = None  # key/value heads of a layer; those of weights= become means
     # width inside the feed-forward; null: 4 times the width, of llama 8/3 times.
     ffn: int | None = None
     # The layers, repeated: full, window:TOKENS, chunk:TOKENS, nope (without positions), or a

@@ -53,7 +53,7 @@ BertFamily = Literal["bert", "modern"]
 BertSize = Literal["tiny", "base", "large"]
 LabelledData = Literal["synthetic", "files", "hub"]
 Layout = Literal["packed", "padded"]
-Pooling = Literal["first", "mean", "max"]
+Pooling = Literal["first", "mean", "max", "probe"]
 Target = Literal["labels", "class", "tokens"]
 SampleUnit = Literal["sentence", "paragraph", "document"]
 

@@ -6,7 +6,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashtrain_kernels.masks.block_sparse import block_mask, butterfly, local_global, random
+from flashtrain_kernels import flash_attn_func, masks
+from flashtrain_kernels.masks.block_sparse import (
+    block_mask,
+    butterfly,
+    local_global,
+    random,
+    sliding_tiles,
+    tile_order,
+)
 
 
 def rule(blocks, size, seqlen_q, seqlen_k, causal, window):
@@ -152,3 +160,55 @@ def test_a_mistake_is_refused_by_the_arguments_name(changes, error):
 def test_a_density_outside_zero_to_one_is_refused(density, error):
     with pytest.raises(error, match="density must be"):
         random(1, 2, 2, density)
+
+
+def test_a_sliding_tile_sees_the_window_around_it_which_stays_inside_the_video():
+    """Sliding tile attention, arXiv 2502.04507: the window's centre is the query's tile, clamped so
+    that the window lies inside; in three dimensions."""
+    tiles, window = (4, 3, 5), (3, 1, 3)
+    pattern = sliding_tiles(tiles, window)[0]
+    places = torch.cartesian_prod(*map(torch.arange, tiles))
+    for query, place in enumerate(places.tolist()):
+        low = [
+            min(max(at - side // 2, 0), count - side)
+            for at, side, count in zip(place, window, tiles, strict=True)
+        ]
+        inside = (places >= torch.tensor(low)) & (places < torch.tensor(low) + torch.tensor(window))
+        assert torch.equal(pattern[query], inside.all(1))
+    assert pattern.sum(1).unique().tolist() == [9]
+    assert sliding_tiles((2, 3, 4), (5, 9, 7)).all()
+    with pytest.raises(ValueError, match="odd"):
+        sliding_tiles((4, 4, 4), (3, 2, 3))
+
+
+def test_tiles_are_boxes_of_the_video_and_their_order_has_a_way_back():
+    volume, tile = (4, 6, 8), (2, 3, 4)
+    order = tile_order(volume, tile)
+    frames, rows, columns = torch.unravel_index(order.view(-1, 24), volume)
+    for axis, side in ((frames, 2), (rows, 3), (columns, 4)):
+        assert ((axis.amax(1) - axis.amin(1)) == side - 1).all()
+    assert torch.equal(order.argsort()[order], torch.arange(192))
+    with pytest.raises(ValueError, match="divide volume"):
+        tile_order((4, 6, 8), (2, 4, 4))
+
+
+def test_sliding_tiles_are_attention_of_a_video_in_the_order_of_its_tiles():
+    """In raster order, in float64, by the formula."""
+    torch.manual_seed(0)
+    volume, tile, window = (6, 8, 8), (2, 4, 4), (3, 1, 1)
+    q, k, v = torch.randn(3, 1, 384, 2, 16, dtype=torch.float64)
+    order = tile_order(volume, tile)
+    mask = block_mask(sliding_tiles((3, 2, 2), window), block_size=32, seqlen_q=384, seqlen_k=384)
+    found = flash_attn_func(q[:, order], k[:, order], v[:, order], mask=mask)[:, order.argsort()]
+    box = torch.stack(torch.unravel_index(torch.arange(384), volume), 1) // torch.tensor(tile)
+    # Three tiles deep, the window is all frames; of rows and columns it is the query's own tile.
+    seen = (box[:, None, 1:] == box[None, :, 1:]).all(-1)
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / 4
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    torch.testing.assert_close(found, torch.einsum("bhqk,bkhd->bqhd", weights, v))
+
+
+def test_an_attention_tile_of_whole_blocks_is_a_pattern_of_blocks():
+    pattern = masks.attention_tile(6, 2, 1).dense()
+    blocks = block_mask(pattern, block_size=16, seqlen_q=192, seqlen_k=192)
+    assert torch.equal(blocks.dense()[0, 0], masks.attention_tile(6, 32, 1).dense()[0])

@@ -43,6 +43,20 @@ def test_masks_equal_their_rules_at_any_lengths(batch, left, right, global_token
         assert torch.equal(case.mask.dense(), wanted[name].dense()), name
 
 
+@given(frames=st.integers(0, 7), size=st.integers(1, 9), references=st.integers(0, 9))
+def test_attention_tile_is_a_videos_own_frame_and_reference_frames_which_see_all(
+    frames, size, references
+):
+    """Efficient-vDiT, arXiv 2502.06155: tiles of the diagonal, rows and columns of references; the
+    visible pairs grow linearly with the frames."""
+    seen = masks.attention_tile(frames, size, references).dense()[0]
+    frame = torch.arange(frames * size) // size
+    query, key = frame[:, None], frame[None]
+    assert torch.equal(seen, (query == key) | (query < references) | (key < references))
+    r = min(references, frames)
+    assert seen.sum() == size**2 * (r * frames + (frames - r) * (r + 1))
+
+
 @pytest.mark.parametrize(
     ("seqlen_q", "seqlen_k"), [(1, 1), (5, 5), (3, 7), (7, 3), (4, 1), (1, 4), (0, 3), (3, 0)]
 )
@@ -203,7 +217,7 @@ def test_masks_compile_into_one_graph_that_serves_other_lengths():
             masks.causal(length), masks.document(ids, causal=True),
             masks.sliding_window(length, (3, 0), documents=ids),
             masks.shared_question(ids), masks.global_window(length, 3, (2, 2)),
-            masks.causal_blockwise(ids),
+            masks.causal_blockwise(ids), masks.attention_tile(length, 3, 2),
             masks.prefix_lm(ids, documents=ids), masks.block_causal(4, ids),
             masks.varlen(ids[0, :3], ids[0, :3], length, length, causal=True, window=(3, 3)),
         ]  # fmt: skip

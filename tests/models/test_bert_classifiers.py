@@ -27,7 +27,7 @@ def build(kind=SequenceClassifier, **options):
     return kind(encoder, 3, **options).double()
 
 
-@pytest.mark.parametrize("pooling", ["first", "mean", "max"])
+@pytest.mark.parametrize("pooling", ["first", "mean", "max", "probe"])
 def test_one_class_each_is_scored_by_cross_entropy(pooling):
     model = build(pooling=pooling)
     classes = torch.tensor([2, 0, 1, 2])

@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from flashtrain.models.sequence_pooling import max_of_tokens, mean_of_tokens
+from flashtrain.errors import UserError
+from flashtrain.models.sequence_pooling import EfficientProbing, max_of_tokens, mean_of_tokens
 
 LENGTHS = [3, 0, 1, 4]
 CU_SEQLENS = torch.tensor([0, 3, 3, 4, 8], dtype=torch.int32)
@@ -72,3 +73,41 @@ def test_compiled_half_precision_has_the_gradients_of_eager(layout: str) -> None
         torch.compile(loss, fullgraph=True, dynamic=False)(x, weight), (x, weight)
     )
     torch.testing.assert_close(found, exact, atol=0.05, rtol=0.05)
+
+
+def probe(embed: int = 6, queries: int = 3) -> EfficientProbing:
+    torch.manual_seed(0)
+    return EfficientProbing(embed, queries).double()
+
+
+def test_efficient_probing_is_its_papers_attention_of_each_query_to_its_part_of_the_values() -> (
+    None
+):
+    """arXiv 2506.10178: a_j = softmax(q_j X^T / sqrt(D)), y_j = a_j V_j with V = X W_V cut into M
+    parts, y = [y_1 .. y_M]; for packed and padded sequences, an empty one gives 0."""
+    pool, states = probe(), torch.randn(10, 6, dtype=torch.float64)
+    queries, values = pool.queries.weight, pool.values.weight
+    exact = []
+    for part in states[:8].split(LENGTHS):
+        weights = (queries @ part.T / 6**0.5).softmax(1)  # (M, S)
+        found = [
+            weights[j] @ (part @ values.T)[:, 2 * j : 2 * j + 2] if len(part) else torch.zeros(2)
+            for j in range(3)
+        ]
+        exact.append(torch.cat(found).double())
+    torch.testing.assert_close(pool(states, cu_seqlens=CU_SEQLENS), torch.stack(exact))
+    torch.testing.assert_close(pool(padded(states), torch.tensor(LENGTHS)), torch.stack(exact))
+    torch.testing.assert_close(pool(states[None, :3])[0], exact[0])
+
+
+def test_the_probes_gradients_are_those_of_finite_differences_packed_and_padded() -> None:
+    pool, states = probe(), torch.randn(10, 6, dtype=torch.float64, requires_grad=True)
+    weights = (states, pool.queries.weight, pool.values.weight)
+    assert torch.autograd.gradcheck(lambda x, *_: pool(x, cu_seqlens=CU_SEQLENS), weights)
+    assert torch.autograd.gradcheck(lambda x, *_: pool(padded(x), torch.tensor(LENGTHS)), weights)
+
+
+def test_a_probe_has_the_papers_parameters_and_its_queries_divide_the_width() -> None:
+    assert sum(one.numel() for one in probe(384, 32).parameters()) == 32 * 384 + 384**2
+    with pytest.raises(UserError, match="queries=5"):
+        EfficientProbing(384, 5)

@@ -12,6 +12,7 @@ from tiny_runs import TinyRuns
 from flashtrain.command import modes
 from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.command.compose import compose_settings
+from flashtrain.command.mode_settings import check_used
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import read_settings, read_summary
 from flashtrain.integrations import save_decoder, save_weights
@@ -99,6 +100,22 @@ def test_an_export_of_ours_is_a_start_too_and_a_longer_context_is_pointed_out(
         start(f"weights={exported}", "context=256", "model.rope_factor=4").config.rope.factor == 4
     )
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("pattern", "kind"), [("full", "attention"), ("kdgqa", "kdgqa"), ("window:16", "attention")]
+)
+def test_weights_start_with_fewer_key_heads_and_other_layers_of_attention(
+    hugging_face, demo, pattern, kind
+) -> None:
+    words = (f"weights={hugging_face}", "model.kv_heads=2", f"model.pattern=[{pattern}]")
+    check_used(compose_settings(["recipe=gpt2", *words]), CommandLine(["recipe=gpt2", *words]))
+    model = start(*words, "context=64")
+    mixer = model.blocks[3].mixer
+    assert (mixer.kv_heads, mixer.window) == (2, (15, 0) if pattern == "window:16" else None)
+    rows = demo.blocks[3].attention.qkv.weight[128:].unflatten(0, (2, 2, 2, 32)).mean(2)
+    torch.testing.assert_close(mixer.qkv.weight[128:], rows.flatten(0, 2))
+    assert {layer.mixer.kind for layer in model.config.layers} == {kind}
 
 
 def test_a_llama_of_transformers_is_a_start_of_a_modern_model(rotary, tmp_path) -> None:

@@ -102,6 +102,7 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
             trainer.test(task, data, verbose=False)
         return {
             "parameters": parameter_count(model),
+            "trained_parameters": sum(x.numel() for x in model.parameters() if x.requires_grad),
             "micro_batch": data.batch_size,
             "epochs": round(data.epochs_seen, 3),
             "train_loss_first": task.first_loss,
@@ -160,13 +161,13 @@ def encoder_config(
 def make_head(settings: Settings, hardware: Hardware, config: BertConfig, labels: int) -> Head:
     """Build an encoder with a head for `labels` labels, with random weights."""
     own = settings.finetune
-    encoder = BertEncoder(config, hardware.attention)
+    if own.frozen:
+        config = replace(config, dropout=0.0)
+    encoder = BertEncoder(config, hardware.attention).requires_grad_(not own.frozen)
     if own.target == "tokens":
         return TokenClassifier(encoder, labels, dropout=own.dropout)
-    several = own.target == "labels"
-    return SequenceClassifier(
-        encoder, labels, multi_label=several, pooling=own.pooling, dropout=own.dropout
-    )
+    given: Any = {"multi_label": own.target == "labels", "dropout": own.dropout}
+    return SequenceClassifier(encoder, labels, pooling=own.pooling, queries=own.queries, **given)
 
 
 def choose_head_batching(settings: Settings, hardware: Hardware, model: Head) -> Batching:

@@ -30,6 +30,8 @@ class FineTuningSettings:
     labels_column: str = "labels"
     # What of the encoder's outputs the head for whole texts reads.
     pooling: str = option("mean", Pooling)
+    queries: int = 32  # queries of pooling=probe, which divide the encoder's width
+    frozen: bool = False  # whether the encoder stays as it is, so that the head alone is trained
     dropout: float = 0.0  # probability of dropping what the head reads
     batch: int = 32  # labelled texts of an optimizer step, over all devices
     # A device computes at most so many at once (a text at least) without micro_batch.

@@ -72,8 +72,10 @@ class FineTuning(TrainingTask):
         """Return the micro-batch's mean loss; the mean over the optimizer step's
         micro-batches is logged."""
         self.tokens_done += batch.get("real_tokens", 0)
-        config = cast(Any, self.model).encoder.config
-        self.flops_done += config.flops_of(batch.get("real_tokens", 0), batch.get("pairs", 0))
+        encoder = cast(Any, self.model).encoder
+        found = encoder.config.flops_of(batch.get("real_tokens", 0), batch.get("pairs", 0))
+        frozen = not any(one.requires_grad for one in encoder.parameters())
+        self.flops_done += found / 3 if frozen else found  # a frozen one has no backward
         loss = self._loss(**self._arguments(batch))
         step_loss = self.record_loss(loss, batch_idx)
         if step_loss is not None and self.is_logged_step():

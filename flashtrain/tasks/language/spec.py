@@ -10,7 +10,7 @@ from flashtrain.errors import UserError, one_of
 from flashtrain.mode import contexts_words
 from flashtrain.registry import registered
 from flashtrain.settings import options
-from flashtrain.settings.model import OWN_SIZES
+from flashtrain.settings.model import LAYERS, SHAPE
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Names, Task, imported, losses_words, measured_words, report_finished
 from flashtrain.tasks.language.settings import LanguageSettings
@@ -31,8 +31,10 @@ class LanguageTask(Task):
         "generate": (*used, "generate", "prompt"),
         "export": (*used, "export"),
     }
-    shape = ("model.size", *(f"model.{name}" for name in OWN_SIZES), "model.positions")
-    trained = ("model.name", "model.dropout", "model.vocab_rows", "model.options")
+    shape = ("model.size", *(f"model.{name}" for name in SHAPE), "model.positions")
+    trained = tuple(
+        f"model.{name}" for name in ("name", "dropout", "vocab_rows", "options", *LAYERS)
+    )
     prepare = imported("flashtrain.tasks.language.prepare:prepare")
     run_mode = imported("flashtrain.tasks.language.evaluate:run_language_mode")
     load = imported("flashtrain.tasks.language.evaluate:read_model")

@@ -12,6 +12,7 @@ from flashtrain.data.tokenizers import Tokenizer, load_tokenizer, without_begin
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import BEST, CONFIG_FILE, TOKENIZER, find_checkpoint
 from flashtrain.integrations import load_decoder
+from flashtrain.models.changed_layers import with_layers
 from flashtrain.models.decoder import Decoder
 from flashtrain.models.decoder_config import FAMILIES, DecoderConfig
 from flashtrain.models.longer_context import with_context
@@ -50,8 +51,9 @@ def starting_weights(weights: str, model: ModelSettings) -> Weights:
 
 
 def weights_at_context(weights: str, model: ModelSettings, context: int) -> Weights:
-    """Read the configuration and the weights that `weights` names, adapted to this context."""
-    return at_context(model, context, *starting_weights(weights, model), where=weights)
+    """Read what `weights` names, adapted to this context, model.kv_heads and model.pattern."""
+    start = with_layers(*starting_weights(weights, model), model.kv_heads, model.pattern)
+    return at_context(model, context, *start, where=weights)
 
 
 def at_context(

@@ -30,6 +30,7 @@ them run under torch.compile.
 
 from .block_sparse import BlockMask, block_mask
 from .constructors import (
+    attention_tile,
     block_causal,
     causal,
     causal_blockwise,
@@ -61,6 +62,7 @@ __all__ = [
     "Mask",
     "Plan",
     "Sequences",
+    "attention_tile",
     "block_causal",
     "block_mask",
     "causal",

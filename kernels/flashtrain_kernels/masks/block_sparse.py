@@ -16,7 +16,15 @@ from torch import Tensor
 
 from ..checks import check_dtype, check_flag, check_length, check_number, check_window
 
-__all__ = ["BlockMask", "block_mask", "butterfly", "local_global", "random"]
+__all__ = [
+    "BlockMask",
+    "block_mask",
+    "butterfly",
+    "local_global",
+    "random",
+    "sliding_tiles",
+    "tile_order",
+]
 
 _SIZES = tuple(2**power for power in range(4, 13))
 _ENTRIES_AT_ONCE = 1 << 14  # blocks that density() counts at once: bounds its memory
@@ -290,6 +298,34 @@ def local_global(
     key = torch.arange(nk, device=device)[None, :]
     near = (key - (query + nk - nq)).abs() <= local
     return (near | (query < globals) | (key < globals))[None]
+
+
+def sliding_tiles(tiles: tuple[int, int, int], window: tuple[int, int, int]) -> Tensor:
+    """Make the pattern of sliding tile attention (arXiv 2502.04507), (1, n, n) bool on the CPU: a
+    tile of a video sees the window of tiles around it, which at an edge is moved inside.
+
+    Args:
+        tiles: numbers (frames, rows, columns) of tiles, the blocks; n is their product.
+        window: the window's sides in tiles, odd.
+    """
+    if any(side % 2 == 0 for side in window):
+        raise ValueError(f"window must have odd sides, not {window}")
+    seen = torch.ones(1, 1, dtype=torch.bool, device="cpu")
+    for count, side in zip(tiles, window, strict=True):
+        index, reach = torch.arange(count, device="cpu"), side // 2
+        near = (index.clamp(reach, count - 1 - reach)[:, None] - index).abs() <= reach
+        seen = (seen[:, None, :, None] & near[:, None]).flatten(2).flatten(0, 1)
+    return seen[None]
+
+
+def tile_order(volume: tuple[int, int, int], tile: tuple[int, int, int]) -> Tensor:
+    """Return the raster numbers of a video's tokens in the order of its tiles, (S,) int64 on the
+    CPU; `volume` and `tile`, which divides it: frames, rows and columns in tokens."""
+    if any(side % part for side, part in zip(volume, tile, strict=True)):
+        raise ValueError(f"tile must divide volume {volume}, not {tile}")
+    (t, h, w), (a, b, c) = volume, tile
+    number = torch.arange(t * h * w, device="cpu").view(t // a, a, h // b, b, w // c, c)
+    return number.permute(0, 2, 4, 1, 3, 5).flatten()
 
 
 def random(

@@ -232,6 +232,29 @@ def global_window(
     return Mask(rows, None, seqlen)
 
 
+def attention_tile(
+    frames: int, tokens_per_frame: int, references: int, *, device: torch.device | str | None = None
+) -> Mask:
+    """Make the mask of attention tile (Efficient-vDiT, arXiv 2502.06155): a token of a video sees
+    its own frame and the reference frames, the first ones, whose tokens see all.
+
+    Args:
+        frames, tokens_per_frame: S is their product; a frame's tokens are consecutive.
+        references: number of reference frames. Frames may stand in any order, as attention does
+            not depend on that of tokens which carry their positions.
+    """
+    check_length("frames", frames)
+    check_length("tokens_per_frame", tokens_per_frame, 1)
+    check_length("references", references)
+    seqlen = frames * tokens_per_frame
+    position = torch.arange(seqlen, dtype=torch.int32, device=device)[None]
+    past = min(references, frames) * tokens_per_frame
+    start, zero = position - position % tokens_per_frame, torch.zeros_like(position)
+    low = torch.where(position < past, zero, start)
+    high = torch.where(position < past, seqlen, start + tokens_per_frame)
+    return Mask(stacked(low, high, position, zero, zero, zero, zero + past), None, seqlen)
+
+
 def _of_segments(
     kind: str, segments: Documents | Tensor, documents: Documents | Tensor | None
 ) -> Mask:

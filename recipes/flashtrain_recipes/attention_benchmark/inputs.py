@@ -79,6 +79,9 @@ def rule(case: Case, device: torch.device) -> Rule:
     if kind == "global-window":
         tokens, window = global_sizes(case.seqlen_k)
         return lambda h, q, k: (q < tokens) | (k < tokens) | ((k >= q - window) & (k <= q + window))
+    if kind == "tile":
+        size, last = case.seqlen_k // name.frames, name.references
+        return lambda h, q, k: (q // size == k // size) | (q // size < last) | (k // size < last)
     lengths = segment_lengths(case)
     segment, question = segment_ids(lengths, device), lengths[0]
     if kind == "shared-question":
@@ -103,6 +106,9 @@ def block_table(case: Case, device: torch.device) -> Tensor:
         )
     if case.kind == "block-butterfly":
         return block_sparse.butterfly(blocks, device=device).expand(case.heads, -1, -1)
+    if case.kind == "block-sliding":
+        tiles = blocks // 20, 4, 5  # of 32 x 40 tokens 20 cover two frames
+        return block_sparse.sliding_tiles(tiles, (3, 3, 3)).to(device).expand(case.heads, -1, -1)
     return block_sparse.random(case.heads, blocks, blocks, case.density, device=device)
 
 

@@ -33,9 +33,11 @@ MASKS = {
         "a share (benchmark.densities) of the 128 x 128 blocks, the diagonal ones among them"
     ),
     "block-butterfly": "the blocks (i, j) whose numbers differ in at most one binary digit",
+    "block-sliding": "3 x 3 x 3 tiles of 2 x 8 x 8 around the query's, in frames of 32 x 40",
+    "tile-F-R": "of a video of F frames the query's own and R reference frames, which see all",
 }
 WITH_DOCUMENTS = ("document", "causal-document", "varlen", "causal-varlen")
-BLOCK_SPARSE = ("block-random", "block-butterfly")
+BLOCK_SPARSE = ("block-random", "block-butterfly", "block-sliding")
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class MaskName:
     kind: str  # its entry in MASKS, "window" for the two windows
     left: int = -1  # keys before the query that are visible, as flash-attn counts them; -1: all
     right: int = -1  # keys after the query that are visible; -1: all
+    frames: int = 0  # of a video
+    references: int = 0  # of these frames
 
     @property
     def causal(self) -> bool:
@@ -57,7 +61,10 @@ def parse_mask(name: str) -> MaskName:
     window = re.fullmatch(r"window-(\d+)(?:-(\d+))?", name)
     if window:
         return MaskName("window", int(window[1]), int(window[2] or 0))
-    if name not in MASKS or name.startswith("window"):
+    tile = re.fullmatch(r"tile-(\d+)-(\d+)", name)
+    if tile and int(tile[1]):
+        return MaskName("tile", frames=int(tile[1]), references=int(tile[2]))
+    if name not in MASKS or name.startswith(("window", "tile")):
         raise unknown("mask", name, MASKS)
     return MaskName(name, -1, 0 if name.startswith("causal") else -1)
 

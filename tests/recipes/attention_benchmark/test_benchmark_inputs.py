@@ -18,6 +18,7 @@ WITH_A_MASK_OF_OURS = (
     "prefix-lm",
     "shared-question",
     "global-window",
+    "tile-10-3",
 )
 
 
@@ -84,6 +85,12 @@ def test_a_random_block_mask_has_its_density_in_every_row_of_whole_blocks() -> N
     assert table.sum(-1).unique().tolist() == [5]
     with pytest.raises(UserError, match="multiples of 128, not 200"):
         block_table(case_of("block-random", 200), CPU)
+
+
+def test_sliding_tiles_see_27_tiles_of_a_video_of_whole_tiles() -> None:
+    table = block_table(case_of("block-sliding", 128 * 20 * 4), CPU)
+    assert table.shape == (2, 80, 80)
+    assert table.sum(-1).unique().tolist() == [27]
 
 
 def test_sets_are_fresh_and_as_many_as_outgrow_the_cache() -> None:

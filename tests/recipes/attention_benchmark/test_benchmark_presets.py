@@ -69,5 +69,6 @@ def test_lengths_and_masks_choose_among_the_rows_of_a_preset() -> None:
 
 def test_every_mask_is_understood() -> None:
     for name in MASKS:
-        parse_mask(name.replace("L", "32").replace("R", "16"))
+        parse_mask(name.replace("L", "32").replace("R", "16").replace("F", "24"))
+    assert (parse_mask("tile-24-4").frames, parse_mask("tile-24-4").references) == (24, 4)
     assert (parse_mask("window-32").left, parse_mask("window-32").right) == (32, 0)

@@ -18,6 +18,7 @@ from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import read_summary
 from flashtrain.run.machine import adapt_to_machine
 from flashtrain.settings.command_line import CommandLine
+from flashtrain.tasks.masked_language.trained import read_bert
 
 pytestmark = pytest.mark.integration  # whole runs
 
@@ -104,6 +105,33 @@ def test_one_class_a_text_is_scored_by_accuracy_and_held_out_of_one_file(
     row = read_summary(folder)
     assert row["scored"] == "validation"
     assert 0 <= row["accuracy"] <= 1
+
+
+def test_a_probe_learns_on_a_frozen_encoder_of_weights_and_is_loaded_again(
+    head_runs: TinyRuns, tmp_path, hugging_face
+) -> None:
+    rows = [{"text": f"{'xy'[n % 2]} and ab {n % 7}", "labels": n % 2} for n in range(40)]
+    status, folder = head_runs.run(
+        "probe",
+        f"finetune.path={lines(tmp_path / 'all.jsonl', rows)}",
+        f"weights={hugging_face}",
+        "finetune.target=class",
+        "finetune.pooling=probe",
+        "finetune.queries=4",
+        "finetune.frozen=true",
+        "trainer.steps=40",
+        "optimizer.learning_rate=0.03",
+    )
+    assert status == 0
+    row = read_summary(folder)
+    assert row["trained_parameters"] == 4 * 32 + 32 * 32 + 2 * 32 + 2
+    assert row["accuracy"] > 0.95
+    theirs = read_bert(str(hugging_face), compose_settings(["recipe=bert-finetune"])).model.encoder
+    found = last_weights(folder)
+    for name, value in theirs.state_dict().items():
+        assert torch.equal(found[f"model.encoder.{name}"], value)
+    scores = flashtrain.evaluate(folder / "checkpoints" / "last.ckpt")
+    assert row["accuracy"] in [pytest.approx(value, rel=1e-5) for value in scores.values()]
 
 
 def test_words_labels_are_learned_on_a_hugging_face_bert(

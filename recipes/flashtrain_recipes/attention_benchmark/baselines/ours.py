@@ -132,6 +132,9 @@ def mask_maker(case: Case, device: torch.device) -> Callable[[], Any]:
     if case.kind == "global-window":
         tokens, window = global_sizes(seqlen)
         return partial(masks.global_window, seqlen, tokens, (window, window), device=device)
+    if case.kind == "tile":
+        frames, references = case.mask_name.frames, case.mask_name.references
+        return partial(masks.attention_tile, frames, seqlen // frames, references, device=device)
     lengths = segment_lengths(case)
     if case.kind == "shared-question":
         return partial(masks.shared_question, segment_ids(lengths, device)[None])
