@@ -29,6 +29,7 @@ from flashtrain.models import Decoder, DecoderConfig
 from flashtrain.models.generation import generate
 from flashtrain.registry import registered
 from flashtrain.report import __main__ as report
+from flashtrain.report.readme import anchor_of
 from flashtrain.spec import task_of
 from flashtrain_kernels import masks
 
@@ -648,6 +649,36 @@ def _coming_pages() -> Any:
         return importlib.import_module("coming_pages")
     finally:
         sys.path.remove(str(ROOT / "docs"))
+
+
+PAPERS = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+
+
+def test_the_figures_of_the_papers_stand_in_the_sections_of_results_that_they_link_to() -> None:
+    results = (RESULTS / "README.md").read_text(encoding="utf-8")
+    parts = re.split(r"^#+ (.+)\n", results, flags=re.MULTILINE)
+    sections = dict(zip(map(anchor_of, parts[1::2]), parts[2::2], strict=True))
+    figures, wrong = 0, []
+    for table in re.findall(r"(?:^\|.*\n)+", PAPERS, re.MULTILINE):
+        names, _, *rows = (line.strip("| ").split(" | ") for line in table.splitlines())
+        for row in rows:
+            told = " ".join(row[i] for i, name in enumerate(names) if name in ("the paper", "ours"))
+            text = "".join(sections[name] for name in re.findall(r"README\.md#([\w-]+)", told))
+            found = re.findall(r"(?<![\w.,])\d[\d,]*(?:\.\d+)?", re.sub(r"\(\S+\)", "", told))
+            figures += len(found)
+            wrong += [n for n in found if not re.search(rf"(?<![\d.,]){n}(?!\d|[.,]\d)", text)]
+    assert figures > 20
+    assert wrong == []
+
+
+def test_every_paper_that_the_code_names_by_its_number_is_on_the_page_of_papers() -> None:
+    named = {
+        number
+        for folder in ("flashtrain", "recipes/flashtrain_recipes", "kernels/flashtrain_kernels")
+        for file in (ROOT / folder).rglob("*.py")
+        for number in re.findall(r"\b[012]\d[01]\d\.\d{4,5}\b", file.read_text(encoding="utf-8"))
+    }
+    assert sorted(number for number in named if f"abs/{number})" not in PAPERS) == []
 
 
 @pytest.mark.parametrize("page", ["trl", "axolotl", "llama-factory", "nanogpt"])
