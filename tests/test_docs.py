@@ -664,7 +664,7 @@ def test_the_figures_of_the_papers_stand_in_the_sections_of_results_that_they_li
         for row in rows:
             told = " ".join(row[i] for i, name in enumerate(names) if name in ("the paper", "ours"))
             text = "".join(sections[name] for name in re.findall(r"README\.md#([\w-]+)", told))
-            found = re.findall(r"(?<![\w.,])\d[\d,]*(?:\.\d+)?", re.sub(r"\(\S+\)", "", told))
+            found = re.findall(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?", re.sub(r"\(\S+\)", "", told))
             figures += len(found)
             wrong += [n for n in found if not re.search(rf"(?<![\d.,]){n}(?!\d|[.,]\d)", text)]
     assert figures > 20
