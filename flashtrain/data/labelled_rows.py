@@ -135,7 +135,8 @@ def _row(row: dict[str, Any], where: str, columns: Columns) -> Row:
     for column in columns[:2]:
         if column not in row:
             raise UserError(
-                f"{where}: no column '{column}', expected one of {', '.join(row) or 'some'}."
+                f"{where}: no column '{column}', expected one of {', '.join(row) or 'some'} "
+                "(finetune.text_column, words_column, labels_column)."
             )
     text, labels = row[columns.text], row[columns.labels]
     labels = labels if isinstance(labels, list) else [labels]

@@ -121,6 +121,8 @@ def test_a_name_of_another_program_is_answered_with_ours(name: str, answer: str)
         ("recipe=sft report_to=none", "Use logger=none."),
         ("recipe=sft --report_to=all", "Use logger=[tensorboard,wandb]."),
         ("recipe=sft report_to=mlflow", "Use logger=none, tensorboard or wandb."),
+        ("recipe=gpt2 init_from=resume", "Use weights=FOLDER, resume=auto, or neither"),
+        ("recipe=gpt2 eval_only=true", "Use mode=evaluate."),
         ("recipe=sft warmup_ratio=0.03", "Use schedule.warmup_steps=0.03 (below 1: a share"),
         ("recipe=sft save_total_limit=3", "Use trainer.keep_checkpoints=3."),
         ("recipe=sft lr_scheduler_type=linear", "Use schedule=linear."),

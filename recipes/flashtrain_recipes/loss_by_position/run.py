@@ -117,7 +117,7 @@ def whole_documents(
         raise UserError(
             f"{len(chosen)} held-out documents have {at_least} tokens or more, expected 2: lower "
             "positions.length (recipe=extend's is the longest stage's context), or hold out more "
-            "and longer text."
+            "and longer text, such as data.path=OTHER_TEXT."
         )
     begins = spans.begins[chosen].tolist()
     return torch.from_numpy(
