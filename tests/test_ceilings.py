@@ -12,31 +12,33 @@ ROOT = Path(__file__).parents[1]
 # takes as much out, or raises the ceiling and says why. Raised on 28 November for trainings in
 # stages, RULER, loss by position and recipe=extend (recipe=gpt2-long is to go once they replace
 # it), for hybrids over devices, and for mode=check; on 29 November for hybrids' kernels and their
-# tuning, heads of 256 and 512, models of several contexts and micro-batches that are measured.
+# tuning, heads of 256 and 512, models of several contexts and micro-batches that are measured, then
+# for AdamW in one pass, float8, layers that save less, and mixers that keep states.
 CEILINGS = {
-    "flashtrain": 40_700,
+    "flashtrain": 41_800,
     "flashtrain/checks": 740,
     "flashtrain/command": 1_482,
     "flashtrain/data": 7_226,
     "flashtrain/distributed": 4_030,
     "flashtrain/files": 480,
     "flashtrain/folders": 745,
-    "flashtrain/integrations": 5_400,
-    "flashtrain/models": 5_012,
+    "flashtrain/integrations": 5_480,
+    "flashtrain/models": 5_630,
     "flashtrain/report": 2_086,
     "flashtrain/run": 1_081,
     "flashtrain/settings": 1_620,
-    "flashtrain/tasks": 5_605,
-    "flashtrain/training": 4_200,
-    "kernels/flashtrain_kernels": 17_900,
-    "recipes/flashtrain_recipes": 14_660,
-    "tests": 55_760,
+    "flashtrain/tasks": 5_690,
+    "flashtrain/training": 4_520,
+    "kernels/flashtrain_kernels": 18_130,
+    "recipes/flashtrain_recipes": 15_000,
+    "tests": 57_830,
 }
 # Of flashtrain: no new guard without a user's report. 369 before the silent faults that strangers
 # found on 28 November; two more for layers that were made as others, nine for stages and adapters
 # whose settings contradict what they start from, four more of their faults, six for mode=check, one
-# for values wider than queries, which were cut.
-RAISES = 429
+# for values wider than queries, which were cut, and twelve for words of model.pattern, float8 where
+# it cannot be computed, and what two fresh users gave.
+RAISES = 441
 
 
 def rooms() -> set[str]:
