@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -23,6 +25,7 @@ from flashtrain.folders.run_folder import (
     TOKENIZER,
     check_config,
     last_checkpoint,
+    read_settings,
     read_summary,
     write_config,
     write_summary,
@@ -35,7 +38,7 @@ from flashtrain.settings.command_line import FOLDER
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Task, TrainingSetup, task_of
 from flashtrain.tasks.batching import memory_columns
-from flashtrain.training.checkpoints import check_resumable, read_checkpoint
+from flashtrain.training.checkpoints import LAST, check_resumable, read_checkpoint
 from flashtrain.training.hardware import Hardware, versions
 
 
@@ -87,16 +90,38 @@ def checkpoint_to_resume(
     made, steps = check_resumable(saved, checkpoint), settings.trainer.steps
     # An empty row would overwrite that of a finished run. A run that died between its last step and
     # its summary is not FINISHED: it resumes, and makes its summary.
-    finished = read_summary(checkpoint.parent.parent).get("status") == FINISHED
+    run, last = checkpoint.parent.parent, checkpoint.name == LAST
+    row = read_summary(run)
+    finished = row.get("status") == FINISHED
     if made > steps or (made == steps and finished):
         name = "the last stage's steps" if "stage" in description else "trainer.steps"
         raise UserError(
             f"{checkpoint} is of step {made:,}, and {name}={steps}: nothing is left to train. "
             f"Set {name} above {made}, or start a new run without resume=."
         )
-    longer = ", which had finished" if finished else ""
+    patience, reason = settings.trainer.early_stopping_patience, row.get("stopped_early")
+    if finished and last and reason and not _is_more_patient(settings, read_settings(run)):
+        raise UserError(
+            f"{run} ended early at step {made:,}, since {reason}: nothing is left to train. Set "
+            f"trainer.early_stopping_patience above {patience} or to null, or start a new run "
+            "without resume=."
+        )
+    longer = ", which had finished" if finished and last else ""
     say(f"resuming from {checkpoint}{longer}, at step {made:,} of {steps:,}")
+    if not last and run.resolve() == folder.resolve():
+        say(
+            f"{run} goes back to step {made:,}: its metrics of later steps, its {LAST} and its "
+            "summary are replaced.",
+            level=logging.WARNING,
+        )
     return checkpoint
+
+
+def _is_more_patient(here: Settings, there: Settings) -> bool:
+    """Return whether a training that ended early `there` can go on with the settings `here`."""
+    ours, theirs = here.trainer, there.trainer
+    more = (ours.early_stopping_patience or math.inf) > (theirs.early_stopping_patience or 0)
+    return more or ours.early_stopping_monitor != theirs.early_stopping_monitor
 
 
 def train(
