@@ -11,7 +11,13 @@ import time
 # Before the heavy imports, so that a run's summary counts the whole command.
 STARTED = time.monotonic()
 
-from flashtrain.interruption import end_at_once, handle, interrupt, restore  # noqa: E402
+from flashtrain.interruption import (  # noqa: E402
+    end_at_once,
+    ended_by_second_interrupt,
+    handle,
+    interrupt,
+    restore,
+)
 
 if __name__ == "__main__":
     handle(end_at_once)  # Ctrl-C ends the imports below without a traceback
@@ -111,14 +117,15 @@ def _command(words: list[str]) -> int:
     # Which leave something to clean up.
     if not is_of_checkpoint(settings.mode) or settings.mode == "export":
         handle(interrupt)
-    if is_of_checkpoint(settings.mode):
-        return modes.run_mode(settings)
-    from flashtrain.run.job import Job
+    with ended_by_second_interrupt():
+        if is_of_checkpoint(settings.mode):
+            return modes.run_mode(settings)
+        from flashtrain.run.job import Job
 
-    job = Job.of(settings, line)
-    if FOLDER not in line.by_name:  # for the ranks that Lightning starts with the same words
-        sys.argv.append(f"{FOLDER}={quoted(str(job.folder))}")
-    job.run(started=STARTED)
+        job = Job.of(settings, line)
+        if FOLDER not in line.by_name:  # for the ranks that Lightning starts with the same words
+            sys.argv.append(f"{FOLDER}={quoted(str(job.folder))}")
+        job.run(started=STARTED)
     return 0
 
 
