@@ -11,13 +11,7 @@ import time
 # Before the heavy imports, so that a run's summary counts the whole command.
 STARTED = time.monotonic()
 
-from flashtrain.interruption import (  # noqa: E402
-    end_at_once,
-    ended_by_second_interrupt,
-    handle,
-    interrupt,
-    restore,
-)
+from flashtrain.interruption import end_at_once, handle, interrupt, restore  # noqa: E402
 
 if __name__ == "__main__":
     handle(end_at_once)  # Ctrl-C ends the imports below without a traceback
@@ -102,6 +96,7 @@ def _command(words: list[str]) -> int:
         return run_sweep(line)
     settings = settings_of(line)
     from flashtrain.command import modes
+    from flashtrain.interruption import ended_by_second_interrupt
     from flashtrain.mode import is_of_checkpoint, mode_of
 
     if settings.mode == "plan":

@@ -99,29 +99,21 @@ def checkpoint_to_resume(
             f"{checkpoint} is of step {made:,}, and {name}={steps}: nothing is left to train. "
             f"Set {name} above {made}, or start a new run without resume=."
         )
-    patience, reason = settings.trainer.early_stopping_patience, row.get("stopped_early")
-    if finished and last and reason and not _is_more_patient(settings, read_settings(run)):
+    reason, here, there = row.get("stopped_early"), settings.trainer, read_settings(run).trainer
+    more = (here.early_stopping_patience or math.inf) > (there.early_stopping_patience or 0)
+    more |= here.early_stopping_monitor != there.early_stopping_monitor
+    if finished and last and reason and not more:
         raise UserError(
             f"{run} ended early at step {made:,}, since {reason}: nothing is left to train. Set "
-            f"trainer.early_stopping_patience above {patience} or to null, or start a new run "
-            "without resume=."
+            f"trainer.early_stopping_patience above {here.early_stopping_patience}, or start a new "
+            "run without resume=."
         )
     longer = ", which had finished" if finished and last else ""
-    say(f"resuming from {checkpoint}{longer}, at step {made:,} of {steps:,}")
-    if not last and run.resolve() == folder.resolve():
-        say(
-            f"{run} goes back to step {made:,}: its metrics of later steps, its {LAST} and its "
-            "summary are replaced.",
-            level=logging.WARNING,
-        )
+    back = not last and run.resolve() == folder.resolve()
+    replaced = ": later metrics, last.ckpt and the summary are replaced" if back else ""
+    line = f"resuming from {checkpoint}{longer}, at step {made:,} of {steps:,}{replaced}"
+    say(line, level=logging.WARNING if back else logging.INFO)
     return checkpoint
-
-
-def _is_more_patient(here: Settings, there: Settings) -> bool:
-    """Return whether a training that ended early `there` can go on with the settings `here`."""
-    ours, theirs = here.trainer, there.trainer
-    more = (ours.early_stopping_patience or math.inf) > (theirs.early_stopping_patience or 0)
-    return more or ours.early_stopping_monitor != theirs.early_stopping_monitor
 
 
 def train(
