@@ -96,6 +96,7 @@ def _command(words: list[str]) -> int:
         return run_sweep(line)
     settings = settings_of(line)
     from flashtrain.command import modes
+    from flashtrain.interruption import ended_by_second_interrupt
     from flashtrain.mode import is_of_checkpoint, mode_of
 
     if settings.mode == "plan":
@@ -111,14 +112,15 @@ def _command(words: list[str]) -> int:
     # Which leave something to clean up.
     if not is_of_checkpoint(settings.mode) or settings.mode == "export":
         handle(interrupt)
-    if is_of_checkpoint(settings.mode):
-        return modes.run_mode(settings)
-    from flashtrain.run.job import Job
+    with ended_by_second_interrupt():
+        if is_of_checkpoint(settings.mode):
+            return modes.run_mode(settings)
+        from flashtrain.run.job import Job
 
-    job = Job.of(settings, line)
-    if FOLDER not in line.by_name:  # for the ranks that Lightning starts with the same words
-        sys.argv.append(f"{FOLDER}={quoted(str(job.folder))}")
-    job.run(started=STARTED)
+        job = Job.of(settings, line)
+        if FOLDER not in line.by_name:  # for the ranks that Lightning starts with the same words
+            sys.argv.append(f"{FOLDER}={quoted(str(job.folder))}")
+        job.run(started=STARTED)
     return 0
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
 ENDING = [
     getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGINT") if hasattr(signal, name)
 ]
+GRACE = 10.0  # seconds in which Python's own handlers may act on a second Ctrl-C
 
 
 class Interrupted(KeyboardInterrupt):
@@ -49,6 +53,34 @@ def restore(before: Mapping[int, Any]) -> None:
     for number, handler in before.items():
         # None: not set by Python, so it cannot be restored, and the default replaces it.
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+@contextmanager
+def ended_by_second_interrupt() -> Iterator[None]:
+    """Context manager: GRACE seconds after a second Ctrl-C within the `with` block the process has
+    ended: a thread ends it if a long native call, which Python's handlers wait for, does not."""
+    received, sent = os.pipe()
+    os.set_blocking(sent, False)
+    before, over = signal.set_wakeup_fd(sent, warn_on_full_buffer=False), threading.Event()
+    # A forked worker of a data loader also gets the terminal's Ctrl-C.
+    os.register_at_fork(after_in_child=partial(signal.set_wakeup_fd, -1))
+
+    def watch() -> None:
+        interrupts = 0
+        while interrupts < 2 and (number := os.read(received, 1)):
+            interrupts += number[0] == signal.SIGINT
+        os.close(received)
+        if not over.wait(GRACE):
+            os.write(2, b"flashtrain: ended by a second Ctrl-C in the middle of a computation\n")
+            os._exit(128 + signal.SIGINT)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+        signal.set_wakeup_fd(before)
+        os.close(sent)
 
 
 def end_at_once(number: int, _: FrameType | None) -> None:

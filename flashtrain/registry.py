@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -129,9 +129,11 @@ def registered(group: str) -> list[str]:
     return [*ours, *sorted({*_components[group], *_entry_points(group)} - set(ours))]
 
 
-def component(group: str, name: str) -> Callable[..., Any]:
-    """Return the builder or class registered as `name` in `group`. Raises UserError, with
-    similar names, if unknown."""
+def component(
+    group: str, name: str, others: Iterable[str] = (), kind: str | None = None
+) -> Callable[..., Any]:
+    """Return the builder or class registered as `name` in `group`. Raises UserError, with similar
+    names, if unknown; `others` may be given in its place, of the `kind` that it then names."""
     if name not in _components[group]:
         shipped = _shipped(group)
         if name in shipped:
@@ -140,9 +142,10 @@ def component(group: str, name: str) -> Callable[..., Any]:
         else:
             from_packages = _entry_points(group)
             if name not in from_packages:
+                known = unknown(kind or group, name, {*registered(group), *others})
                 raise UserError(
-                    f"{unknown(group, name, registered(group))} A name that a program registers is "
-                    "known to that program's own command (python PROGRAM.py ...)."
+                    f"{known} A name that a program registers is known to that program's own "
+                    "command (python PROGRAM.py ...)."
                 )
             found = from_packages[name].load()
         _components[group][name] = found

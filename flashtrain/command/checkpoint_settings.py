@@ -31,37 +31,15 @@ GROUPS = {
     group: CHOOSES.get(group, "name")
     for group in ("attention", "data", "hardware", "logger", "mask")
 }
+_OF_A_TEXT = ("path", "validation_path", "name", "config", "mixture", "split")
 # Settings of one choice of a group: with another choice than the run's they start
 # from their defaults.
 _OF_A_CHOICE = {
-    "data": (
-        "path",
-        "validation_path",
-        "name",
-        "config",
-        "mixture",
-        "split",
-        "dtype",
-        "end_of_text",
-        "options",
-        "length_weights",
-    ),
+    "data": (*_OF_A_TEXT, "dtype", "end_of_text", "options", "length_weights"),
     "mask": ("window", "chunk", "prefix", "options"),
 }
 # What names a text.
-_TEXT = {
-    f"data{name}"
-    for name in (
-        "",
-        ".source",
-        ".path",
-        ".validation_path",
-        ".name",
-        ".config",
-        ".split",
-        ".mixture",
-    )
-}
+_TEXT = {"data", "data.source", *(f"data.{name}" for name in _OF_A_TEXT)}
 
 
 def settings_from_checkpoint(words: Sequence[str]) -> Settings:

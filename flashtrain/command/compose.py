@@ -25,6 +25,7 @@ from flashtrain.errors import UserError, first_line, unknown
 from flashtrain.files.shipped import conf_folder, recipe_files
 from flashtrain.files.yaml_files import literal
 from flashtrain.mode import check_settings
+from flashtrain.registry import component
 from flashtrain.settings.aliases import current_value, renamed
 from flashtrain.settings.command_line import CommandLine
 from flashtrain.settings.schema import (
@@ -38,6 +39,8 @@ from flashtrain.settings.schema import (
 from flashtrain.settings.settings import Settings
 
 CHOOSES = {"data": "source", "hardware": "accelerator"}  # group -> its choice, if not `name`
+# group -> what a program registers, a choice of the group
+REGISTERED = {one: one for one in ("model", "mask", "optimizer", "schedule")} | {"data": "source"}
 
 # Of each the file, when that changed, and what it holds.
 _recipes: dict[str, tuple[Path, int, dict[str, Any]]] = {}
@@ -121,7 +124,10 @@ def readable_errors(task: str = Settings.task) -> Iterator[None]:
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         if line := renamed(group, name):
             raise UserError(line) from error
-        raise unknown(group or "configuration", name, error.options or ()) from error
+        known = error.options or ()
+        if group in REGISTERED:
+            component(REGISTERED[group], name, known, group)
+        raise unknown(group or "configuration", name, known) from error
     except ConfigCompositionException as error:
         raise _composition_error(error, task) from error
     except OmegaConfBaseException as error:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, get_args, get_origin
 
-from flashtrain.command.compose import CHOOSES
+from flashtrain.command.compose import CHOOSES, REGISTERED
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.shipped import conf_folder, recipe_files
 from flashtrain.registry import registered
@@ -28,14 +28,6 @@ FLAGS += ["-c", "--cfg", "-p", "--package", "--resolve", "--slurm"]
 PLACES = {
     "model": "model.path={0} with recipe=hf or sft",
     "data": "data=files data.path={0} or data=hub data.name={0}",
-}
-# group of conf/ -> what a program registers, a choice of the group
-_REGISTERED = {
-    "model": "model",
-    "data": "source",
-    "mask": "mask",
-    "optimizer": "optimizer",
-    "schedule": "schedule",
 }
 _FORM = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[^=]*)=(?P<value>.*)", re.DOTALL)
 _POWER_OF_TEN = re.compile(r"\d+(\.\d+)?[eE]\+?\d{1,2}")
@@ -95,11 +87,7 @@ def _plain(word: str, sweep: bool) -> str:
         )
         return f"{sign}logger.name='{several}'"
     choices = _choices(key)
-    if (
-        key in _REGISTERED
-        and value not in (choices or ())
-        and value in registered(_REGISTERED[key])
-    ):
+    if key in REGISTERED and value not in (choices or ()) and value in registered(REGISTERED[key]):
         # Of the user's own program: it has no file in conf/
         return f"{sign}{key}.{CHOOSES.get(key, 'name')}={value}"
     if key in PLACES and "/" in value:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -172,6 +172,15 @@ def note_failure(folder: Path, error: str) -> None:
     it is still running."""
     if (row := read_summary(folder)).get("status") == RUNNING:
         write_summary(folder, {**row, "status": FAILED, "error": error})
+
+
+def words_of_run(folder: Path, words: Sequence[str]) -> list[str]:
+    """Return the words of the command that began the run in `folder`, with those on top that
+    continue it with its own settings."""
+    names = [word.partition("=")[0] for word in words]
+    begun = read_summary(folder).get("overrides", "").split()
+    kept = [word for word in begun if word.partition("=")[0] not in names]
+    return kept + [word for word in words if not word.startswith("resume=")]
 
 
 def last_checkpoint(settings: Settings, folder: Path) -> Path | None:

@@ -35,9 +35,9 @@ def save_weights(model: Any, folder: str | Path) -> str:
             config = {"format": FORMAT, "model": name, "config": own}
             write_folder(folder, config, model.state_dict())
             return OWN
-    raise unknown(
-        "kind of model to export", type(model).__name__, (module for _, module in MODELS.values())
-    )
+    names = [module for _, module in MODELS.values()]
+    known = unknown("kind of model to export", type(model).__name__, names)
+    raise UserError(f"{known} Another class defines save(folder): docs/extend/add-a-model.md.")
 
 
 def own_config(content: Mapping[str, Any], kind: str, where: str | Path) -> Any:

@@ -44,7 +44,7 @@ def mixer_of(word: str, attention: AttentionSpec) -> MixerSpec:
     """Return the mixer of one word of a pattern; the arguments are those of layers_of_pattern."""
     kind, _, value = str(word).partition(":")
     if kind not in ATTENTION:
-        build: Any = component("mixer", kind)
+        build: Any = component("mixer", kind, ATTENTION, "word of model.pattern")
         return build.of_pattern(value or None, attention)
     sized = kind in ("window", "chunk")
     if sized and value.isdigit() and int(value):

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from flashtrain.folders.run_folder import (
     as_begun,
     note_failure,
     read_summary,
+    words_of_run,
     write_summary,
 )
 from flashtrain.folders.run_lock import is_first_of_job
@@ -84,8 +85,11 @@ class Job:
         settings, hardware, folder = self.settings, self.hardware, self.folder
         name_killed_ranks(partial(note_failure, folder))
         resumed = resumed_folder(settings, folder)
+        words: Sequence[str] = self.line
         if resumed is not None and (resumed / CONFIG_FILE).is_file():
             settings = as_begun(settings, resumed, self.line.by_name)
+            if "recipe" not in self.line.by_name:
+                words = words_of_run(resumed, words)
 
         def note(status: str, error: str) -> None:
             # A run that could not be continued, for a mistake in the command, keeps the row
@@ -96,7 +100,7 @@ class Job:
             ) == RUNNING:
                 with contextlib.suppress(OSError):  # a full disk takes no row either
                     row = {
-                        **planned_row(settings, hardware, self.line),
+                        **planned_row(settings, hardware, words),
                         "status": status,
                         "error": error,
                     }
@@ -106,7 +110,7 @@ class Job:
         try:
             mode = mode_of(settings)
             do = partial(train, task_of(settings)) if mode is None else mode.run
-            row = do(settings, hardware, folder, overrides=self.line, started=started)
+            row = do(settings, hardware, folder, overrides=words, started=started)
         except (UserError, RunFailed) as error:
             # Of a refused command nothing stays, unless another process reads its folder.
             own = (".lock", "flashtrain")  # logs and locks, which begin so

@@ -56,14 +56,9 @@ def adapt_to_machine(
         full, settings = settings, apply_demo(settings, given)
         level = logging.INFO if full.hardware.demo == "always" else logging.WARNING
         report(f"{why}: {_demo_line(full, settings)}", level)
-    elif (
-        hardware.kind == "cpu"
-        and settings.mode == "train"
-        and settings.demo
-        and settings.hardware.demo == "auto"
-    ):
+    elif hardware.kind == "cpu" and settings.mode in ("train", "plan") and not settings.is_demo:
         requested = " and ".join(f"{name}=" for name in sorted(_OF_A_MODEL & given))
-        if requested and not settings.is_demo:
+        if requested and settings.demo and settings.hardware.demo == "auto":
             report(
                 f"{requested} names a model, so the full recipe runs on this CPU. "
                 "Its demo: hardware.demo=always"
@@ -136,15 +131,8 @@ def apply_demo(settings: Settings, given: Collection[str]) -> Settings:
 
 
 # Whoever gives one of these has a model in mind that the demo's would stand in the way of.
-_OF_A_MODEL = {
-    "model",
-    "model.name",
-    "model.size",
-    "model.path",
-    "model.config",
-    "bert.size",
-    "weights",
-}
+_OF_A_MODEL = {"model", "bert.size", "weights"}
+_OF_A_MODEL |= {f"model.{one}" for one in ("name", "size", "path", "config")}
 
 
 def _for_context(hardware: Hardware) -> Hardware:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -23,6 +25,7 @@ from flashtrain.folders.run_folder import (
     TOKENIZER,
     check_config,
     last_checkpoint,
+    read_settings,
     read_summary,
     write_config,
     write_summary,
@@ -35,7 +38,7 @@ from flashtrain.settings.command_line import FOLDER
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Task, TrainingSetup, task_of
 from flashtrain.tasks.batching import memory_columns
-from flashtrain.training.checkpoints import check_resumable, read_checkpoint
+from flashtrain.training.checkpoints import LAST, check_resumable, read_checkpoint
 from flashtrain.training.hardware import Hardware, versions
 
 
@@ -87,15 +90,29 @@ def checkpoint_to_resume(
     made, steps = check_resumable(saved, checkpoint), settings.trainer.steps
     # An empty row would overwrite that of a finished run. A run that died between its last step and
     # its summary is not FINISHED: it resumes, and makes its summary.
-    finished = read_summary(checkpoint.parent.parent).get("status") == FINISHED
+    run, last = checkpoint.parent.parent, checkpoint.name == LAST
+    row = read_summary(run)
+    finished = row.get("status") == FINISHED
     if made > steps or (made == steps and finished):
         name = "the last stage's steps" if "stage" in description else "trainer.steps"
         raise UserError(
             f"{checkpoint} is of step {made:,}, and {name}={steps}: nothing is left to train. "
             f"Set {name} above {made}, or start a new run without resume=."
         )
-    longer = ", which had finished" if finished else ""
-    say(f"resuming from {checkpoint}{longer}, at step {made:,} of {steps:,}")
+    reason, here, there = row.get("stopped_early"), settings.trainer, read_settings(run).trainer
+    more = (here.early_stopping_patience or math.inf) > (there.early_stopping_patience or 0)
+    more |= here.early_stopping_monitor != there.early_stopping_monitor
+    if finished and last and reason and not more:
+        raise UserError(
+            f"{run} ended early at step {made:,}, since {reason}: nothing is left to train. Set "
+            f"trainer.early_stopping_patience above {here.early_stopping_patience}, or start a new "
+            "run without resume=."
+        )
+    longer = ", which had finished" if finished and last else ""
+    back = not last and run.resolve() == folder.resolve()
+    replaced = ": later metrics, last.ckpt and the summary are replaced" if back else ""
+    line = f"resuming from {checkpoint}{longer}, at step {made:,} of {steps:,}{replaced}"
+    say(line, level=logging.WARNING if back else logging.INFO)
     return checkpoint
 
 

@@ -17,6 +17,7 @@ from flashtrain.training.memory_choice import AUTO
 
 MEASURED_ON = ("H100", "H200")
 DEVICES = (2, 4, 8, 16, 32, 64)
+QUICK = 1e12  # FLOPs of a step that takes no CPU a minute: its rate need not be measured
 SHARDING = ("fsdp", "context_parallel")
 
 
@@ -167,6 +168,17 @@ def plan_text(
     )
     last = f"time: {time} for {flops:.3g} FLOPs{how} ({source}), without start-up and validation"
     return Plan("\n".join([*lines, last, *last_lines(settings, hardware)]), seconds)
+
+
+def slow_steps(settings: Settings, hardware: Hardware, flops: float) -> list[str]:
+    """Return a list with the line on time for a training whose steps, of `flops` FLOPs each, take
+    a CPU a minute or more; [] for others."""
+    if hardware.kind != "cpu" or not flops > QUICK:
+        return []
+    rate, source = expected_rate(hardware)
+    seconds = flops / (rate * settings.trainer.ranks)
+    total = duration(seconds * settings.trainer.steps)
+    return [f"time: about {total}, {duration(seconds)} a step ({source})"] * (seconds >= 60)
 
 
 def last_lines(settings: Settings, hardware: Hardware) -> list[str]:

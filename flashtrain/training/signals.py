@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch.distributed as dist
 
 from flashtrain.interruption import Interrupted, handle, leave_closed_terminal, restore
 from flashtrain.training.checkpoint_callbacks import SaveLast
+from flashtrain.training.checkpoints import LAST, checkpoint_exists
 from flashtrain.training.steps import OptimizerStepCounter
 
 AGREE_SECONDS = 1.0  # between two exchanges in which ranks report whether they got a signal
@@ -68,6 +70,7 @@ class SaveOnSignal(pl.Callback):
         self._steps = OptimizerStepCounter()
         self._group: Any = None
         self._speaks = False
+        self._savers: list[SaveLast] = []  # of the Trainer
         self._steps_to_agreement = 1
         self._agreed_at = 0.0
         self._unshared = 0  # steps or batches of this rank since the last exchange
@@ -157,6 +160,7 @@ class SaveOnSignal(pl.Callback):
         """Install the signal handlers, and the process group in which ranks compare what they
         received."""
         self._speaks = trainer.is_global_zero
+        self._savers = [one for one in trainer.checkpoint_callbacks if isinstance(one, SaveLast)]
         self._steps_to_agreement, self._agreed_at, self._unshared = 1, time.monotonic(), 0
         if trainer.world_size > 1 and dist.is_initialized() and self._group is None:
             # A separate group on the CPU: the exchange must not wait for work queued on a GPU.
@@ -209,9 +213,9 @@ class SaveOnSignal(pl.Callback):
         # A sweep passes a SIGTERM on in addition to the terminal's Ctrl-C.
         self._interrupts += number == signal.SIGINT
         if self._interrupts > 1:
-            raise Interrupted(
-                number, "stopped at once by a second Ctrl-C; the last checkpoint is an earlier one"
-            )
+            saved = any(checkpoint_exists(Path(str(one.dirpath)) / LAST) for one in self._savers)
+            left = "the last checkpoint is an earlier one" if saved else "no checkpoint was saved"
+            raise Interrupted(number, f"stopped at once by a second Ctrl-C; {left}")
         leave_closed_terminal()
         if self._received is None and self._speaks:
             name = signal.Signals(number).name
@@ -252,10 +256,8 @@ class SaveOnSignal(pl.Callback):
         return number or None
 
     def _save(self, trainer: pl.Trainer) -> None:
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, SaveLast):
-                callback.save(trainer)
-                return
+        for saver in self._savers:
+            saver.save(trainer)
 
     def _restore(self, trainer: pl.Trainer) -> None:
         restore(self._previous)

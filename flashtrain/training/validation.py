@@ -25,6 +25,7 @@ class DueValidation(pl.Callback):
         super().__init__()
         self.every = every
         self.step: int | None = None
+        self.made = False  # a validation, in this process: its figures are known
 
     def has(self, step: int) -> bool:
         """Return whether the latest validation was of the weights after this step."""
@@ -43,7 +44,7 @@ class DueValidation(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not trainer.sanity_checking:
-            self.step = trainer.global_step
+            self.step, self.made = trainer.global_step, True
 
     def state_dict(self) -> dict[str, Any]:
         return {"step": self.step}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hydra
 import pytest
 
+from flashtrain import registry
 from flashtrain.command import compose
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
@@ -138,3 +139,12 @@ def test_a_value_that_an_interpolation_stands_for_is_not_printed(monkeypatch) ->
     assert message.startswith("trainer.steps: ")
     assert "${oc.env:PASSWORD}" in message
     assert "the-secret" not in message
+
+
+def test_a_mistyped_model_is_answered_with_those_that_a_program_registers(monkeypatch) -> None:
+    monkeypatch.setitem(registry._components["model"], "one-block", lambda settings, **_: None)
+    with pytest.raises(UserError) as refused:
+        compose_settings(["recipe=gpt2", "model=one-blok"])
+    assert str(refused.value).startswith("unknown model 'one-blok'. Did you mean 'one-block'?")
+    assert "gpt2, huggingface, llama, one-block" in str(refused.value)
+    assert "known to that program's own command" in str(refused.value)

@@ -14,6 +14,7 @@ from tiny_runs import TinyRuns
 
 import flashtrain
 from flashtrain import registry
+from flashtrain.tasks import plan_text
 from flashtrain.training.checkpoints import read_checkpoint
 from flashtrain.training.metrics_file import METRICS, read_metrics
 
@@ -91,6 +92,35 @@ def test_ctrl_c_leaves_a_checkpoint_and_status_130(tiny_runs: TinyRuns, monkeypa
     assert status == 130
     assert read_checkpoint(folder / "checkpoints" / "last.ckpt")["global_step"] in (2, 3)
     assert "SIGINT received" in capfd.readouterr().err
+
+
+class Lines(pl.Callback):
+    """What had been said when the training began."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        self.caplog, self.before = caplog, []
+
+    def on_train_start(self, *_) -> None:
+        self.before = self.caplog.messages
+
+
+def test_a_training_of_minutes_a_step_on_a_cpu_says_so_before_the_first_step(
+    tiny_runs: TinyRuns, monkeypatch, caplog
+) -> None:
+    monkeypatch.setattr(plan_text, "expected_rate", lambda _: (6e6, "as measured"))
+    monkeypatch.setattr(plan_text, "QUICK", 0)
+    caplog.set_level("INFO")
+    lines = Lines(caplog)
+    monkeypatch.setitem(registry._components["callback"], "lines", lambda _: lines)
+    status, _ = tiny_runs.run("slow", "trainer.steps=2", "trainer.callbacks=[lines]")
+    assert status == 0
+    (said,) = [line for line in lines.before if line.startswith("time: ")]
+    assert said == "time: about 7 min, 4 min a step (as measured)"
+
+
+def test_a_quick_training_measures_no_rate(tiny_runs: TinyRuns, monkeypatch) -> None:
+    monkeypatch.delattr(plan_text, "expected_rate")
+    assert tiny_runs.run("quick", "trainer.steps=1")[0] == 0
 
 
 class FailAfterSignal(SignalAt):

@@ -63,9 +63,10 @@ def test_a_machine_without_a_gpu_trains_the_demo_and_reports_it_in_one_line(adap
     assert "found here: planning the recipe's small demo" in adapted(cpu(), "mode=plan")[2]
 
 
+@pytest.mark.parametrize("mode", ["train", "plan"])
 @pytest.mark.parametrize("word", ["model.size=355m", "model=llama", "hardware.demo=never"])
-def test_who_asks_for_a_model_gets_it_on_a_cpu_too(adapted, word) -> None:
-    settings, _, said = adapted(cpu(), word)
+def test_who_asks_for_a_model_gets_it_on_a_cpu_too(adapted, word, mode) -> None:
+    settings, _, said = adapted(cpu(), word, f"mode={mode}")
     assert not settings.is_demo
     asked = word.partition("=")[0]
     assert (f"{asked}= names a model, so the full recipe runs on this CPU" in said) == (

@@ -156,3 +156,8 @@ def test_layers_whose_states_nothing_passes_on_are_refused_over_devices():
 def test_a_word_that_names_no_layer_is_refused(word):
     with pytest.raises(UserError):
         build([word])
+
+
+def test_a_mistyped_word_of_a_pattern_is_answered_with_the_words_and_the_registered_kinds():
+    with pytest.raises(UserError, match=r"'windw'\. Did you mean 'window'\?.* attention.* nope"):
+        build(["windw:64", "full"])

@@ -139,6 +139,14 @@ def test_an_override_with_several_values_is_a_column():
     assert "0.0003" in sweep_table(with_overrides(rows)).cells[1]
 
 
+def test_losses_of_different_tokenizers_are_not_compared_without_a_word():
+    names = ("bytes", "bpe")
+    rows = [job(number, overrides=f"data.tokenizer={name}") for number, name in enumerate(names)]
+    said = "losses of different tokenizers do not compare"
+    assert said in sweep_table(with_overrides(rows)).title
+    assert said not in sweep_table(with_overrides([rows[0], rows[0]])).title
+
+
 def test_overrides_are_keys_with_typed_values_but_for_where_a_job_writes_and_is_logged():
     words = (
         "+a.b=1 c=x rate=1e-3 demo=true logger.group=g resume=auto hydra.run.dir=runs/0 output=o"

@@ -10,6 +10,7 @@ import pytest
 import pytorch_lightning as pl
 from tiny_training import TinyData, TinyTask, tiny_fit, tiny_trainer
 
+from flashtrain.errors import causes
 from flashtrain.training.checkpoint_callbacks import SaveLast
 from flashtrain.training.checkpoints import read_checkpoint
 from flashtrain.training.signals import SaveOnSignal
@@ -75,6 +76,23 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
     assert stop.stopped_by == signal.SIGINT
     assert stop.exit_code == 130
     assert not (tmp_path / "last.ckpt").exists()
+
+
+@pytest.mark.parametrize(
+    ("saved", "line"),
+    [(True, "the last checkpoint is an earlier one"), (False, "no checkpoint was saved")],
+)
+def test_a_second_ctrl_c_says_whether_there_is_a_checkpoint(tmp_path, saved, line):
+    before = signal.getsignal(signal.SIGINT)
+    last = SaveLast(tmp_path, every_n_steps=2 if saved else 20)
+    twice = SendAt(3, signal.SIGINT, signal.SIGINT)
+    try:
+        with pytest.raises((SystemExit, KeyboardInterrupt)) as ended:
+            tiny_fit(tmp_path, SaveOnSignal(), last, twice, max_steps=50)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert any(str(error).endswith(line) for error in causes(ended.value))
+    assert (tmp_path / "last.ckpt").exists() == saved
 
 
 def test_a_hangup_ends_a_step_as_sigterm_does(tmp_path):

@@ -38,6 +38,7 @@ from flashtrain.tasks.language.starting_weights import (
     weights_at_context,
 )
 from flashtrain.tasks.optimization import optimization_options, set_steps
+from flashtrain.tasks.plan_text import slow_steps
 from flashtrain.tasks.text_data import (
     loader_workers,
     make_sources,
@@ -88,6 +89,8 @@ def prepare(
         )
     task = language_model(settings, hardware, model, description, make_task)
     row_length = attended_context(settings.applied_mask, settings.context)
+    flops = model.flops_per_token(row_length) * settings.trainer.tokens_per_step
+    lines += slow_steps(settings, hardware, flops)
     throughput = Throughput(
         # Of packed documents only their own tokens' pairs are computed.
         lambda: model.flops_per_token(getattr(setup.task, "mean_length", None) or row_length),

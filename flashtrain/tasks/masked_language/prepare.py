@@ -20,6 +20,7 @@ from flashtrain.tasks.masked_language.batching import choose_masked_batching, to
 from flashtrain.tasks.masked_language.plan import bert_config, describe_training
 from flashtrain.tasks.masked_language.trained import check_context, read_bert
 from flashtrain.tasks.optimization import optimization_options, set_steps
+from flashtrain.tasks.plan_text import slow_steps
 from flashtrain.tasks.text_data import (
     loader_workers,
     make_sources,
@@ -65,7 +66,9 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
             )
         )
     task = make_masked_task(settings, hardware, model, description)
-    throughput = Throughput(_flops_per_token(model.config, data), peak_flops=hardware.peak_flops)
+    flops = _flops_per_token(model.config, data)
+    lines += slow_steps(settings, hardware, flops * settings.trainer.tokens_per_step)
+    throughput = Throughput(flops, peak_flops=hardware.peak_flops)
     target = None if settings.target_accuracy is None else StopAtTarget(settings.target_accuracy)
 
     def row(trainer: pl.Trainer) -> dict[str, Any]:
