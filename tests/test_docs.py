@@ -643,6 +643,10 @@ def test_the_ratios_of_attention_are_the_files(row: list[str]) -> None:
         )
 
 
+# Counted in epochs, whose steps only a run knows; the tokenizer's own; a launcher's.
+UNTRANSLATED = {"evals_per_epoch", "saves_per_epoch", "template", "ddp_timeout"}
+
+
 def _coming_pages() -> Any:
     sys.path.insert(0, str(ROOT / "docs"))
     try:
@@ -694,7 +698,7 @@ def test_a_translated_configuration_sets_what_the_answers_to_its_names_say(page:
     of_answers = 0
     for name, value in pages.names_of(one["config"]).items():
         ours = pages.answer_to(name, value)
-        if ours is None or name in one["notes"]:
+        if ours is None or ours.endswith(".") or name in UNTRANSLATED:
             continue
         settings = set(re.findall(r"([a-z_]+(?:\.[a-z_]+)*)(?:=|$|(?= \())", ours))
         # Conversations are named by data.path or data.name; packing and attention are defaults.

@@ -3,6 +3,7 @@ that each has here."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -46,6 +47,11 @@ RENAMED = {
     "model.adapter=qlora": "model.adapter=lora model.quantize=nf4",
     "model.name=modern": "model.name=llama",
     "optimizer=adamw_8bit": "optimizer=adamw optimizer.states=8bit",
+    "optimizer=adamw_bnb_8bit": "optimizer=adamw optimizer.states=8bit",
+    "optimizer=adamw_torch": "optimizer=adamw",
+    "optimizer=adamw_torch_fused": "optimizer=adamw",
+    "optimizer=paged_adamw_32bit": "optimizer=adamw optimizer.states=host",
+    "optimizer=paged_adamw_8bit": "optimizer=adamw optimizer.states=8bit",
     "recipe=finetune": "recipe=bert-finetune",
     "trainer.context_parallel_layout=head-tail": "trainer.context_parallel_layout=zigzag",
     "trainer.context_parallel_method=all-to-all": "trainer.context_parallel_method=ulysses",
@@ -68,6 +74,8 @@ REMOVED: dict[str, tuple[Any, ...]] = {
     "pathfinder.workers": (),
 }
 
+# What turns a switch of another program off.
+_OFF = ("false", "no", "off", "0", "none", "null", "")
 _TEXTS = ("txt", "md", "jsonl")
 # A setting that a run's configuration lacks since it is newer than the run, and the value that
 # repeats what it did.
@@ -116,8 +124,8 @@ def _current(given: str) -> str:
 
 
 def answer(given: str, settings: Collection[str], value: Any = None) -> str | None:
-    """Return what to use in place of another program's name of a setting; None for a
-    name that is not known.
+    """Return a sentence on what to use in place of another program's name of a setting, or why
+    there is nothing; None for a name that is not known.
 
     Args:
         given: the name, also in a group: "trainer.gpus".
@@ -126,11 +134,19 @@ def answer(given: str, settings: Collection[str], value: Any = None) -> str | No
             "report_to=wandb"; a VALUE in an answer is this one.
     """
     short = str(value).lower() if isinstance(value, str | int | float) else None
+    values = (short, "false") if short in ("no", "off", "0") else (short,)
     for part in (given, *reversed(given.split("."))):
-        for one in (f"{part}={short}", part):
+        for one in (*(f"{part}={one}" for one in values), part):
             for ours, names in others().items():
-                if one in names.split() and (" " in ours or ours.partition("=")[0] in settings):
-                    return ours if short is None else ours.replace("VALUE", str(value))
+                if one not in names.split() or not (
+                    " " in ours or ours.partition("=")[0] in settings
+                ):
+                    continue
+                if ours.endswith("."):
+                    return ours
+                if one == part and short in _OFF and re.match(r"[\w.]+=(?!VALUE)", ours):
+                    return f"Leave it out: {ours} would turn it on."
+                return f"Use {ours if short is None else ours.replace('VALUE', str(value))}."
     return None
 
 

@@ -150,7 +150,8 @@ def unknown_setting(given: str, task: str, value: Any = None) -> UserError:
 
 
 def meant(given: str, names: Collection[str], value: Any = None) -> str:
-    """Return "Use X." or "Did you mean 'X'?" for an unknown setting; "" if no setting resembles it.
+    """Return "Use X.", why there is none, or "Did you mean 'X'?" for an unknown setting; "" if no
+    setting resembles it.
 
     Args:
         given: the name as it was given.
@@ -158,7 +159,7 @@ def meant(given: str, names: Collection[str], value: Any = None) -> str:
         value: the value that it is given, if known.
     """
     if ours := answer(given, names, value):
-        return f"Use {ours}."
+        return ours
     group, _, last = given.rpartition(".")
     extra = {name for name in registered("settings") if name != group}  # of modes
     leaves: dict[str, list[str]] = {}
