@@ -83,9 +83,17 @@ class ResumableDataModule(pl.LightningDataModule):
             samples: Samples of a step over all devices; if a row holds several samples, rows of a
                 step.
         """
+        return self._steps(samples).steps_of(epochs)
+
+    def epochs_of(self, steps: int, samples: int) -> float:
+        """Return how many times `steps` steps read the training samples; see `steps_of`."""
+        sampler = self._steps(samples)
+        return sampler.first_number(steps) / sampler.samples
+
+    def _steps(self, samples: int) -> Any:
         whole = copy(self)  # as if one device read the whole step
         whole.batch_size, whole.accumulate = samples, 1
-        return whole.train_dataloader().steps.steps_of(epochs)
+        return whole.train_dataloader().steps
 
     def _training(self, samples: Any, plan: dict[str, Any] | None = None) -> ResumableLoader:
         """Return this device's loader of training batches. `plan`: arguments of TokenBudgetPlan by

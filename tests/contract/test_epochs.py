@@ -50,6 +50,27 @@ def test_a_plan_reads_the_data_and_counts_the_steps_of_its_training(
     assert summary(train(settings, tmp_path / "runs"))["steps"] == steps
 
 
+@pytest.mark.parametrize("case", ["language", "chat"])
+def test_a_step_that_reads_the_data_several_times_says_so_and_which_one_to_set(
+    case: str, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    settings = {**settings_of(case, tmp_path / "data", 2), "trainer.micro_batch": None}
+    settings["trainer.tokens_per_step"] *= 64
+    line = next(one for one in flashtrain.plan(**settings).splitlines() if "epochs=2: " in one)
+    said = re.fullmatch(
+        r"trainer.epochs=2: 1 step, counted from the training data. Steps are whole, so that it is "
+        r"read ([\d.]+) times. For about ten steps set ([^ ]+)(?: and ([^ ]+) \(.*\))?.", line
+    )  # fmt: skip
+    assert said is not None and float(said[1]) > 4
+    for given in filter(None, said.groups()[1:]):
+        name, _, value = given.rstrip(".").partition("=")
+        settings[name] = int(value)
+    text = flashtrain.plan(**settings)
+    assert re.search(r"^trainer.epochs=2: ([\d,]+) steps, counted from the training data$", text, re.M)
+    assert "Steps are whole" not in text
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("auto", [False, True])
 def test_such_a_run_resumes_exactly(auto: bool, tmp_path: Path) -> None:

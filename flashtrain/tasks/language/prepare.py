@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, is_dataclass, replace
 from functools import partial
@@ -127,7 +128,20 @@ def read_data(settings: Settings, hardware: Hardware) -> tuple[TextDataModule, l
     data = make_data(settings, hardware, own)
     data.prepare_data()
     data.setup()
-    return data, set_steps(settings.trainer, data, settings.samples_per_step)
+    epochs = settings.trainer.epochs or 0
+    advice = _smaller_step(settings, epochs * data.train_tokens / 10) if epochs else ""
+    return data, set_steps(settings.trainer, data, settings.samples_per_step, advice)
+
+
+def _smaller_step(settings: Settings, tokens: float) -> str:
+    """Return what to set for steps of about so many tokens."""
+    devices, context = settings.data_ranks, settings.context
+    shorter = ""
+    if tokens < devices * context:
+        context = 2 ** max(4, int(math.log2(max(1, tokens / devices))))
+        shorter = f" and context={context} (longer samples are cut)"
+    step = max(1, int(tokens) // (devices * context)) * devices * context
+    return f"For about ten steps set trainer.tokens_per_step={step}{shorter}."
 
 
 def make_data(
