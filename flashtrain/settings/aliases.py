@@ -46,11 +46,9 @@ RENAMED = {
     "model=modern": "model=llama",
     "model.adapter=qlora": "model.adapter=lora model.quantize=nf4",
     "model.name=modern": "model.name=llama",
+    **{f"optimizer={name}": "optimizer=adamw" for name in ("adamw_torch", "adamw_torch_fused")},
     "optimizer=adamw_8bit": "optimizer=adamw optimizer.states=8bit",
     "optimizer=adamw_bnb_8bit": "optimizer=adamw optimizer.states=8bit",
-    "optimizer=adamw_torch": "optimizer=adamw",
-    "optimizer=adamw_torch_fused": "optimizer=adamw",
-    "optimizer=paged_adamw_32bit": "optimizer=adamw optimizer.states=host",
     "optimizer=paged_adamw_8bit": "optimizer=adamw optimizer.states=8bit",
     "recipe=finetune": "recipe=bert-finetune",
     "trainer.context_parallel_layout=head-tail": "trainer.context_parallel_layout=zigzag",
@@ -74,8 +72,7 @@ REMOVED: dict[str, tuple[Any, ...]] = {
     "pathfinder.workers": (),
 }
 
-# What turns a switch of another program off.
-_OFF = ("false", "no", "off", "0", "none", "null", "")
+_OFF = ("false", "no", "off", "0", "none", "null", "")  # of another program's switch
 _TEXTS = ("txt", "md", "jsonl")
 # A setting that a run's configuration lacks since it is newer than the run, and the value that
 # repeats what it did.
@@ -138,15 +135,11 @@ def answer(given: str, settings: Collection[str], value: Any = None) -> str | No
     for part in (given, *reversed(given.split("."))):
         for one in (*(f"{part}={one}" for one in values), part):
             for ours, names in others().items():
-                if one not in names.split() or not (
-                    " " in ours or ours.partition("=")[0] in settings
-                ):
-                    continue
-                if ours.endswith("."):
-                    return ours
-                if one == part and short in _OFF and re.match(r"[\w.]+=(?!VALUE)", ours):
-                    return f"Leave it out: {ours} would turn it on."
-                return f"Use {ours if short is None else ours.replace('VALUE', str(value))}."
+                if one in names.split() and (" " in ours or ours.partition("=")[0] in settings):
+                    if one == part and short in _OFF and re.match(r"[\w.]+=(?!VALUE)", ours):
+                        return f"Leave it out: {ours} would turn it on."
+                    ours = ours if short is None else ours.replace("VALUE", str(value))
+                    return ours if ours.endswith(".") else f"Use {ours}."
     return None
 
 

@@ -150,8 +150,7 @@ def unknown_setting(given: str, task: str, value: Any = None) -> UserError:
 
 
 def meant(given: str, names: Collection[str], value: Any = None) -> str:
-    """Return "Use X.", why there is none, or "Did you mean 'X'?" for an unknown setting; "" if no
-    setting resembles it.
+    """Return "Use X.", "Did you mean 'X'?" or why there is none for an unknown setting, else "".
 
     Args:
         given: the name as it was given.

@@ -103,10 +103,7 @@ def optimization_options(settings: Settings) -> dict[str, Any]:
 
 
 def set_steps(
-    settings: TrainerSettings,
-    data: ResumableDataModule,
-    samples: int,
-    advice: str = "Use smaller steps.",
+    settings: TrainerSettings, data: ResumableDataModule, samples: int, advice: str
 ) -> list[str]:
     """If trainer.epochs is given, set trainer.steps to its number of steps; return a list with the
     line that says so, or [].
@@ -118,9 +115,8 @@ def set_steps(
     """
     if settings.epochs is None:
         return []
-    steps = settings.steps = data.total_steps = data.steps_of(settings.epochs, samples)
-    line = f"trainer.epochs={settings.epochs:g}: {steps:,} step{'s' * (steps > 1)}"
-    # Of more steps a last one that is not needed whole is less than a tenth.
-    read = data.epochs_of(steps, samples) if steps <= 10 else settings.epochs
+    steps, read = data.steps_of(settings.epochs, samples)
+    settings.steps = data.total_steps = steps
+    line = f"trainer.epochs={settings.epochs:g}: {steps:,} step{'s' * (steps > 1)}, counted from"
     more = f". Steps are whole, so that it is read {read:.1f} times. {advice}"
-    return [f"{line}, counted from the training data{more * (read > 1.1 * settings.epochs)}"]
+    return [f"{line} the training data{more * (read > 1.1 * settings.epochs)}"]

@@ -51,8 +51,8 @@ class LineProgress(ProgressBar):
         self._steps.start(trainer)
         self._losses.clear()
         self._first_step = self._printed_step = trainer.global_step
-        self._began = self._printed_time = self._printed_within = time.perf_counter()
-        self._micro_batches, self._paused = 0, None
+        self._printed_time = self._printed_within = time.perf_counter()
+        self._paused = None
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         # Read here: when the step has ended, the schedule has already set the next one's.
@@ -78,14 +78,13 @@ class LineProgress(ProgressBar):
         self._losses.clear()
 
     def _print_within(self, trainer: pl.Trainer) -> None:
-        """Report the micro-batches of the first step; the lines of later ones say how long it is."""
-        self._micro_batches += 1
-        now, done = time.perf_counter(), self._micro_batches
-        if trainer.global_step > self._first_step or now - self._printed_within < SECONDS:
-            return
-        self._printed_within, total = now, trainer.accumulate_grad_batches
-        left = _left((now - self._began) / done * (total - done))
-        self.print(f"step {self._first_step + 1} micro-batch {done}/{total} {left}")
+        """Report the micro-batches of a long first step; lines of later ones say how long it is."""
+        now, done, total = time.perf_counter(), len(self._losses), trainer.accumulate_grad_batches
+        long = now - self._printed_within > SECONDS
+        if long and done and trainer.global_step == self._first_step:
+            self._printed_within = now
+            left = _left((now - self._printed_time) / done * (total - done))
+            self.print(f"step {self._first_step + 1} micro-batch {done}/{total} {left}")
 
     def _print_step(self, trainer: pl.Trainer) -> None:
         step, total, now = trainer.global_step, _total_steps(trainer), time.perf_counter()

@@ -144,7 +144,10 @@ def test_a_name_of_another_program_is_answered_with_ours(name: str, answer: str)
         ("recipe=sft stage=dpo", "preference tuning and reinforcement learning are not available."),
         ("recipe=sft special_tokens.pad_token=x", "Not needed for padding"),
         ("recipe=sft optimizer=paged_adamw_8bit", "use optimizer=adamw optimizer.states=8bit."),
-        ("recipe=sft modules_to_save=[lm_head]", "'modules_to_save'. Not available: embeddings and"),
+        (
+            "recipe=sft modules_to_save=[lm_head]",
+            "'modules_to_save'. Not available: embeddings and",
+        ),
         ("recipe=hf model.adapter=qlora", "use model.adapter=lora model.quantize=nf4."),
         ("recipe=gpt2 attention=flash_attention_2", "use attention=flash."),
         ("recipe=gpt2 generate.tokens=3 benchmark.ways=x", "max_new_tokens. benchmark.ways=x: use"),
@@ -176,6 +179,18 @@ def test_sft_asks_for_its_model_and_its_data_at_once() -> None:
     )
     assert "model.path" not in refused("recipe=sft", "model.path=x")
     assert "data.path" not in refused("recipe=sft", "data.path=x")
+
+
+def test_a_plan_of_sft_takes_a_model_without_weights() -> None:
+    words = ("recipe=sft", "mode=plan", "data.path=x")
+    assert "(or, for a plan, model.config=NAME)" in refused(*words)
+    assert settings_of(plain_words((*words, "model.config=llama"))).model.config == "llama"
+    assert "model.path" in refused(*words, "model.config=llama", "trainer.epochs=1")
+
+
+def test_a_setting_of_adapters_beside_a_model_names_both_remedies() -> None:
+    said = refused("recipe=sft", "model.path=x", "data.path=x", "model.adapter_rank=8")
+    assert "Set model.adapter=lora; an adapter in model.path goes on with its own." in said
 
 
 def test_the_versions_are_reported_without_importing_torch() -> None:

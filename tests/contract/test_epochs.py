@@ -60,15 +60,21 @@ def test_a_step_that_reads_the_data_several_times_says_so_and_which_one_to_set(
     line = next(one for one in flashtrain.plan(**settings).splitlines() if "epochs=2: " in one)
     said = re.fullmatch(
         r"trainer.epochs=2: 1 step, counted from the training data. Steps are whole, so that it is "
-        r"read ([\d.]+) times. For about ten steps set ([^ ]+)(?: and ([^ ]+) \(.*\))?.", line
-    )  # fmt: skip
-    assert said is not None and float(said[1]) > 4
-    for given in filter(None, said.groups()[1:]):
-        name, _, value = given.rstrip(".").partition("=")
-        settings[name] = int(value)
+        r"read ([\d.]+) times. For ten set trainer.tokens_per_step to about ([\d,]+), and context "
+        r"to no more.",
+        line,
+    )
+    assert said is not None
+    assert float(said[1]) > 4
+    tokens = int(said[2].replace(",", ""))
+    settings["context"] = min(settings["context"], tokens)
+    settings["trainer.tokens_per_step"] = tokens // settings["context"] * settings["context"]
     text = flashtrain.plan(**settings)
-    assert re.search(r"^trainer.epochs=2: ([\d,]+) steps, counted from the training data$", text, re.M)
-    assert "Steps are whole" not in text
+    counted = re.search(
+        r"^trainer.epochs=2: (\d+) steps, counted from the training data$", text, re.M
+    )
+    assert counted is not None
+    assert 9 <= int(counted[1]) <= 20
 
 
 @pytest.mark.integration

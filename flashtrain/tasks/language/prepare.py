@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict, is_dataclass, replace
 from functools import partial
@@ -128,20 +127,9 @@ def read_data(settings: Settings, hardware: Hardware) -> tuple[TextDataModule, l
     data = make_data(settings, hardware, own)
     data.prepare_data()
     data.setup()
-    epochs = settings.trainer.epochs or 0
-    advice = _smaller_step(settings, epochs * data.train_tokens / 10) if epochs else ""
+    tokens = (settings.trainer.epochs or 0) * data.train_tokens / 10
+    advice = f"For ten set trainer.tokens_per_step to about {tokens:,.0f}, and context to no more."
     return data, set_steps(settings.trainer, data, settings.samples_per_step, advice)
-
-
-def _smaller_step(settings: Settings, tokens: float) -> str:
-    """Return what to set for steps of about so many tokens."""
-    devices, context = settings.data_ranks, settings.context
-    shorter = ""
-    if tokens < devices * context:
-        context = 2 ** max(4, int(math.log2(max(1, tokens / devices))))
-        shorter = f" and context={context} (longer samples are cut)"
-    step = max(1, int(tokens) // (devices * context)) * devices * context
-    return f"For about ten steps set trainer.tokens_per_step={step}{shorter}."
 
 
 def make_data(
