@@ -72,6 +72,7 @@ REMOVED: dict[str, tuple[Any, ...]] = {
     "pathfinder.workers": (),
 }
 
+_SWITCH = re.compile(r"([\w.]+=(?!VALUE)[^\s,;:]+ ?)+")
 _OFF = ("false", "no", "off", "0", "none", "null", "")  # of another program's switch
 _TEXTS = ("txt", "md", "jsonl")
 # A setting that a run's configuration lacks since it is newer than the run, and the value that
@@ -136,8 +137,8 @@ def answer(given: str, settings: Collection[str], value: Any = None) -> str | No
         for one in (*(f"{part}={one}" for one in values), part):
             for ours, names in others().items():
                 if one in names.split() and (" " in ours or ours.partition("=")[0] in settings):
-                    if one == part and short in _OFF and re.match(r"[\w.]+=(?!VALUE)", ours):
-                        return f"Leave it out: {ours} would turn it on."
+                    if one == part and short in _OFF and (on := _SWITCH.match(ours)):
+                        return f"Leave it out: {on[0].strip()} would turn it on."
                     ours = ours if short is None else ours.replace("VALUE", str(value))
                     return ours if ours.endswith(".") else f"Use {ours}."
     return None

@@ -68,8 +68,7 @@ class LineProgress(ProgressBar):
         if self._enabled and isinstance(loss, torch.Tensor):
             self._losses.append(loss)
         if not self._steps.ended(trainer):
-            self._print_within(trainer)
-            return
+            return self._print_within(trainer)
         step, interval = trainer.global_step, self.every_n_steps or log_interval(trainer)
         if self._enabled and (
             step % interval == 0 or step in (self._first_step + 1, _total_steps(trainer))
