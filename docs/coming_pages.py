@@ -20,7 +20,7 @@ SOURCE = Path(__file__).with_name("coming_from.yaml")
 TASK = "language_model"
 # `--name value`, `name: value` and `name = value`, at the beginning of a line
 _LINE = re.compile(r"^(?: *--(\w+) ?|(\w+) *[:=] *)([^#\\\n]*)", re.MULTILINE)
-_SETTING = re.compile(r"(?<![\w./`])([a-z_]+(?:\.[a-z_]+)+(?:=[^\s,;:)]+)?|[a-z]+=[^\s,;:)]+)")
+_SETTING = re.compile(r"(?<![\w./`])([a-z_]+(?:\.[a-z_]+)+(?:=[^\s,;:)]+)?|[a-z_]+=[^\s,;:)]+)")
 
 
 def coming_pages(first_line: str) -> dict[str, str]:
@@ -38,6 +38,12 @@ def names_of(config: str) -> dict[str, Any]:
     return {one[1] or one[2]: _value(one[3]) for one in _LINE.finditer(config)}
 
 
+def rows_of(one: dict[str, Any]) -> list[tuple[str, Any]]:
+    """What a page's table answers: the names of its configuration and further ones, with values."""
+    more = (word.partition("=") for word in one["more"].split())
+    return [*names_of(one["config"]).items(), *((name, value or None) for name, _, value in more)]
+
+
 def _value(text: str) -> Any:
     try:
         return yaml.safe_load(text)
@@ -46,12 +52,14 @@ def _value(text: str) -> Any:
 
 
 def answer_to(name: str, value: Any) -> str | None:
-    """What the command says is used in place of a name; None where it does not know the name."""
+    """What the command says is used in place of a name, or why there is nothing; None where it does
+    not know the name."""
     try:
         check_names({name: value}, TASK)
     except UserError as error:
-        found = re.search(r"\b[Uu]se (.*)\.$", str(error))
-        return found and found[1]
+        said = re.sub(r"^unknown setting '.*?'\. |^\S+: ", "", str(error))
+        known = not re.match("Did you mean|`python|Expected", said)
+        return re.sub(r"^[Uu]se (.*)\.$", r"\1", said) if known else None
     return name if name in setting_names(TASK) else None
 
 
@@ -64,7 +72,7 @@ def defaults_of(command: str) -> dict[str, Any]:
 
 
 def _page(one: dict[str, Any], first_line: str) -> str:
-    name, notes = one["name"], one["notes"]
+    name = one["name"]
     defaults = defaults_of(one["command"])
     lines = [
         f"# Coming from {name}",
@@ -102,26 +110,20 @@ def _page(one: dict[str, Any], first_line: str) -> str:
     lines += [
         "## Names",
         "",
-        "A name of another program on the command line is answered with the one here:",
+        "A name of another program on the command line is answered as here:",
         "",
         f"| {name} | here |",
         "| :--- | :--- |",
     ]
-    given = names_of(one["config"])
-    for other, _, value in (more.partition("=") for more in one["more"].split()):
-        given.setdefault(other, value or None)
-    for other, value in given.items():
+    rows = rows_of(one)
+    names = [other for other, _ in rows]
+    for other, value in rows:
         ours = answer_to(other, value)
-        if other not in notes and ours is None:
-            raise SystemExit(f"coming_from.yaml: {other} of {name} has neither answer nor note")
-        if ours in setting_names(TASK):
-            ours = f"`{ours}`"
-        told = notes.get(other) or _SETTING.sub(r"`\1`", str(ours))
-        lines.append(f"| `{_shown(other, value)}` | {told} |")
+        if ours is None:
+            raise SystemExit(f"coming_from.yaml: the command has no answer to {other} of {name}")
+        told = f"`{ours}`" if ours in setting_names(TASK) else _SETTING.sub(r"`\1`", ours)
+        # The value where the answer depends on it, or others have a row too.
+        depends = ours != answer_to(other, None) or names.count(other) > 1
+        shown = f"{other}={value}" if depends and value is not None else other
+        lines.append(f"| `{shown}` | {told} |")
     return "\n".join([*lines, ""])
-
-
-def _shown(name: str, value: Any) -> str:
-    """A name, with its value where the answer depends on it."""
-    depends = answer_to(name, value) != answer_to(name, None)
-    return f"{name}={value}" if depends and value is not None else name

@@ -26,11 +26,13 @@ def run_check(settings: Settings, hardware: Hardware) -> dict[str, Any]:
     """Check the model that the settings name, print the table, and return it and the status."""
     mask = settings.applied_mask
     if not mask.documents:
-        say("documents are packed as with data.document_mask=true, which these settings lack")
+        say("the check packs documents, as data.document_mask=true does in a training")
     plain = mask.name in ("causal", "document")
     short = {name: min(most, x) for name, most in SHORT.items() if (x := getattr(mask, name))}
     own = None if plain else make_mask(replace(mask, documents=True, **short))
     model = LanguageModel(_model(settings, hardware), document_mask=True, mask=own)
+    count = sum(one.numel() for one in model.parameters())
+    say(f"checking {settings.model.label}, {count / 1e6:,.1f}M parameters; large ones take minutes")
     half = hardware.kind == "cuda" and hardware.precision == "bf16-mixed"
     with torch.autocast("cuda", dtype=torch.bfloat16, enabled=half):
         report = check(model, ranks=2)

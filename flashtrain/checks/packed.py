@@ -104,9 +104,11 @@ class Packed:
         return found
 
     def of_one(self, vocabulary: int, tokens: int) -> Batch:
-        """Return a batch of one document of random tokens, with this one's names."""
+        """Return a batch of one document of random tokens, with this one's names and numbers."""
         made = made_batch(vocabulary, (tokens,), (self.name, self.positions, self.shift or 0))
-        return {name: x for name, x in made.items() if name in self.batch}
+        # As a loss's weight, but not max_length_q.
+        own = {n: x for n, x in self.batch.items() if isinstance(x, int | float) and n[:3] != "max"}
+        return own | {name: x for name, x in made.items() if name in self.batch}
 
 
 def _runs(ids: Tensor) -> zip:

@@ -119,7 +119,7 @@ def apart(model: nn.Module, packed: Packed) -> Iterator[Row]:
     a state of theirs first differs."""
     found = []
     if len(packed.documents) < 2:
-        yield Row("documents apart", NONE, "the batch says of one document alone: give lengths=")
+        yield Row("documents apart", NONE, "the batch tells of one: give lengths= or collator=")
     for one in _some(packed.documents) if len(packed.documents) > 1 else ():
         others = [other for other in packed.documents if other != one]
         before, theirs = packed.scored(*others), packed.of(*others)

@@ -75,9 +75,9 @@ class ResumableDataModule(pl.LightningDataModule):
         """The number of times that the training samples have been read so far."""
         return 0.0 if self._train_loader is None else self._train_loader.epochs
 
-    def steps_of(self, epochs: float, samples: int) -> int:
-        """Return the number of optimizer steps that read the training samples
-        `epochs` times. Needs setup().
+    def steps_of(self, epochs: float, samples: int) -> tuple[int, float]:
+        """Return the number of optimizer steps that read the training samples `epochs` times, and
+        how many times these read them, since steps are whole. Needs setup().
 
         Args:
             samples: Samples of a step over all devices; if a row holds several samples, rows of a
@@ -85,7 +85,10 @@ class ResumableDataModule(pl.LightningDataModule):
         """
         whole = copy(self)  # as if one device read the whole step
         whole.batch_size, whole.accumulate = samples, 1
-        return whole.train_dataloader().steps.steps_of(epochs)
+        sampler = whole.train_dataloader().steps
+        steps = sampler.steps_of(epochs)
+        # Of more steps the last one is less than a tenth, and counting takes long.
+        return steps, sampler.first_number(steps) / sampler.samples if steps <= 10 else epochs
 
     def _training(self, samples: Any, plan: dict[str, Any] | None = None) -> ResumableLoader:
         """Return this device's loader of training batches. `plan`: arguments of TokenBudgetPlan by

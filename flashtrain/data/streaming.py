@@ -115,7 +115,7 @@ class StreamingDataModule(TextDataModule):
         )
         return f"{self.source.describe()} | {self.tokenizer.describe()} | {parts} | {held_out}"
 
-    def steps_of(self, epochs: float, samples: int) -> int:
+    def steps_of(self, epochs: float, samples: int) -> tuple[int, float]:
         """Not available: the length of the text is not known. Raises UserError."""
         raise UserError(
             f"trainer.epochs={epochs:g} needs text of a known length. "

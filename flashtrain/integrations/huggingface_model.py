@@ -90,7 +90,8 @@ def transformers_decoder(
     if described.get_text_config() is not described:
         raise UserError(
             f"{given} is a {described.model_type}, which reads more than text: expected its text "
-            f"model alone, with a {CONFIG} of model_type {described.get_text_config().model_type}."
+            f"model alone, with a {CONFIG} of model_type {described.get_text_config().model_type} "
+            "(docs/train/hugging-face.md, which models, saves it)."
         )
     kind: Any = transformers.AutoModelForCausalLM._model_mapping[type(described)]
     if not served(kind) and (states := states_of(kind, described)):

@@ -3,6 +3,7 @@ that each has here."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -45,7 +46,10 @@ RENAMED = {
     "model=modern": "model=llama",
     "model.adapter=qlora": "model.adapter=lora model.quantize=nf4",
     "model.name=modern": "model.name=llama",
+    **{f"optimizer={name}": "optimizer=adamw" for name in ("adamw_torch", "adamw_torch_fused")},
     "optimizer=adamw_8bit": "optimizer=adamw optimizer.states=8bit",
+    "optimizer=adamw_bnb_8bit": "optimizer=adamw optimizer.states=8bit",
+    "optimizer=paged_adamw_8bit": "optimizer=adamw optimizer.states=8bit",
     "recipe=finetune": "recipe=bert-finetune",
     "trainer.context_parallel_layout=head-tail": "trainer.context_parallel_layout=zigzag",
     "trainer.context_parallel_method=all-to-all": "trainer.context_parallel_method=ulysses",
@@ -68,6 +72,8 @@ REMOVED: dict[str, tuple[Any, ...]] = {
     "pathfinder.workers": (),
 }
 
+_SWITCH = re.compile(r"([\w.]+=(?!VALUE)[^\s,;:]+ ?)+")
+_OFF = ("false", "no", "off", "0", "none", "null", "")  # of another program's switch
 _TEXTS = ("txt", "md", "jsonl")
 # A setting that a run's configuration lacks since it is newer than the run, and the value that
 # repeats what it did.
@@ -116,8 +122,8 @@ def _current(given: str) -> str:
 
 
 def answer(given: str, settings: Collection[str], value: Any = None) -> str | None:
-    """Return what to use in place of another program's name of a setting; None for a
-    name that is not known.
+    """Return a sentence on what to use in place of another program's name of a setting, or why
+    there is nothing; None for a name that is not known.
 
     Args:
         given: the name, also in a group: "trainer.gpus".
@@ -126,11 +132,15 @@ def answer(given: str, settings: Collection[str], value: Any = None) -> str | No
             "report_to=wandb"; a VALUE in an answer is this one.
     """
     short = str(value).lower() if isinstance(value, str | int | float) else None
+    values = (short, "false") if short in ("no", "off", "0") else (short,)
     for part in (given, *reversed(given.split("."))):
-        for one in (f"{part}={short}", part):
+        for one in (*(f"{part}={one}" for one in values), part):
             for ours, names in others().items():
                 if one in names.split() and (" " in ours or ours.partition("=")[0] in settings):
-                    return ours if short is None else ours.replace("VALUE", str(value))
+                    if one == part and short in _OFF and (on := _SWITCH.match(ours)):
+                        return f"Leave it out: {on[0].strip()} would turn it on."
+                    ours = ours if short is None else ours.replace("VALUE", str(value))
+                    return ours if ours.endswith(".") else f"Use {ours}."
     return None
 
 

@@ -25,6 +25,7 @@ from flashtrain.settings.training import no_options
 NOTE = "flashtrain.json"  # of an export: its checkpoint, the model's label and rotary positions
 _OF_TRANSFORMERS = ("path", "config", "adapter", "adapter_path")
 _OF_ADAPTERS = ("adapter_rank", "adapter_alpha", "adapter_targets", "adapter_dropout", "quantize")
+_NO_ADAPTER = "adapters. Set model.adapter=lora; an adapter in model.path goes on with its own."
 SHAPE = ("layers", "width", "heads", "ffn")  # with weights: as they were trained
 LAYERS = ("kv_heads", "pattern")  # weights are changed to them
 OWN_SIZES = (*SHAPE, *LAYERS)
@@ -170,7 +171,7 @@ class ModelSettings:
         another kind or has no adapter."""
         plain, transformers = ModelSettings(), self.name == "huggingface"
         for names, used, by in (
-            (_OF_ADAPTERS, self.adapter is not None, "adapters. Set model.adapter=lora."),
+            (_OF_ADAPTERS, self.adapter is not None, _NO_ADAPTER),
             (_OF_TRANSFORMERS, transformers, "model=huggingface (recipe=hf). Remove it."),
             (_OF_OUR_DECODERS, not transformers, "flashtrain's own decoders. Use model.options."),
         ):

@@ -150,7 +150,7 @@ def unknown_setting(given: str, task: str, value: Any = None) -> UserError:
 
 
 def meant(given: str, names: Collection[str], value: Any = None) -> str:
-    """Return "Use X." or "Did you mean 'X'?" for an unknown setting; "" if no setting resembles it.
+    """Return "Use X.", "Did you mean 'X'?" or why there is none for an unknown setting, else "".
 
     Args:
         given: the name as it was given.
@@ -158,7 +158,7 @@ def meant(given: str, names: Collection[str], value: Any = None) -> str:
         value: the value that it is given, if known.
     """
     if ours := answer(given, names, value):
-        return f"Use {ours}."
+        return ours
     group, _, last = given.rpartition(".")
     extra = {name for name in registered("settings") if name != group}  # of modes
     leaves: dict[str, list[str]] = {}

@@ -4,6 +4,7 @@ text."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from flashtrain.errors import UserError, at_least, between
 from flashtrain.settings.data import DataSettings
@@ -92,3 +93,11 @@ class TextSettings(ContextSettings):
         super().check()
         if self.mode in ("train", "plan"):  # mode=evaluate may score all of a text
             between("data.validation_fraction", self.data.validation_fraction, 0.0, 0.5)
+
+    def check_files(self) -> None:
+        """Raise UserError if a setting names a file that there is not."""
+        for name in ("chat_template", "vocab", "merges"):
+            given = getattr(self.data, name)
+            if given is not None and not Path(given).expanduser().is_file():
+                jinja = " of Jinja; without it the tokenizer's own is used" * (name[0] == "c")
+                raise UserError(f"data.{name}={given}: expected the name of a file{jinja}.")

@@ -102,18 +102,21 @@ def optimization_options(settings: Settings) -> dict[str, Any]:
     }
 
 
-def set_steps(settings: TrainerSettings, data: ResumableDataModule, samples: int) -> list[str]:
+def set_steps(
+    settings: TrainerSettings, data: ResumableDataModule, samples: int, advice: str
+) -> list[str]:
     """If trainer.epochs is given, set trainer.steps to its number of steps; return a list with the
     line that says so, or [].
 
     Args:
         data: the data module, after its setup().
         samples: samples of a step over all devices; if a row holds several samples, rows of a step.
+        advice: what to set where whole steps read over a tenth more.
     """
     if settings.epochs is None:
         return []
-    settings.steps = data.total_steps = data.steps_of(settings.epochs, samples)
-    return [
-        f"trainer.epochs={settings.epochs:g}: "
-        f"{settings.steps:,} steps, counted from the training data"
-    ]
+    steps, read = data.steps_of(settings.epochs, samples)
+    settings.steps = data.total_steps = steps
+    line = f"trainer.epochs={settings.epochs:g}: {steps:,} step{'s' * (steps > 1)}, counted from"
+    more = f". Steps are whole, so that it is read {read:.1f} times. {advice}"
+    return [f"{line} the training data{more * (read > 1.1 * settings.epochs)}"]

@@ -122,7 +122,7 @@ def _changes(settings: Settings, hardware: Hardware) -> list[list[dict[str, Any]
         [{"memory.activation_checkpointing": AUTO, "trainer.micro_batch": None}],
         [{"masked.token_budget": None}] if hasattr(settings, "masked") else [],
         [{"optimizer.states": "8bit"}],
-        _with_adapter(settings, context) if hasattr(settings, "model") else [],
+        _with_adapter(settings, context, fewest) if hasattr(settings, "model") else [],
         *(
             [{"trainer.devices": count, "trainer.strategy": name} for count in counts]
             for name in SHARDING
@@ -131,13 +131,14 @@ def _changes(settings: Settings, hardware: Hardware) -> list[list[dict[str, Any]
     ]
 
 
-def _with_adapter(settings: Settings, context: int) -> list[dict[str, Any]]:
-    """Return LoRA alone, with frozen weights in 4 bits, and these with ever shorter contexts."""
+def _with_adapter(settings: Settings, context: int, devices: int) -> list[dict[str, Any]]:
+    """Return LoRA alone, on sharded weights, on 4 bits, and these with ever shorter contexts."""
     lora, halvings = {"model.adapter": "lora"}, range(context.bit_length() - 7)
     if settings.model.quantize is not None:
         return []
     four = {**lora, "model.quantize": "nf4"}
-    return [lora, *({**four, **({"context": context >> n} if n else {})} for n in halvings)]
+    kinds = [{**lora, "trainer.strategy": name} for name in SHARDING if devices > 1]
+    return [lora, *kinds, *({**four, **({"context": context >> n} if n else {})} for n in halvings)]
 
 
 def plan_text(

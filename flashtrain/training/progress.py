@@ -14,7 +14,7 @@ from pytorch_lightning.callbacks import ProgressBar
 from flashtrain.announce import is_quiet
 from flashtrain.training.steps import OptimizerStepCounter, log_interval
 
-VALIDATION_SECONDS = 10.0  # between two lines of a long validation
+SECONDS = 10.0  # between two lines of a long validation, or of a long first step
 
 
 class LineProgress(ProgressBar):
@@ -51,7 +51,8 @@ class LineProgress(ProgressBar):
         self._steps.start(trainer)
         self._losses.clear()
         self._first_step = self._printed_step = trainer.global_step
-        self._printed_time, self._paused = time.perf_counter(), None
+        self._printed_time = self._printed_within = time.perf_counter()
+        self._paused = None
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         # Read here: when the step has ended, the schedule has already set the next one's.
@@ -67,13 +68,22 @@ class LineProgress(ProgressBar):
         if self._enabled and isinstance(loss, torch.Tensor):
             self._losses.append(loss)
         if not self._steps.ended(trainer):
-            return
+            return self._print_within(trainer)
         step, interval = trainer.global_step, self.every_n_steps or log_interval(trainer)
         if self._enabled and (
             step % interval == 0 or step in (self._first_step + 1, _total_steps(trainer))
         ):
             self._print_step(trainer)
         self._losses.clear()
+
+    def _print_within(self, trainer: pl.Trainer) -> None:
+        """Report the micro-batches of a long first step; lines of later ones say how long it is."""
+        now, done, total = time.perf_counter(), len(self._losses), trainer.accumulate_grad_batches
+        long = now - self._printed_within > SECONDS
+        if long and done and trainer.global_step == self._first_step:
+            self._printed_within = now
+            left = _left((now - self._printed_time) / done * (total - done))
+            self.print(f"step {self._first_step + 1} micro-batch {done}/{total} {left}")
 
     def _print_step(self, trainer: pl.Trainer) -> None:
         step, total, now = trainer.global_step, _total_steps(trainer), time.perf_counter()
@@ -116,7 +126,7 @@ class LineProgress(ProgressBar):
         dataloader_idx: int = 0,
     ) -> None:
         now = time.perf_counter()
-        if trainer.sanity_checking or now - self._validation_printed < VALIDATION_SECONDS:
+        if trainer.sanity_checking or now - self._validation_printed < SECONDS:
             return
         self._validation_printed = now
         done, total = batch_idx + 1, self._batches[dataloader_idx]

@@ -74,7 +74,7 @@ def test_under_autocast_losses_may_differ_by_sixteen_bits() -> None:
     assert max(row.figure or 0 for row in report) > 1e-6  # they do differ
 
 
-def trained(model: Any, folder: Path, **options: Any) -> int:
+def trained(model: Any, folder: Path, collate: Any = None) -> int:
     """The steps that transformers' Trainer takes with the check."""
     arguments = transformers.TrainingArguments(
         str(folder), max_steps=1, per_device_train_batch_size=4, report_to=[], use_cpu=True,
@@ -84,11 +84,57 @@ def trained(model: Any, folder: Path, **options: Any) -> int:
         model,
         arguments,
         train_dataset=documents(),
-        data_collator=transformers.DataCollatorWithFlattening(**options),
+        data_collator=collate or transformers.DataCollatorWithFlattening(),
         callbacks=[flashtrain.trainer_check()],
     )
     trainer.train()
     return trainer.state.global_step
+
+
+def without_positions(documents: list[dict[str, Any]]) -> dict[str, Any]:
+    made = transformers.DataCollatorWithFlattening()(documents)
+    return {name: made[name] for name in ("input_ids", "labels")}
+
+
+def test_a_collator_that_joins_documents_and_says_nothing_of_them_is_found(tmp_path: Path) -> None:
+    """Its batch is one document to the check; what it does is seen on documents that are known."""
+    with pytest.raises(flashtrain.UserError, match="documents apart"):
+        trained(model_of("llama", "sdpa"), tmp_path, collate=without_positions)
+    loader: Any = DataLoader(documents(), 4, collate_fn=without_positions)
+    plugin = pl.plugins.Precision()
+    trainer: Any = SimpleNamespace(train_dataloader=loader, precision_plugin=plugin)
+    with pytest.raises(flashtrain.UserError, match="documents apart"):
+        flashtrain.LightningCheck().on_train_start(trainer, model_of("llama", "sdpa"))
+
+
+def test_one_document_a_batch_is_no_fault(tmp_path: Path) -> None:
+    loader: Any = DataLoader(
+        documents(), 1, collate_fn=lambda one: {
+            "input_ids": torch.tensor([one[0]["input_ids"]]),
+            "labels": torch.tensor([one[0]["input_ids"]]),
+        },
+    )  # fmt: skip
+    plugin = pl.plugins.Precision()
+    trainer: Any = SimpleNamespace(train_dataloader=loader, precision_plugin=plugin)
+    flashtrain.LightningCheck().on_train_start(trainer, model_of("llama", "sdpa"))
+
+
+def test_a_step_that_multiplies_by_a_batchs_weight_is_checked_whole() -> None:
+    """As one on ChatDataModule's batches, whose weight is a number."""
+
+    class Weighted(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model_of("llama", "sdpa")
+
+        def training_step(self, batch: dict[str, Any], _: int) -> Any:
+            weight = batch.pop("weight")
+            return self.model(**batch, use_cache=False).loss * weight
+
+    batch = transformers.DataCollatorWithFlattening()(documents()[:4])
+    report = flashtrain.check(Weighted(), {**batch, "weight": 0.5})
+    assert not report.faults, report
+    assert "layer 0: attention" in {row.check for row in report}
 
 
 def test_transformers_collator_leaks_in_a_hybrid_and_not_in_attention(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ ANSWERS = {
     "batch_size": "Use trainer.micro_batch (",
     "bf16": "Use hardware.precision=bf16-mixed.",
     "block_size": "Use context.",
-    "chat_template": "Use data.chat_template.",
+    "chat_template": "Use data.chat_template=FILE (Jinja)",
     "cp": "Use context_parallel.",
     "data.seq_len": "Use context.",
     "dataset": "Use data=files data.path=",
@@ -64,11 +64,11 @@ ANSWERS = {
     "optimizer.grad_clip": "Use optimizer.gradient_clip.",
     "optimizer.lr": "Use optimizer.learning_rate.",
     "output_dir": "Use output.",
-    "packing": "samples are always packed.",
+    "packing": "Samples are always packed;",
     "path": "Use data.path or model.path.",
     "per_device_train_batch_size": "Use trainer.micro_batch.",
     "precision": "Use hardware.precision.",
-    "push_to_hub": "Use export.push=NAME with mode=export.",
+    "push_to_hub": "Use export.push=NAME with mode=export, after the training;",
     "hub_model_id": "Use export.push=1 with mode=export.",
     "report_to": "Use logger=none, tensorboard or wandb.",
     "resume_from_checkpoint": "Use resume=auto or resume=RUN.",
@@ -130,6 +130,27 @@ def test_a_name_of_another_program_is_answered_with_ours(name: str, answer: str)
         ("recipe=sft optim=paged_adamw_8bit", "Use optimizer=adamw optimizer.states=8bit."),
         ("recipe=sft gradient_checkpointing=false", "Use memory.activation_checkpointing=none."),
         ("recipe=sft lora_target=all", "Use model.adapter_targets=all-linear."),
+        ("recipe=sft train_on_inputs=false", "Use data.train_on=assistant, the default of"),
+        ("recipe=sft train_on_inputs=no", "Use data.train_on=assistant, the default of"),
+        ("recipe=sft train_on_inputs=true", "Use data.train_on=all."),
+        ("recipe=sft assistant_only_loss=false", "Use data.train_on=all."),
+        ("recipe=sft load_in_4bit=false", "Leave it out: model.quantize=nf4 would turn it on."),
+        ("recipe=gpt2 bias=false", "Use model=llama, which has no biases"),
+        ("recipe=gpt2 decay_lr=false", "Use schedule=constant."),
+        ("recipe=sft push_to_hub=false", "Leave it out: export.push=NAME would turn it on."),
+        ("recipe=sft use_peft=off", "Leave it out: model.adapter=lora would turn it on."),
+        ("recipe=sft fsdp=none", "Leave it out: trainer.strategy=fsdp would turn it on."),
+        ("recipe=sft save_total_limit=0", "Use trainer.keep_checkpoints=0."),
+        ("recipe=sft quantization_bit=4", "Use model.quantize=nf4."),
+        ("recipe=sft quantization_bit=8", "8-bit weights are not supported."),
+        ("recipe=sft stage=sft", "'stage'. Use recipe=sft."),
+        ("recipe=sft stage=dpo", "preference tuning and reinforcement learning are not available."),
+        ("recipe=sft special_tokens.pad_token=x", "Not needed for padding"),
+        ("recipe=sft optimizer=paged_adamw_8bit", "use optimizer=adamw optimizer.states=8bit."),
+        (
+            "recipe=sft modules_to_save=[lm_head]",
+            "'modules_to_save'. Not available: embeddings and",
+        ),
         ("recipe=hf model.adapter=qlora", "use model.adapter=lora model.quantize=nf4."),
         ("recipe=gpt2 attention=flash_attention_2", "use attention=flash."),
         ("recipe=gpt2 generate.tokens=3 benchmark.ways=x", "max_new_tokens. benchmark.ways=x: use"),
@@ -161,6 +182,18 @@ def test_sft_asks_for_its_model_and_its_data_at_once() -> None:
     )
     assert "model.path" not in refused("recipe=sft", "model.path=x")
     assert "data.path" not in refused("recipe=sft", "data.path=x")
+
+
+def test_a_plan_of_sft_takes_a_model_without_weights() -> None:
+    words = ("recipe=sft", "mode=plan", "data.path=x")
+    assert "(or, for a plan, model.config=NAME)" in refused(*words)
+    assert settings_of(plain_words((*words, "model.config=llama"))).model.config == "llama"
+    assert "model.path" in refused(*words, "model.config=llama", "trainer.epochs=1")
+
+
+def test_a_setting_of_adapters_beside_a_model_names_both_remedies() -> None:
+    said = refused("recipe=sft", "model.path=x", "data.path=x", "model.adapter_rank=8")
+    assert "Set model.adapter=lora; an adapter in model.path goes on with its own." in said
 
 
 def test_the_versions_are_reported_without_importing_torch() -> None:

@@ -50,6 +50,33 @@ def test_a_plan_reads_the_data_and_counts_the_steps_of_its_training(
     assert summary(train(settings, tmp_path / "runs"))["steps"] == steps
 
 
+@pytest.mark.parametrize("case", ["language", "chat"])
+def test_a_step_that_reads_the_data_several_times_says_so_and_which_one_to_set(
+    case: str, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    settings = {**settings_of(case, tmp_path / "data", 2), "trainer.micro_batch": None}
+    settings["trainer.tokens_per_step"] *= 64
+    line = next(one for one in flashtrain.plan(**settings).splitlines() if "epochs=2: " in one)
+    said = re.fullmatch(
+        r"trainer.epochs=2: 1 step, counted from the training data. Steps are whole, so that it is "
+        r"read ([\d.]+) times. For ten set trainer.tokens_per_step to about ([\d,]+), and context "
+        r"to no more.",
+        line,
+    )
+    assert said is not None
+    assert float(said[1]) > 4
+    tokens = int(said[2].replace(",", ""))
+    settings["context"] = min(settings["context"], tokens)
+    settings["trainer.tokens_per_step"] = tokens // settings["context"] * settings["context"]
+    text = flashtrain.plan(**settings)
+    counted = re.search(
+        r"^trainer.epochs=2: (\d+) steps, counted from the training data$", text, re.M
+    )
+    assert counted is not None
+    assert 9 <= int(counted[1]) <= 20
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("auto", [False, True])
 def test_such_a_run_resumes_exactly(auto: bool, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,7 @@ from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import write_config
-from flashtrain.run.machine import apply_demo
+from flashtrain.run.machine import adapt_to_machine, apply_demo
 from flashtrain.settings.command_line import CommandLine
 from flashtrain.settings.data import DataSettings
 from flashtrain.tasks.text_data import make_source
@@ -93,3 +94,27 @@ def test_the_encoding_reaches_the_files_of_a_mixture_too(tmp_path) -> None:
     parts = f"data.mixture={{one: {{path: {tmp_path}, encoding_errors: replace}}}}"
     mixture = make_source(compose_settings(["recipe=gpt2", "data=mixture", parts]).data)
     assert list(next(iter(mixture.sources.values())).documents()) == ["\ufffd"]
+
+
+@pytest.mark.parametrize("mode", ["plan", "train"])
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ["recipe=sft", "model.config=tiny", "data.chat_template=chatml"],
+            r"data.chat_template=chatml: expected the name of a file of Jinja; without it",
+        ),
+        (["recipe=gpt2", "data.tokenizer=gpt2", *GPT2], "data.vocab=v.json: expected the name of"),
+        (["recipe=bert", "data.tokenizer=gpt2", *GPT2], "data.vocab=v.json: expected the name of"),
+    ],
+)
+def test_a_setting_that_names_no_file_is_refused_before_a_plan_and_before_a_run_has_a_folder(
+    words: list[str], line: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if "recipe=sft" in words:
+        words = [*words, "data.path=chats.jsonl", f"data.tokenizer={tmp_path}"]
+    settings = compose_settings([*words, f"mode={mode}", "hardware=cpu", "hardware.demo=never"])
+    with pytest.raises(UserError, match=line):
+        adapt_to_machine(settings, CommandLine.of(words))
+    assert not list(tmp_path.iterdir())

@@ -137,6 +137,13 @@ def test_rows_of_a_plan_have_one_micro_batch_and_its_parts_sum_to_the_peak() -> 
     assert sum(map(float, re.findall(r"[\d.]+", parts))) == pytest.approx(float(peak), abs=0.04)
 
 
+def test_gpus_that_are_too_small_are_offered_an_adapter_on_sharded_weights() -> None:
+    wide = ("recipe=hf", "model.config=qwen3-8b", "data.tokenizer=gpt2")
+    layers = "+model.options={num_hidden_layers: 220}"  # LoRA's frozen weights fit no single one
+    text = plan_of(*wide, layers, "hardware.plan_for=8xh100", "trainer.strategy=ddp")
+    assert re.search(r"^  model.adapter=lora trainer.strategy=fsdp: [\d.]+ GiB", text, re.M)
+
+
 def test_one_small_card_is_offered_adapters_with_4_bits_and_shorter_contexts() -> None:
     small = (
         "recipe=hf",

@@ -71,6 +71,15 @@ def test_a_missing_token_is_said_before_anything_is_written(
     assert not hub.exists()
 
 
+@pytest.mark.parametrize("name", ["/tmp/sums", "../sums", "a/b/c", "my sums", "~/sums", "."])
+def test_a_folder_is_no_name_on_the_hub_with_or_without_a_token(
+    name: str, lora: Path, hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    with pytest.raises(UserError, match=r"Expected OWNER/NAME, or NAME; .* in the run's folder"):
+        flashtrain.export(lora, export={"push": name})
+
+
 def test_so_is_what_the_hub_refuses(lora: Path, hub: Path) -> None:
     before = {one.name for one in lora.iterdir()}
     (hub / "me").mkdir(parents=True)

@@ -38,6 +38,19 @@ def test_the_loss_shown_is_the_mean_over_the_accumulated_batches(tmp_path, capsy
     assert shown == pytest.approx([sum(task.losses[:2]) / 2, sum(task.losses[2:]) / 2], abs=1e-3)
 
 
+def test_a_long_first_step_says_how_many_of_its_micro_batches_are_done(
+    tmp_path, capsys, monkeypatch
+):
+    fit(tmp_path, LineProgress(), max_steps=2, accumulate_grad_batches=4)
+    assert len(step_lines(capsys)) == 2  # a short one has its line alone
+    monkeypatch.setattr("flashtrain.training.progress.SECONDS", 0.0)
+    fit(tmp_path, LineProgress(), max_steps=2, accumulate_grad_batches=4)
+    lines = step_lines(capsys)
+    assert [re.fullmatch(rf"step 1 micro-batch {n}/4 \d:\d\d:\d\d left", line) is not None
+            for n, line in enumerate(lines[:3], start=1)] == [True] * 3  # fmt: skip
+    assert [line.split()[1] for line in lines[3:]] == ["1/2", "2/2"]
+
+
 def test_the_rate_shown_is_the_one_that_the_step_took(tmp_path, capsys):
     class Scheduled(TinyTask):
         def configure_optimizers(self):
@@ -60,7 +73,7 @@ def test_the_rate_shown_is_the_one_that_the_step_took(tmp_path, capsys):
 def test_an_evaluation_says_at_once_how_much_there_is_to_do_and_then_every_some_seconds(
     tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr("flashtrain.training.progress.VALIDATION_SECONDS", 0.0)
+    monkeypatch.setattr("flashtrain.training.progress.SECONDS", 0.0)
 
     class Tested(TinyTask):
         test_step = TinyTask.validation_step

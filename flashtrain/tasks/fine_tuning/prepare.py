@@ -80,7 +80,7 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
         num_workers=loader_workers(settings.data, hardware.kind),
     )
     own = settings.finetune
-    epochs = set_steps(settings.trainer, data, own.batch)
+    epochs = set_steps(settings.trainer, data, own.batch, "Set a smaller finetune.batch.")
     task = FineTuning(
         model,
         own.target,

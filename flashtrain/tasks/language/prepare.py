@@ -130,7 +130,9 @@ def read_data(settings: Settings, hardware: Hardware) -> tuple[TextDataModule, l
     data = make_data(settings, hardware, own)
     data.prepare_data()
     data.setup()
-    return data, set_steps(settings.trainer, data, settings.samples_per_step)
+    tokens = (settings.trainer.epochs or 0) * data.train_tokens / 10
+    advice = f"For ten set trainer.tokens_per_step to about {tokens:,.0f}, and context to no more."
+    return data, set_steps(settings.trainer, data, settings.samples_per_step, advice)
 
 
 def make_data(

@@ -24,6 +24,11 @@ def make_repository(name: str) -> str:
     UserError without a token, and where the hub refuses."""
     from huggingface_hub import HfApi, get_token
 
+    if re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", name) is None:
+        raise UserError(
+            f"export.push={name} is no repository of the hub. Expected OWNER/NAME, or NAME; "
+            "without export.push the export is in the run's folder alone."
+        )
     if get_token() is None:
         raise UserError(
             f"export.push={name} needs a token of the hub: `hf auth login`, or HF_TOKEN."

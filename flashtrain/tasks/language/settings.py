@@ -105,13 +105,16 @@ class LanguageSettings(TextSettings):
 
     def check_inputs(self) -> None:
         tokenizer, data, lacking = self.data.tokenizer == "huggingface", self.data, []
+        plans = self.mode == "plan" and self.trainer.epochs is None  # which reads no tokens
         if (
             tokenizer
             and self.model.path is None
             and self.weights is None
             and "data.tokenizer" not in self.demo
+            and not (plans and self.model.config is not None)
         ):
-            lacking.append("model.path=FOLDER_OR_HUB_NAME")
+            also = " (or, for a plan, model.config=NAME)" if plans else ""
+            lacking.append(f"model.path=FOLDER_OR_HUB_NAME{also}")
         if data.source == "chat" and data.path is None and data.name is None:
             lacking.append("data.path=CONVERSATIONS.jsonl (or data.name=DATASET)")
         if lacking:

@@ -50,6 +50,7 @@ class LanguageTask(Task):
             from flashtrain.tasks.language.stages import check_stages
 
             return check_stages(settings, given)
+        settings.check_files()
         settings.check_step()
         if settings.weights is None and (
             settings.sharding is not None or settings.model.own_layers

@@ -56,7 +56,8 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
         "vocab_size": model.config.vocab_size,
         "shape": asdict(model.config),
     }
-    epochs = set_steps(settings.trainer, data, batching.accumulate * settings.trainer.ranks)
+    rows, advice = batching.accumulate * settings.trainer.ranks, "Use smaller steps."
+    epochs = set_steps(settings.trainer, data, rows, advice)
     lines = [data.describe(), *epochs, describe_training(settings, hardware, model, batching, data)]
     if data.held_out_samples:
         requested, every = settings.masked.validation_samples, settings.trainer.validate_every

@@ -28,6 +28,7 @@ class MaskedTask(Task):
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
         from flashtrain.tasks.masked_language.batching import check_masked_step
 
+        settings.check_files()
         check_masked_step(settings)
 
     def columns(self, settings: Settings) -> dict[str, Any]:
