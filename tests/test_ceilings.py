@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[1]
 # tuning, heads of 256 and 512, models of several contexts and micro-batches that are measured, then
 # for AdamW in one pass, float8, layers that save less, and mixers that keep states.
 CEILINGS = {
-    "flashtrain": 41_800,
-    "flashtrain/checks": 740,
+    "flashtrain": 41_910,
+    "flashtrain/checks": 760,
     "flashtrain/command": 1_482,
     "flashtrain/data": 7_226,
     "flashtrain/distributed": 4_030,
@@ -25,20 +25,20 @@ CEILINGS = {
     "flashtrain/integrations": 5_480,
     "flashtrain/models": 5_630,
     "flashtrain/report": 2_086,
-    "flashtrain/run": 1_081,
-    "flashtrain/settings": 1_620,
-    "flashtrain/tasks": 5_690,
+    "flashtrain/run": 1_100,
+    "flashtrain/settings": 1_640,
+    "flashtrain/tasks": 5_730,
     "flashtrain/training": 4_520,
     "kernels/flashtrain_kernels": 18_130,
     "recipes/flashtrain_recipes": 15_000,
-    "tests": 57_830,
+    "tests": 58_330,
 }
 # Of flashtrain: no new guard without a user's report. 369 before the silent faults that strangers
 # found on 28 November; two more for layers that were made as others, nine for stages and adapters
 # whose settings contradict what they start from, four more of their faults, six for mode=check, one
 # for values wider than queries, which were cut, and twelve for words of model.pattern, float8 where
 # it cannot be computed, and what two fresh users gave.
-RAISES = 441
+RAISES = 444
 
 
 def rooms() -> set[str]:
