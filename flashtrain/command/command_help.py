@@ -53,7 +53,7 @@ Your own recipes: a folder of YAML files named in the environment variable FLASH
 """  # noqa: E501 - lines as the terminal shows them
 
 # Recipes that train language models; written down, since composing all to see takes seconds.
-_FIRST = ("extend", "gpt2", "gpt2-long", "hf", "sft")
+_FIRST = ("extend", "gpt2", "gpt2-long", "hf", "hybrid-quality", "sft")
 
 # An example of each mode that every task has, and what it does; the others have
 # theirs as Mode.example.
