@@ -8,6 +8,7 @@ another status than 0, or say a line twice.
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import re
@@ -192,6 +193,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FLASHTRAIN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n\n"))  # what is typed to prompt=-
     return tmp_path
 
 

@@ -86,7 +86,7 @@ def test_gpt2_is_planned_without_the_experiments_beyond_what_they_register() -> 
     )
     loaded = set(names.split())
     benchmarks = {"attention_benchmark", "context_benchmark", "step_benchmark", "harness"}
-    scores = {"extend", "long_context", "loss_by_position", "ruler"}
+    scores = {"extend", "hybrid_quality", "long_context", "loss_by_position", "ruler"}
     rooms = {"arena", "pathfinder"} | scores | benchmarks
     assert loaded <= rooms | {
         "settings",

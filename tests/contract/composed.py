@@ -83,7 +83,8 @@ def composed_recipes() -> dict[str, Any]:
 def composed_commands(folder: Path) -> dict[str, list[Values]]:
     """Of each published command, for each job of it: what it has otherwise than its recipe.
 
-    folder: an empty one, for run folders that a command may name; it stands as RUNS in the values.
+    folder: an empty one, for run folders that a command may name; it stands as RUNS in the values,
+    and the repository's folder as HERE.
     """
     runs = saved_runs(folder)
     base = cache(lambda recipe: flat(asdict(compose_settings([f"recipe={recipe}"]))))
@@ -97,9 +98,8 @@ def composed_commands(folder: Path) -> dict[str, list[Values]]:
             words = plain_words(words)
             settings = settings_of(words)
             own = other_than(base(settings.recipe), settings)
-            found.setdefault(command, []).append(
-                json.loads(json.dumps(own).replace(str(folder), "RUNS"))
-            )
+            text = json.dumps(own).replace(str(folder), "RUNS").replace(str(ROOT), "HERE")
+            found.setdefault(command, []).append(json.loads(text))
     return found
 
 
