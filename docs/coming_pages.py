@@ -121,9 +121,9 @@ def _page(one: dict[str, Any], first_line: str) -> str:
         ours = answer_to(other, value)
         if ours is None:
             raise SystemExit(f"coming_from.yaml: the command has no answer to {other} of {name}")
-        told = f"`{ours}`" if ours in setting_names(TASK) else _SETTING.sub(r"`\1`", ours)
+        shown_answer = f"`{ours}`" if ours in setting_names(TASK) else _SETTING.sub(r"`\1`", ours)
         # The value where the answer depends on it, or others have a row too.
         depends = ours != answer_to(other, None) or names.count(other) > 1
         shown = f"{other}={value}" if depends and value is not None else other
-        lines.append(f"| `{shown}` | {told} |")
+        lines.append(f"| `{shown}` | {shown_answer} |")
     return "\n".join([*lines, ""])

@@ -703,9 +703,13 @@ def test_the_figures_of_the_papers_stand_in_the_sections_of_results_that_they_li
     for table in re.findall(r"(?:^\|.*\n)+", PAPERS, re.MULTILINE):
         names, _, *rows = (line.strip("| ").split(" | ") for line in table.splitlines())
         for row in rows:
-            told = " ".join(row[i] for i, name in enumerate(names) if name in ("the paper", "ours"))
-            text = "".join(sections[name] for name in re.findall(r"README\.md#([\w-]+)", told))
-            found = re.findall(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?", re.sub(r"\(\S+\)", "", told))
+            cells = " ".join(
+                row[i] for i, name in enumerate(names) if name in ("the paper", "ours")
+            )
+            text = "".join(sections[name] for name in re.findall(r"README\.md#([\w-]+)", cells))
+            found = re.findall(
+                r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?", re.sub(r"\(\S+\)", "", cells)
+            )
             figures += len(found)
             wrong += [n for n in found if not re.search(rf"(?<![\d.,]){n}(?!\d|[.,]\d)", text)]
     assert figures > 20

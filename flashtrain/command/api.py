@@ -58,12 +58,8 @@ from flashtrain.spec import TrainedModel, task_of
 from flashtrain.training.metrics_file import METRICS, read_metrics
 from flashtrain.training.out_of_memory import OutOfMemory
 
-_OF_WRITING = (
-    "max_new_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-)  # settings of the group `generate`
+# Settings of the group `generate`.
+_OF_WRITING = ("max_new_tokens", "temperature", "top_k", "top_p")
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ class AttentionSpec:
         if self.value_dim not in (None, self.head_dim):
             raise UserError(
                 f"attention with value_dim={self.value_dim}: "
-                "flashtrain's own decoders have it not. Use recipe=hf."
+                "flashtrain's own decoders have none. Use recipe=hf."
             )
         made = rotary(self.head_dim) if self.rotary and rotary is not None else None
         return Attention(

@@ -124,12 +124,14 @@ class StateMixer(nn.Module):
 
     def decays(self, rates: Tensor) -> Tensor:
         """Return the logarithms of linear attention's decays, (B, S, H)."""
-        head = torch.arange(self.spec.heads, dtype=rates.dtype, device=rates.device)
-        constant = {
-            "retention": torch.log1p(-(2 ** (-5 - head))),
-            "lightning": -(2 ** (-8 * (head + 1) / len(head))),
-            "norm_attention": 0 * head,
-        }
-        if self.spec.kind not in constant:
+        kind = self.spec.kind
+        if kind == "gla":
             return F.logsigmoid(rates) / ROOT
-        return constant[self.spec.kind].expand(*rates.shape[:2], -1)
+        head = torch.arange(self.spec.heads, dtype=rates.dtype, device=rates.device)
+        if kind == "retention":
+            each = torch.log1p(-(2 ** (-5 - head)))
+        elif kind == "lightning":
+            each = -(2 ** (-8 * (head + 1) / len(head)))
+        else:  # norm_attention: none
+            each = 0 * head
+        return each.expand(*rates.shape[:2], -1)

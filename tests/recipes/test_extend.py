@@ -138,6 +138,24 @@ def in_this_process(given: list[str]) -> int:
     return run_job(compose_settings(own), folder, overrides=own, started=time.monotonic())
 
 
+def done_twice(study, given: list[str], above: Path) -> tuple[Path, int]:
+    """The folder below `above` of a study, and how many commands it started. Gone on with when it
+    has finished, it starts none."""
+    started: list[str] = []
+
+    def start(part: list[str]) -> int:
+        started.append(" ".join(part))
+        return in_this_process(part)
+
+    line = CommandLine(given)
+    assert study(compose_settings(given), line, started=time.monotonic(), start=start) == 0
+    (folder,), count = above.iterdir(), len(started)
+    again = compose_settings([*given, f"resume={folder}"])
+    assert study(again, line, started=time.monotonic(), start=start) == 0
+    assert len(started) == count
+    return folder, count
+
+
 @pytest.mark.integration
 def test_a_study_trains_scores_and_does_nothing_twice(model, tmp_path) -> None:
     given = words(
@@ -152,15 +170,8 @@ def test_a_study_trains_scores_and_does_nothing_twice(model, tmp_path) -> None:
         "positions.documents=2",
         f"output={tmp_path}",
     )
-    started: list[str] = []
-
-    def start(part: list[str]) -> int:
-        started.append(" ".join(part))
-        return in_this_process(part)
-
-    settings, line = compose_settings(given), CommandLine(given)
-    assert run_extend(settings, line, started=time.monotonic(), start=start) == 0
-    (folder,) = (tmp_path / "extend").iterdir()
+    folder, commands_started = done_twice(run_extend, given, tmp_path / "extend")
+    assert commands_started == 7
     rows = read_result(folder / "result.json").rows
     assert {(row["part"], row["series"]) for row in rows} == {
         (part, name) for part in ("ruler", "positions") for name in SERIES.values()
@@ -169,7 +180,3 @@ def test_a_study_trains_scores_and_does_nothing_twice(model, tmp_path) -> None:
     assert (last["end"], last["documents"]) == (2048, 2)
     assert (folder / "extend.png").is_file()
     assert read_summary(folder)["status"] == "finished"
-    count = len(started)
-    again = compose_settings([*given, f"resume={folder}"])
-    assert run_extend(again, line, started=time.monotonic(), start=start) == 0
-    assert len(started) == count == 7

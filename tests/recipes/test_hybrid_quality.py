@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
-from test_extend import in_this_process
+from test_extend import done_twice
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
@@ -73,15 +72,8 @@ def test_a_study_shows_losses_beside_the_first_patterns_and_does_nothing_twice(t
         "positions.documents=2",
         f"output={tmp_path}",
     ]
-    started: list[str] = []
-
-    def start(part: list[str]) -> int:
-        started.append(" ".join(part))
-        return in_this_process(part)
-
-    settings, line = compose_settings(given), CommandLine(given)
-    assert run_patterns(settings, line, started=time.monotonic(), start=start) == 0
-    (folder,) = (tmp_path / "hybrid-quality").iterdir()
+    folder, commands_started = done_twice(run_patterns, given, tmp_path / "hybrid-quality")
+    assert commands_started == 3 * 3
     rows = read_result(folder / "result.json").rows
     series = ("full", "full, seed 1", "gla+full")
     assert {(row["part"], row["series"]) for row in rows} == {
@@ -95,6 +87,3 @@ def test_a_study_shows_losses_beside_the_first_patterns_and_does_nothing_twice(t
     assert (folder / "loss.png").is_file()
     assert (folder / "ruler.png").is_file()
     assert read_summary(folder)["status"] == "finished"
-    again = compose_settings([*given, f"resume={folder}"])
-    assert run_patterns(again, line, started=time.monotonic(), start=start) == 0
-    assert len(started) == 3 * 3

@@ -85,7 +85,7 @@ def plan_language(settings: Settings, hardware: Hardware, epochs: Sequence[str] 
     flops = tokens * model.flops_per_token(
         attended_context(settings.applied_mask, settings.context)
     )
-    at_most, faster = settings.applied_mask.documents, _gain(settings, model, settings.context)
+    at_most, (faster,) = settings.applied_mask.documents, _gains(settings, model, settings.context)
     return plan_text(lines, settings, hardware, flops, at_most=at_most, faster=faster)
 
 
@@ -142,11 +142,12 @@ def describe_unknown(model: Trainable) -> list[str]:
     return []
 
 
-def _gain(settings: Settings, model: Trainable, context: int) -> float:
-    """Return float8's expected speed over bf16's at a context; 1 without, or of unknown FLOPs."""
-    flops = model.flops_per_token(attended_context(settings.applied_mask, context))
-    gain = expected_gain(flops, *float8_flops(model, settings.model.float8))
-    return 1.0 if math.isnan(gain) else gain
+def _gains(settings: Settings, model: Trainable, *contexts: int) -> list[float]:
+    """Return float8's expected speed over bf16's at contexts; 1 without, or of unknown FLOPs."""
+    rounded, mask = float8_flops(model, settings.model.float8), settings.applied_mask
+    flops = (model.flops_per_token(attended_context(mask, context)) for context in contexts)
+    gains = [expected_gain(one, *rounded) for one in flops]
+    return [1.0 if math.isnan(gain) else gain for gain in gains]
 
 
 def _float8(settings: Settings, model: Trainable) -> str:
@@ -155,12 +156,14 @@ def _float8(settings: Settings, model: Trainable) -> str:
     if recipe is None:
         return ""
     chosen, others = split_linears(model, recipe)
-    gains = [(n, _gain(settings, model, n)) for n in (settings.context, *CONTEXTS)]
-    longest = max((n for n, gain in gains if gain >= WORTH), default=0)
+    contexts = settings.context, *CONTEXTS
+    gains = _gains(settings, model, *contexts)
+    pays = (n for n, gain in zip(contexts, gains, strict=True) if gain >= WORTH)
+    longest = max(pays, default=0)
     names = {re.sub(r"^.*\.\d+\.|\.base_layer$", "", name) for name in others}
     kinds = sorted({"adapters" if ".lora_" in name else name for name in names})
     return (
-        f"\nfloat8 ({recipe}): {len(chosen)} linear layers in training, computed {gains[0][1]:.2f} "
+        f"\nfloat8 ({recipe}): {len(chosen)} linear layers in training, computed {gains[0]:.2f} "
         f"times bf16's speed at context={settings.context:,} ({WORTH} or more up to {longest:,}); "
         f"in bf16 stay {', '.join(['the head', 'embeddings', *kinds])}"
     )
