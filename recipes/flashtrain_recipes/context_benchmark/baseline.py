@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -54,10 +54,12 @@ class Attention(NamedTuple):
 class ContextBaseline(Baseline):
     """An implementation of attention over several devices, with one layout of the sequence.
 
-    It must compute by the functions of flashtrain.distributed.context.local_attention:
-    when communication is timed alone, the kernels that they call are replaced by
-    functions that return zeros.
+    A separable one computes by the functions of flashtrain.distributed.context.local_attention:
+    communication is timed alone by replacing the kernels that they call by functions that return
+    zeros.
     """
+
+    separable: ClassVar[bool] = True
 
     name: str
     way: str  # the name of the context-parallel method, for the column `way`
