@@ -103,8 +103,10 @@ def gpt2_tokenizer(
         # A dependency of tokenizers; imported here since it is slow.
         from huggingface_hub import hf_hub_download
 
+        where = Path(f"{HUB_REPOSITORY} of the hub (local: data.vocab=FILE data.merges=FILE)")
         vocab, merges = (
-            hf_hub_download(HUB_REPOSITORY, name) for name in ("vocab.json", "merges.txt")
+            read_tokenizer(where, lambda _, name=name: hf_hub_download(HUB_REPOSITORY, name))
+            for name in ("vocab.json", "merges.txt")
         )
     paths = [str(Path(path).expanduser()) for path in (vocab, merges)]
     return BPETokenizer(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections import Counter
 from itertools import pairwise
 from unittest import mock
@@ -378,4 +377,5 @@ def test_a_tokenizer_that_flashtrain_trained_takes_a_chat_template(make, tmp_pat
     assert load_tokenizer(tmp_path / "run").config["chat_template"] == template
     batch = next(iter(data.train_dataloader()))
     learned = own.decode(batch["labels"][batch["labels"] != IGNORED].tolist())
-    assert re.fullmatch(r"((yes )+<\|endoftext\|>)+", learned)
+    assert "yes <|endoftext|>yes yes " in learned
+    assert "user" not in learned
