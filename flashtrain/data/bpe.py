@@ -104,9 +104,9 @@ def gpt2_tokenizer(
         from huggingface_hub import hf_hub_download
 
         where = Path(f"{HUB_REPOSITORY} of the hub (local: data.vocab=FILE data.merges=FILE)")
-        vocab, merges = (
-            read_tokenizer(where, lambda _, name=name: hf_hub_download(HUB_REPOSITORY, name))
-            for name in ("vocab.json", "merges.txt")
+        names = ("vocab.json", "merges.txt")
+        vocab, merges = read_tokenizer(
+            where, lambda _: [hf_hub_download(HUB_REPOSITORY, name) for name in names]
         )
     paths = [str(Path(path).expanduser()) for path in (vocab, merges)]
     return BPETokenizer(
