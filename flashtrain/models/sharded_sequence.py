@@ -28,6 +28,7 @@ class ShardedSequence(Protocol):
 
     # The labels of the whole sequences; with several groups of devices, the mean over them.
     label_count: Tensor
+    tokens: int  # of the whole micro-batch, over all its rows and devices
 
     @property
     def length(self) -> int:

@@ -63,7 +63,7 @@ class _Alone:
     """A sharded sequence (ShardedSequence) in which each token sees only itself."""
 
     def __init__(self, tokens: int) -> None:
-        self.length = self.held = tokens
+        self.length = self.held = self.tokens = tokens
         self.calls = 0  # of shared attention
         self.whole: Any = lambda *_: None  # what a batch has is whole
         self.refuse_own_part: Any = self.whole

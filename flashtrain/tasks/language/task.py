@@ -90,7 +90,9 @@ class LanguageModel(TrainingTask):
         # took 30 GiB more on an H200). Under context parallelism blocks are compiled in parts
         # before and behind their attention, which communicates.
         apart = self._compile and (self.model.recomputes_blocks or shares)
-        if apart and self.model.compile_blocks(dynamic=False, fullgraph=not shares):
+        uneven = shares and getattr(self.trainer.strategy, "groups", "fixed") == "planned"
+        dynamic = None if uneven else False  # None: compiled for any number once a second one comes
+        if apart and self.model.compile_blocks(dynamic=dynamic, fullgraph=not shares):
             self._replays = False
             # DDP's buckets need not divide a block, and torch cannot divide one that
             # recomputes parts of itself.
@@ -136,7 +138,9 @@ class LanguageModel(TrainingTask):
             loss = loss * cast(ChatBatch, batch)["weight"]
         elif self.document_mask or self.mask is not None:
             # So have those of rows where documents end.
-            share = _label_count(batch).to(loss) / whole(batch, "labels").numel()
+            sequence = sharded_sequence()
+            tokens = batch["labels"].numel() if sequence is None else sequence.tokens
+            share = _label_count(batch).to(loss) / tokens
             loss = loss * share
         step_loss = self.record_loss(loss, batch_idx, share)
         if step_loss is not None and self.is_logged_step():
