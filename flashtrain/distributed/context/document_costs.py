@@ -43,9 +43,14 @@ class DocumentCosts:
         self.passed = sum(getattr(one.mixer, "passed", None) or 0 for one in layers)
         self.seconds = lru_cache(maxsize=1 << 16)(self._seconds)
 
+    def exchange(self, ranks: int) -> float:
+        """Return the seconds that an exchange between so many ranks takes whatever is exchanged,
+        which `seconds` has for each document, and documents in one group need once."""
+        return self.seconds(1, ranks) if ranks > 1 else 0.0
+
     def _seconds(self, length: int, ranks: int = 1) -> float:
         """Return the seconds of each of the ranks among which a document of `length` tokens is
-        divided evenly."""
+        divided evenly, as if it were alone."""
         held, near = -(-length // ranks), 1 if self.near == 1 else near_ranks(ranks, self.near)
         total = held * self.token
         for spec, count in self.attentions.items():

@@ -12,7 +12,7 @@ the same one, and a resumed run the same as before.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from flashtrain.distributed.context.group import block_sizes
 ROOM = 1.25  # times the mean tokens of a rank: the most that one may hold
 # Times the mean seconds of a rank: the most that a document may take on each of its ranks. The
 # first limit whose plan is even is used, else the one with the fastest plan.
-LIMITS = (EVEN, 0.75, 0.5, 0.25, 0.125, 1.5, 2.0, 4.0)
+LIMITS = (EVEN, 0.75, 0.5, 0.25, 0.125, 0.06, 0.03, 1.5, 2.0, 4.0)
 
 
 class Place(NamedTuple):
@@ -38,33 +38,28 @@ class Place(NamedTuple):
 class DocumentPlan:
     """Which ranks hold each document, and what that makes for each rank."""
 
-    ranks: int
-    places: dict[int, Place] = field(default_factory=dict)  # of each document, by its number
-    tokens: np.ndarray = field(init=False)  # (ranks,) int64
-    seconds: np.ndarray = field(init=False)  # (ranks,) float64, padding not counted
+    places: dict[int, Place]  # of each document, by its number
+    tokens: np.ndarray  # (ranks,) int64
+    seconds: np.ndarray  # (ranks,) float64, of the documents alone
 
-    def __post_init__(self) -> None:
-        self.tokens = np.zeros(self.ranks, dtype=np.int64)
-        self.seconds = np.zeros(self.ranks)
-
-    def group_of(self, rank: int) -> Place:
-        """Return the ranks with which a rank shares documents, itself included."""
-        shared = (one for one in self.places.values() if one.first <= rank < sum(one))
-        return max(shared, key=lambda one: one.ranks, default=Place(rank, 1))
+    @property
+    def groups(self) -> list[Place]:
+        """The ranks with which each rank shares documents, itself included."""
+        groups = [Place(rank, 1) for rank in range(len(self.tokens))]
+        for place in sorted(set(self.places.values()), key=lambda one: one.ranks):
+            groups[place.first : sum(place)] = [place] * place.ranks
+        return groups
 
     @property
     def held(self) -> np.ndarray:
         """The number of tokens that each rank computes, (ranks,) int64: the most in its group,
         to which the others are padded."""
-        held = self.tokens.copy()
-        for first, ranks in sorted(set(self.places.values()), key=lambda one: one.ranks):
-            held[first : first + ranks] = self.tokens[first : first + ranks].max()
-        return held
+        return np.array([self.tokens[one.first : sum(one)].max() for one in self.groups])
 
-    def add(self, document: int, place: Place, tokens: int, seconds: float) -> None:
-        self.places[document] = place
-        self.tokens[place.first : sum(place)] += tokens
-        self.seconds[place.first : sum(place)] += seconds
+    def seconds_of(self, costs: DocumentCosts) -> np.ndarray:
+        """Return the seconds of each rank, (ranks,), with padding and its group's exchange."""
+        exchange = [costs.exchange(one.ranks) for one in self.groups]
+        return self.seconds + (self.held - self.tokens) * costs.token + exchange
 
 
 def room_for(tokens: int, ranks: int) -> int:
@@ -82,41 +77,50 @@ def plan_documents(lengths: Sequence[int], ranks: int, costs: DocumentCosts) -> 
     """
     mean = sum(costs.seconds(length, 1) for length in lengths) / ranks
     best, least = None, 0.0
-    for limit in LIMITS:
-        plan = _planned(lengths, ranks, costs, limit * mean)
-        slowest = float((plan.seconds + (plan.held - plan.tokens) * costs.token).max())
-        if best is None or slowest < least:
-            best, least = plan, slowest
-        if least <= EVEN * mean:
-            break
+    # Within one machine where they fit, if that is faster: less is sent between machines.
+    for most in sorted({ranks, max(1, costs.near)}, reverse=True):
+        for limit in LIMITS:
+            plan = _planned(lengths, ranks, costs, limit * mean, most if most > 1 else ranks)
+            slowest = float(plan.seconds_of(costs).max())
+            if best is None or slowest < least:
+                best, least = plan, slowest
+            if least <= EVEN * mean:
+                return best
     assert best is not None
     return best
 
 
 def _planned(
-    lengths: Sequence[int], ranks: int, costs: DocumentCosts, limit: float
+    lengths: Sequence[int], ranks: int, costs: DocumentCosts, limit: float, most: int
 ) -> DocumentPlan:
-    """Return the plan in which a document takes at most `limit` seconds on each of its ranks, if
-    that is possible: those of most ranks first, then the longest, each to the ranks with the least
-    to do that have room (Graham 1969)."""
+    """Return the plan in which a document takes at most `limit` seconds on each of its ranks and is
+    on at most so many, if that is possible: those of most ranks first, then the longest, each to
+    the ranks with the least to do that have room (Graham 1969)."""
     room, sizes = room_for(sum(lengths), ranks), block_sizes(ranks)
 
     def wanted(length: int) -> int:
         able = [size for size in sizes if -(-length // size) <= room]
-        # Where none is fast enough, so many that more would hardly be faster.
-        enough = max(limit, EVEN * min(costs.seconds(length, size) for size in able))
+        able = [size for size in able if size <= most] or able[:1]
+        for size in able:
+            if costs.seconds(length, size) <= limit:
+                return size
+        # None is fast enough: so many that more would hardly be faster.
+        enough = EVEN * min(costs.seconds(length, size) for size in able)
         return next(size for size in able if costs.seconds(length, size) <= enough)
 
-    plan, chosen = DocumentPlan(ranks), {length: wanted(length) for length in set(lengths)}
+    plan = DocumentPlan({}, np.zeros(ranks, dtype=np.int64), np.zeros(ranks))
+    chosen = {length: wanted(length) for length in set(lengths)}
     order = sorted(range(len(lengths)), key=lambda one: (-chosen[lengths[one]], -lengths[one], one))
     for document in order:
         length = lengths[document]
         for size in sizes[sizes.index(chosen[length]) :]:
-            tokens = -(-length // size)
-            space = plan.tokens.reshape(-1, size).max(1) + tokens <= room
-            if space.any():
+            able = plan.tokens.reshape(-1, size).max(1) - (-length // size) <= room
+            if able.any():
                 break
-        busy = np.where(space | ~space.any(), plan.seconds.reshape(-1, size).max(1), np.inf)
-        place = Place(int(busy.argmin()) * size, size)
-        plan.add(document, place, tokens, costs.seconds(length, size))
+        busy = plan.seconds.reshape(-1, size).max(1)
+        first = int((np.where(able, busy, np.inf) if able.any() else busy).argmin()) * size
+        own = slice(first, first + size)
+        plan.places[document] = Place(first, size)
+        plan.tokens[own] += -(-length // size)
+        plan.seconds[own] += costs.seconds(length, size) - costs.exchange(size)
     return plan

@@ -61,7 +61,7 @@ def own_documents(
     begins = np.flatnonzero(np.diff(ids.numpy(), axis=1, prepend=ids[:, :1].numpy() - 1))
     lengths = np.diff(begins, append=ids.numel())
     plan = plan_documents(lengths.tolist(), group.size, costs)
-    block = plan.group_of(group.rank)
+    block = plan.groups[group.rank]
     numbered = range(len(lengths))
     mine = [one for one in numbered if block.first <= plan.places[one].first < sum(block)]
     sizes = lengths[mine] if mine else np.ones(1, dtype=np.int64)

@@ -43,8 +43,8 @@ def planned(lengths: Sequence[int], ranks: int, costs: DocumentCosts = COSTS) ->
 
 def slowest(plan: DocumentPlan, lengths: Sequence[int], costs: DocumentCosts = COSTS) -> float:
     """The slowest rank's seconds, over the mean if all documents were whole."""
-    mean = sum(costs.seconds(length, 1) for length in lengths) / plan.ranks
-    return float((plan.seconds + (plan.held - plan.tokens) * costs.token).max()) / mean
+    mean = sum(costs.seconds(length, 1) for length in lengths) / len(plan.tokens)
+    return float(max(plan.seconds_of(costs))) / mean
 
 
 def test_ranks_share_documents_in_blocks_of_divisors() -> None:
