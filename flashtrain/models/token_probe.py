@@ -69,6 +69,7 @@ class _Alone:
         self.refuse_own_part: Any = self.whole
         self.label_count = torch.ones(())
         self.gathered = self.shard = self.summed = self.next_labels = self.weighted = lambda x: x
+        self.batch_mean = self.weighted
         self.positions: Any = lambda tokens, device: torch.arange(tokens, device=device)[None]
 
     def rows(self, positions: Tensor, whole: Tensor) -> Rows:

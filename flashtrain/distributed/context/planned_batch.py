@@ -33,6 +33,16 @@ class Origin(NamedTuple):
     empty: bool  # whether no document was left for this rank
 
 
+class Share(NamedTuple):
+    """What a group holds of documents that lie end to end."""
+
+    place: Place  # the group
+    tokens: Tensor  # (G,) int64, where the group's tokens lie, ascending
+    documents: Tensor  # (1, G) int64, their documents, from 0
+    layout: Layout  # which rank of the group holds which of the G tokens
+    empty: bool  # whether no document was left: it is the first token, as a stand-in
+
+
 def own_documents(
     batch: dict[str, Any],
     ids: Tensor,
@@ -61,42 +71,42 @@ def own_documents(
     begins = np.flatnonzero(np.diff(ids.numpy(), axis=1, prepend=ids[:, :1].numpy() - 1))
     lengths = np.diff(begins, append=ids.numel())
     plan = plan_documents(lengths.tolist(), group.size, costs)
-    block = plan.groups[group.rank]
-    numbered = range(len(lengths))
-    mine = [one for one in numbered if block.first <= plan.places[one].first < sum(block)]
-    sizes = lengths[mine] if mine else np.ones(1, dtype=np.int64)
-    firsts = begins[mine] if mine else np.zeros(1, dtype=np.int64)
-    starts = np.cumsum(sizes) - sizes
-    tokens = torch.from_numpy(np.repeat(firsts - starts, sizes) + np.arange(sizes.sum()))
-    numbers = torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes))[None]
+    share = share_of(plan, lengths, group.rank, layout)
     own: dict[str, Any] = dict(batch)
     for name, x in batch.items():
         if isinstance(x, Tensor) and x.dim() >= 2 and x.shape[:2] == ids.shape:
-            own[name] = x.flatten(0, 1)[tokens.to(x.device)][None]
+            own[name] = x.flatten(0, 1)[share.tokens.to(x.device)][None]
     if documents in own:
-        own[documents] = numbers.to(own[documents])
-    if not mine and LABELS in own:
+        own[documents] = share.documents.to(own[documents])
+    if share.empty and LABELS in own:
         own[LABELS] = torch.full_like(own[LABELS], IGNORED)
-    for name in BOUNDS:
-        if name in own:
-            own[name] = torch.from_numpy(np.append(starts, sizes.sum())).to(own[name])
-    ends = torch.zeros(numbers.shape, dtype=torch.bool)
-    ends[0, starts + sizes - 1] = True
+    ends = torch.nn.functional.pad(share.documents.diff(dim=1) != 0, (0, 1), value=True)
+    bounds = torch.nn.functional.pad(ends[0].nonzero()[:, 0] + 1, (1, 0))
+    own |= {name: bounds.to(batch[name]) for name in BOUNDS if name in batch}
     labels = int((batch[LABELS] != IGNORED).sum()) if LABELS in batch else ids.numel()
-    origin = Origin(group, tokens[None] % length, ends, labels, not mine)
-    return own, group.block(block.ranks), _layout(plan, block, mine, sizes, layout), origin
+    origin = Origin(group, share.tokens[None] % length, ends, labels, share.empty)
+    return own, group.block(share.place.ranks), share.layout, origin
 
 
-def _layout(
-    plan: DocumentPlan, block: Place, mine: list[int], sizes: np.ndarray, layout: str
-) -> Layout:
-    """Return which rank of a block holds which tokens of the row of its documents."""
-    runs: list[list[tuple[int, int]]] = [[] for _ in range(block.ranks)]
-    places = [plan.places[one] for one in mine] or [block]
-    begin, longest = 0, 0
-    for (first, count), size in zip(places, sizes.tolist(), strict=True):
-        for rank, of_rank in enumerate(even_runs(layout, size, count), first - block.first):
-            runs[rank] += [(begin + one, begin + past) for one, past in of_rank]
+def share_of(plan: DocumentPlan, lengths: np.ndarray, rank: int, layout: str) -> Share:
+    """Return what the group of a rank holds of documents that lie end to end.
+
+    Args:
+        plan, lengths: of all documents, in their order.
+        rank: one of the plan's ranks.
+        layout: how a document is divided: "contiguous", else zigzag.
+    """
+    place, numbers = plan.groups[rank], range(len(lengths))
+    mine = [one for one in numbers if place.first <= plan.places[one].first < sum(place)]
+    sizes = lengths[mine] if mine else np.ones(1, dtype=np.int64)
+    firsts = (np.cumsum(lengths) - lengths)[mine] if mine else np.zeros(1, dtype=np.int64)
+    starts = np.cumsum(sizes) - sizes
+    tokens = torch.from_numpy(np.repeat(firsts - starts, sizes) + np.arange(sizes.sum()))
+    ids = torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes))[None]
+    runs: list[list[tuple[int, int]]] = [[] for _ in range(place.ranks)]
+    places, longest = [plan.places[one] for one in mine] or [place], 0
+    for (first, ranks), begin, size in zip(places, starts.tolist(), sizes.tolist(), strict=True):
+        for number, of_rank in enumerate(even_runs(layout, size, ranks), first - place.first):
+            runs[number] += [(begin + one, begin + past) for one, past in of_rank]
             longest = max(longest, *(past - one for one, past in of_rank))
-        begin += size
-    return layout_of([runs], begin, longest)
+    return Share(place, tokens, ids, layout_of([runs], len(tokens), longest), not mine)

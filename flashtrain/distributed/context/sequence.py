@@ -160,6 +160,13 @@ class ContextSequence(ShardedSequence):
     def summed(self, x: Tensor) -> Tensor:
         return _Summed.apply(x, self.sharing.group)
 
+    def batch_mean(self, x: Tensor) -> Tensor:
+        if self.origin is None:
+            return x
+        total = x * (self.length / self.group.size / self.tokens)
+        dist.all_reduce(total, group=self.sharing.group)
+        return total
+
     @torch.compiler.disable
     def shard(self, x: Tensor) -> Tensor:
         return self.layout.shard(x, self.group.rank)

@@ -5,7 +5,6 @@ trainer = Trainer(devices=8, strategy=flashtrain.ContextParallelStrategy(context
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -26,6 +25,7 @@ from flashtrain.distributed.context.layouts import LAYOUTS, layout_for
 from flashtrain.distributed.context.methods import AUTO, METHODS
 from flashtrain.distributed.context.sequence import ContextSequence
 from flashtrain.distributed.context.traffic import near_ranks
+from flashtrain.distributed.context.transfers import exchange_first
 from flashtrain.distributed.context.watchdog import Watchdog
 from flashtrain.distributed.context.weighted_means import weighted_logs, weighted_output
 from flashtrain.distributed.sharded_checkpoints import ShardedCheckpoints
@@ -160,8 +160,7 @@ class ContextParallelStrategy(ShardedCheckpoints):
             raise UserError(
                 f"context_parallel={degree} on {world} devices. Expected one of {fitting}."
             )
-        # Else NCCL's kernels wait for those of attention to end.
-        os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
+        exchange_first()
         self._setup_distributed()
         # A validation after a fit reuses the groups: each of NCCL's takes memory.
         if self.context is None:

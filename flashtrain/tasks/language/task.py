@@ -199,8 +199,10 @@ class LanguageModel(TrainingTask):
             mask = self._mask(whole(batch, "documents"), whole(batch, "positions"))
         if self.document_mask and self.training and mask is not None:
             self._packed_batches += 1
-            mean = self._mean_length.to(mask.queries.device)
-            self._mean_length = mean + (causal_length(mask) - mean) / self._packed_batches
+            mean, length = self._mean_length.to(mask.queries.device), causal_length(mask)
+            if (sequence := sharded_sequence()) is not None:
+                length = sequence.batch_mean(length)
+            self._mean_length = mean + (length - mean) / self._packed_batches
         loss = self._compiled or self.loss
         if not self._replays:
             return mean_over_context(

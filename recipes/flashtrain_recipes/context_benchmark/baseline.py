@@ -9,17 +9,25 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from flashtrain.distributed.context.document_costs import DocumentCosts
+from flashtrain.distributed.context.document_plan import DocumentPlan, plan_documents
 from flashtrain.distributed.context.layout import Layout
 from flashtrain.distributed.context.layouts import LAYOUTS
+from flashtrain.distributed.context.planned_batch import Share, share_of
 from flashtrain.distributed.context.traffic import Traffic
+from flashtrain.models.attention_spec import AttentionSpec
+from flashtrain.models.layer_spec import FeedForwardSpec, LayerSpec
 from flashtrain_kernels import Mask
 from flashtrain_recipes.context_benchmark.cases import ContextCase
 from flashtrain_recipes.context_benchmark.ranks import Team
+from flashtrain_recipes.context_benchmark.settings import PLANNED
 from flashtrain_recipes.harness.baseline import Baseline
 from flashtrain_recipes.harness.rows import Row
 
@@ -34,9 +42,33 @@ class Place:
     def __init__(self, case: ContextCase, team: Team) -> None:
         self.case, self.team = case, team
         self.mask: Mask = case.mask._replace(queries=case.mask.queries.to(team.device))
+        of_case = case.mask, case.degree
         self.layout: Callable[[str], Layout] = cache(
-            lambda name: LAYOUTS[name](case.mask, case.degree)
+            lambda name: self._planned() if name == PLANNED else LAYOUTS[name](*of_case)
         )
+
+    @cached_property
+    def plan(self) -> DocumentPlan:
+        """The plan of the case's documents over the ranks, by their attention alone."""
+        one = self.case.attention
+        spec = AttentionSpec(one.heads, one.kv_heads, one.head_dim)
+        layers = [LayerSpec(spec, FeedForwardSpec(0))]
+        return plan_documents(one.documents, self.case.degree, DocumentCosts(layers, 0.0))
+
+    def share(self, rank: int) -> Share:
+        """Return what a rank's group holds of the planned documents."""
+        return share_of(self.plan, np.array(self.case.attention.documents), rank, "zigzag")
+
+    def _planned(self) -> Layout:
+        shares = [self.share(rank) for rank in range(self.case.degree)]
+        held = [
+            torch.full((1,), -1) if one.empty else one.layout.tokens[0, rank - one.place.first]
+            for rank, one in enumerate(shares)
+        ]
+        tokens = torch.full((1, len(held), max(map(len, held))), -1)
+        for rank, (mine, one) in enumerate(zip(held, shares, strict=True)):
+            tokens[0, rank, : len(mine)] = torch.where(mine < 0, -1, one.tokens[mine.clamp(min=0)])
+        return Layout(tokens, self.case.mask.seqlen_k, max(one.layout.block for one in shares))
 
 
 class Attention(NamedTuple):

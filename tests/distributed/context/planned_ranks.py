@@ -13,6 +13,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
+from hybrid_models import Wide, decoder
 from ranks import end, fork, report
 from strategy_ranks import ForeignDecoder, quiet, strategy, trainer
 from torch import Tensor, nn
@@ -55,6 +56,8 @@ def batch_of(rows: tuple[tuple[int, ...], ...]) -> dict[str, Tensor]:
 
 @cache
 def model_of(pattern: str) -> Any:
+    if pattern not in PATTERNS:
+        return decoder(pattern, torch.float64)
     torch.manual_seed(0)
     sizes = {"layers": 2, "width": 16, "heads": 4, "pattern": PATTERNS[pattern]}
     config = DecoderConfig.of_size("demo", "llama", vocab_size=29, context=90, **sizes)
@@ -64,11 +67,13 @@ def model_of(pattern: str) -> Any:
 def found_by(model: Any, batch: dict[str, Any], weight: Any = 1.0) -> Tensor:
     """The loss times `weight`, then the gradients of all parameters."""
     model.zero_grad()
-    mask = masks.document(whole(batch, "documents"), causal=True)
+    own = isinstance(model, Decoder)  # transformers' find documents by positions
+    mask = masks.document(whole(batch, "documents"), causal=True) if own else None
     given = batch["tokens"], batch["labels"]
     loss = weight * model.loss(*given, positions=batch["positions"], mask=mask)
     loss.backward()
-    return torch.cat([loss.detach()[None], *(p.grad.flatten() for p in model.parameters())])
+    gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    return torch.cat([loss.detach()[None], *gradients])
 
 
 def errors(group: ContextGroup, rows: Any, pattern: str, **options: Any) -> float:
@@ -82,9 +87,9 @@ def errors(group: ContextGroup, rows: Any, pattern: str, **options: Any) -> floa
     return float((found / group.size - exact).abs().max())
 
 
-def shifted(group: ContextGroup, costs: Any) -> float:
-    """Of labels that are shifted after sharding, of positions that the sequence numbers, and of
-    sums over all ranks."""
+def methods_of_the_sequence(group: ContextGroup, costs: Any) -> dict[str, float]:
+    """Errors of what models call: labels that are shifted after sharding, positions that are not
+    given, and sums and means over all ranks."""
     batch = batch_of(ROWS)
     del batch["positions"]
     batch["labels"] = torch.where(batch_of(ROWS)["positions"] == 0, -100, batch["tokens"])
@@ -100,14 +105,16 @@ def shifted(group: ContextGroup, costs: Any) -> float:
     exact = loss(batch, following)
     part, sequence = shard_batch(batch, group, costs=costs)
     with use_sharded_sequence(sequence):
+        mean = whole(part, "tokens").double().mean()
         found = mean_over_context(loss(part, sequence.next_labels(part["labels"]))).detach()
     dist.all_reduce(found)
-    counted = sequence.summed((part["documents"] >= 0).double().mean()[None])
-    return float(
-        (found / group.size - exact).abs()
-        + (sequence.label_count - (following != -100).sum()).abs()
-        + (counted - group.size).abs()
-    )
+    return {
+        "shifted": float((found / group.size - exact).abs()),
+        "labels": float((sequence.label_count - (following != -100).sum()).abs()),
+        "ranks": float((sequence.summed(torch.ones(1)) - group.size).abs()),
+        "length": float((sequence.batch_mean(length + 1) - exact_length - 1).abs())
+        / 1e4,  # float32
+    }
 
 
 class Task(LanguageModel):
@@ -177,7 +184,10 @@ def rank(folder: Path, text: Path) -> None:
         found[f"attention, {method}"] = errors(group, ROWS, "attention", costs=costs, method=method)
     found["few documents"] = errors(group, ALONE, "attention", costs=costs)
     found["few documents, states"] = errors(group, ALONE, "delta", costs=costs)
-    found["shifted"] = shifted(group, costs)
+    found |= methods_of_the_sequence(group, costs)
+    for kind in ("qwen3_next", "lfm2"):
+        with Wide():
+            found[f"transformers' {kind}"] = errors(group, ROWS, kind, costs=costs)
     if group.size == 4:
         more = trained(folder, text)
     report(folder, {"errors": found, "shared": shared, **more})
