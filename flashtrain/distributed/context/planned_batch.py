@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flashtrain.distributed.context.balance import Run
 from flashtrain.distributed.context.document_costs import DocumentCosts
-from flashtrain.distributed.context.document_plan import DocumentPlan, Place, plan_documents
+from flashtrain.distributed.context.document_plan import Place, plan_documents
 from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.layout import Layout, layout_of
 from flashtrain.distributed.context.layouts import even_runs
@@ -31,16 +32,6 @@ class Origin(NamedTuple):
     ends: Tensor  # (1, G) bool, whether a token is the last of its document
     labels: int  # of the micro-batch, not ignored; of one without labels, its tokens
     empty: bool  # whether no document was left for this rank
-
-
-class Share(NamedTuple):
-    """What a group holds of documents that lie end to end."""
-
-    place: Place  # the group
-    tokens: Tensor  # (G,) int64, where the group's tokens lie, ascending
-    documents: Tensor  # (1, G) int64, their documents, from 0
-    layout: Layout  # which rank of the group holds which of the G tokens
-    empty: bool  # whether no document was left: it is the first token, as a stand-in
 
 
 def own_documents(
@@ -71,42 +62,30 @@ def own_documents(
     begins = np.flatnonzero(np.diff(ids.numpy(), axis=1, prepend=ids[:, :1].numpy() - 1))
     lengths = np.diff(begins, append=ids.numel())
     plan = plan_documents(lengths.tolist(), group.size, costs)
-    share = share_of(plan, lengths, group.rank, layout)
+    first, ranks = plan.groups[group.rank]
+    mine = [one for one in range(len(lengths)) if 0 <= plan.places[one].first - first < ranks]
+    sizes = lengths[mine] if mine else np.ones(1, dtype=np.int64)
+    starts = np.cumsum(sizes) - sizes
+    shift = (begins[mine] if mine else starts) - starts
+    tokens = torch.from_numpy(np.repeat(shift, sizes) + np.arange(sizes.sum()))
+    numbers = torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes))[None]
     own: dict[str, Any] = dict(batch)
     for name, x in batch.items():
         if isinstance(x, Tensor) and x.dim() >= 2 and x.shape[:2] == ids.shape:
-            own[name] = x.flatten(0, 1)[share.tokens.to(x.device)][None]
+            own[name] = x.flatten(0, 1)[tokens.to(x.device)][None]
     if documents in own:
-        own[documents] = share.documents.to(own[documents])
-    if share.empty and LABELS in own:
+        own[documents] = numbers.to(own[documents])
+    if not mine and LABELS in own:
         own[LABELS] = torch.full_like(own[LABELS], IGNORED)
-    ends = torch.nn.functional.pad(share.documents.diff(dim=1) != 0, (0, 1), value=True)
-    bounds = torch.nn.functional.pad(ends[0].nonzero()[:, 0] + 1, (1, 0))
+    bounds = torch.from_numpy(np.append(starts, len(tokens)))
     own |= {name: bounds.to(batch[name]) for name in BOUNDS if name in batch}
     labels = int((batch[LABELS] != IGNORED).sum()) if LABELS in batch else ids.numel()
-    origin = Origin(group, share.tokens[None] % length, ends, labels, share.empty)
-    return own, group.block(share.place.ranks), share.layout, origin
-
-
-def share_of(plan: DocumentPlan, lengths: np.ndarray, rank: int, layout: str) -> Share:
-    """Return what the group of a rank holds of documents that lie end to end.
-
-    Args:
-        plan, lengths: of all documents, in their order.
-        rank: one of the plan's ranks.
-        layout: how a document is divided: "contiguous", else zigzag.
-    """
-    place, numbers = plan.groups[rank], range(len(lengths))
-    mine = [one for one in numbers if place.first <= plan.places[one].first < sum(place)]
-    sizes = lengths[mine] if mine else np.ones(1, dtype=np.int64)
-    firsts = (np.cumsum(lengths) - lengths)[mine] if mine else np.zeros(1, dtype=np.int64)
-    starts = np.cumsum(sizes) - sizes
-    tokens = torch.from_numpy(np.repeat(firsts - starts, sizes) + np.arange(sizes.sum()))
-    ids = torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes))[None]
-    runs: list[list[tuple[int, int]]] = [[] for _ in range(place.ranks)]
-    places, longest = [plan.places[one] for one in mine] or [place], 0
-    for (first, ranks), begin, size in zip(places, starts.tolist(), sizes.tolist(), strict=True):
-        for number, of_rank in enumerate(even_runs(layout, size, ranks), first - place.first):
-            runs[number] += [(begin + one, begin + past) for one, past in of_rank]
-            longest = max(longest, *(past - one for one, past in of_rank))
-    return Share(place, tokens, ids, layout_of([runs], len(tokens), longest), not mine)
+    ends = torch.zeros(1, len(tokens), dtype=torch.bool).index_fill_(1, bounds[1:] - 1, True)
+    origin = Origin(group, tokens[None] % length, ends, labels, not mine)
+    runs: list[list[Run]] = [[] for _ in range(ranks)]
+    places = [plan.places[one] for one in mine] or [Place(first, ranks)]
+    for place, start, size in zip(places, starts.tolist(), sizes.tolist(), strict=True):
+        for rank, of_rank in enumerate(even_runs(layout, size, place.ranks), place.first - first):
+            runs[rank] += [(start + begin, start + end) for begin, end in of_rank]
+    longest = max(end - begin for of_rank in runs for begin, end in of_rank)
+    return own, group.block(ranks), layout_of([runs], len(tokens), longest), origin

@@ -10,20 +10,18 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from flashtrain.distributed.context.batch import shard_batch
 from flashtrain.distributed.context.document_costs import DocumentCosts
-from flashtrain.distributed.context.document_plan import DocumentPlan, plan_documents
 from flashtrain.distributed.context.layout import Layout
 from flashtrain.distributed.context.layouts import LAYOUTS
-from flashtrain.distributed.context.planned_batch import Share, share_of
+from flashtrain.distributed.context.sequence import ContextSequence
 from flashtrain.distributed.context.traffic import Traffic
-from flashtrain.models.attention_spec import AttentionSpec
-from flashtrain.models.layer_spec import FeedForwardSpec, LayerSpec
+from flashtrain.models.layer_spec import layers_alike
 from flashtrain_kernels import Mask
 from flashtrain_recipes.context_benchmark.cases import ContextCase
 from flashtrain_recipes.context_benchmark.ranks import Team
@@ -48,27 +46,24 @@ class Place:
         )
 
     @cached_property
-    def plan(self) -> DocumentPlan:
-        """The plan of the case's documents over the ranks, by their attention alone."""
+    def planned(self) -> ContextSequence:
+        """This rank's part of the case's documents, which are planned over the ranks by their
+        attention alone."""
         one = self.case.attention
-        spec = AttentionSpec(one.heads, one.kv_heads, one.head_dim)
-        layers = [LayerSpec(spec, FeedForwardSpec(0))]
-        return plan_documents(one.documents, self.case.degree, DocumentCosts(layers, 0.0))
-
-    def share(self, rank: int) -> Share:
-        """Return what a rank's group holds of the planned documents."""
-        return share_of(self.plan, np.array(self.case.attention.documents), rank, "zigzag")
+        layers = layers_alike(1, one.heads * one.head_dim, one.heads, one.kv_heads, 0)
+        ids = torch.arange(len(one.documents)).repeat_interleave(torch.tensor(one.documents))
+        batch = {"tokens": ids[None], "documents": ids[None]}
+        return shard_batch(batch, self.team.planned, costs=DocumentCosts(layers, 0.0))[1]
 
     def _planned(self) -> Layout:
-        shares = [self.share(rank) for rank in range(self.case.degree)]
-        held = [
-            torch.full((1,), -1) if one.empty else one.layout.tokens[0, rank - one.place.first]
-            for rank, one in enumerate(shares)
-        ]
-        tokens = torch.full((1, len(held), max(map(len, held))), -1)
-        for rank, (mine, one) in enumerate(zip(held, shares, strict=True)):
-            tokens[0, rank, : len(mine)] = torch.where(mine < 0, -1, one.tokens[mine.clamp(min=0)])
-        return Layout(tokens, self.case.mask.seqlen_k, max(one.layout.block for one in shares))
+        sequence, origin = self.planned, self.planned.origin
+        assert origin is not None
+        mine = sequence.layout.tokens[0, sequence.group.rank]
+        found = torch.where(mine < 0, -1, origin.columns[0, mine.clamp(min=0)])
+        held = self.team.gather([-1] if origin.empty else found.tolist())
+        most = max(map(len, held))
+        rows = torch.tensor([[*one, *[-1] * (most - len(one))] for one in held])
+        return Layout(rows[None], self.case.mask.seqlen_k, sequence.layout.block)
 
 
 class Attention(NamedTuple):
@@ -86,10 +81,12 @@ class Attention(NamedTuple):
 class ContextBaseline(Baseline):
     """An implementation of attention over several devices, with one layout of the sequence.
 
-    It must compute by the functions of flashtrain.distributed.context.local_attention:
-    when communication is timed alone, the kernels that they call are replaced by
-    functions that return zeros.
+    A separable one computes by the functions of flashtrain.distributed.context.local_attention:
+    communication is timed alone by replacing the kernels that they call by functions that return
+    zeros.
     """
+
+    separable: ClassVar[bool] = True
 
     name: str
     way: str  # the name of the context-parallel method, for the column `way`

@@ -36,7 +36,7 @@ def row_of(
     found: Any = {
         key: max((of[key] for of in ranks if of[key] is not None), default=None) for key in ranks[0]
     }
-    took, alone = found["forward_ms"] + found["backward_ms"], found["communication_ms"]
+    took, alone = found["forward_ms"] + found["backward_ms"], found.get("communication_ms")
     times = {key: round(found[key], 4) for key in ("forward_ms", "backward_ms")}
     row = {
         **baseline.columns(case),
@@ -53,8 +53,8 @@ def row_of(
     )
     row |= {
         "tflops_per_device": round(case.flops / took / case.degree / 1e9, 4),
-        "communication_ms": round(alone, 4),
-        "communication_share": round(alone / took, 4),
+        "communication_ms": None if alone is None else round(alone, 4),
+        "communication_share": None if alone is None else round(alone / took, 4),
         "sent_mib": round(attention.traffic.total / 2**20, 3),
         "imbalance": round(imbalance(np.repeat(work.mean(1), attention.together)), 4),
         "peak_memory_gib": _rounded(found["peak_memory_gib"]),

@@ -12,7 +12,11 @@ from flashtrain.files.disk import write_atomically
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.context_benchmark.baseline import ContextBaseline
-from flashtrain_recipes.context_benchmark.baselines import flashtrain, plain_all_gather
+from flashtrain_recipes.context_benchmark.baselines import (
+    flashtrain,
+    plain_all_gather,
+    torch_context_parallel,
+)
 from flashtrain_recipes.context_benchmark.cases import ContextCase, cases
 from flashtrain_recipes.context_benchmark.launch import Job, launched
 from flashtrain_recipes.context_benchmark.rows import extrapolated
@@ -49,7 +53,9 @@ class ContextBenchmark(Benchmark):
 
     def make_baselines(self) -> list[ContextBaseline]:
         ours = flashtrain.baselines(self.options.methods, self.options.layouts)
-        return [*ours, *plain_all_gather.BASELINES]
+        # torch has no context parallelism of attention on a CPU
+        torchs = torch_context_parallel.BASELINES if self.hardware.kind == "cuda" else ()
+        return [*ours, *plain_all_gather.BASELINES, *torchs]
 
     def plan_line(self, case: ContextCase) -> str:
         refused = [

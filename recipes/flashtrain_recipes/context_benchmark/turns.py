@@ -148,7 +148,7 @@ class ContextTurns(Turns[ContextCase, ContextEntry]):
 
     def sample(self, entry: ContextEntry, part: str, number: int) -> Sample:
         sample = entry.passes.sample()
-        if number < _COMMUNICATION_ROUNDS:
+        if entry.baseline.separable and number < _COMMUNICATION_ROUNDS:
             with only_communicating():
                 sample["communication_ms"] = sum(entry.passes.sample().values())
         return sample

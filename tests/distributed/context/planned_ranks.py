@@ -112,8 +112,7 @@ def methods_of_the_sequence(group: ContextGroup, costs: Any) -> dict[str, float]
         "shifted": float((found / group.size - exact).abs()),
         "labels": float((sequence.label_count - (following != -100).sum()).abs()),
         "ranks": float((sequence.summed(torch.ones(1)) - group.size).abs()),
-        "length": float((sequence.batch_mean(length + 1) - exact_length - 1).abs())
-        / 1e4,  # float32
+        "mean": float((sequence.batch_mean(mean) - batch["tokens"].double().mean()).abs()),
     }
 
 

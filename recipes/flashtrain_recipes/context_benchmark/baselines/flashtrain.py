@@ -47,11 +47,11 @@ class Planned(Flashtrain):
         return None if case.attention.documents else "no documents"
 
     def attend(self, place: Place, q: Tensor, k: Tensor, v: Tensor) -> Attention:
-        team, layout = place.team, place.layout(self.layout)
-        share = place.share(team.rank)
-        group, held = team.planned.block(share.place.ranks), share.layout.held
-        mask = masks.document(share.documents.to(q.device), causal=True)
-        given = mask, share.layout, group, q[:, :held], k[:, :held]
+        sequence, layout = place.planned, place.layout(self.layout)
+        held, documents = sequence.held, sequence.whole("documents", q.device)
+        assert documents is not None
+        mask = masks.document(documents, causal=True)
+        given = mask, sequence.layout, sequence.group, q[:, :held], k[:, :held]
         shared = SharedAttention(*given, method=self.way, dropout=False)
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
