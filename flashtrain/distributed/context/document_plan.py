@@ -75,19 +75,20 @@ def plan_documents(lengths: Sequence[int], ranks: int, costs: DocumentCosts) -> 
         ranks: the number of ranks that share the micro-batch.
         costs: the seconds of a document on one rank and on several.
     """
-    mean = sum(costs.seconds(length, 1) for length in lengths) / ranks
-    best, least = None, 0.0
-    # Within one machine where they fit, if that is faster: less is sent between machines.
-    for most in sorted({ranks, max(1, costs.near)}, reverse=True):
+    mean, room = (
+        sum(costs.seconds(one, 1) for one in lengths) / ranks,
+        room_for(sum(lengths), ranks),
+    )
+    found: list[tuple[bool, float, DocumentPlan]] = []
+    # Then within one machine where they fit, of which less is sent between machines.
+    for most in (ranks, costs.near) if 1 < costs.near < ranks else (ranks,):
         for limit in LIMITS:
-            plan = _planned(lengths, ranks, costs, limit * mean, most if most > 1 else ranks)
+            plan = _planned(lengths, ranks, costs, limit * mean, most)
             slowest = float(plan.seconds_of(costs).max())
-            if best is None or slowest < least:
-                best, least = plan, slowest
-            if least <= EVEN * mean:
-                return best
-    assert best is not None
-    return best
+            found.append((bool(plan.tokens.max() > room), slowest, plan))
+            if found[-1][:2] <= (False, EVEN * mean):
+                return plan
+    return min(found, key=lambda one: one[:2])[2]
 
 
 def _planned(
