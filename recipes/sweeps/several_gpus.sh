@@ -31,6 +31,8 @@ layer layers-524288 60 $ours "benchmark.shapes=[12x64,16x128]" benchmark.methods
   benchmark.one_device_longest=524288 benchmark.rounds=2
 layer packed-524288 40 $ours "$shapes" benchmark.methods=[all-gather] benchmark.seqlens=[524288] benchmark.masks=[causal-document] \
   benchmark.one_device_longest=524288 benchmark.rounds=4
+layer planned 60 benchmark.implementations=[flashtrain] "benchmark.layouts=[balanced,zigzag,planned]" "$shapes" benchmark.methods=[all-gather] \
+  benchmark.seqlens=[131072,524288] benchmark.masks=[causal-document] benchmark.median_document=2048 benchmark.check_longest=1
 layer heads-256 40 $ours "benchmark.shapes=[16/2x256]" benchmark.methods=[ring,all-gather] benchmark.seqlens=[131072] \
   benchmark.masks=[causal,causal-document] benchmark.rounds=4
 layer layers-32768 30 $ours "$shapes" benchmark.methods=[ring,all-gather] benchmark.seqlens=[32768] benchmark.masks=[causal,causal-document]
@@ -40,6 +42,11 @@ layer layers-million 60 $ours "benchmark.shapes=[16x128]" benchmark.methods=[rin
 settings=$*
 training qwen3-8b recipe=hf model.config=qwen3-8b context=131072 model.rope=yarn model.rope_factor=3.2 trainer.devices="$gpus" \
   context_parallel="$gpus" trainer.tokens_per_step=131072 trainer.steps=12 trainer.log_every=1 optimizer.learning_rate=1e-4
+for groups in fixed planned; do
+  training long-tailed-$groups recipe=gpt2 model=llama model.size=1.3b context=262144 data.document_mask=true trainer.micro_batch=2 \
+    trainer.tokens_per_step=524288 memory.activation_checkpointing=full trainer.devices="$gpus" context_parallel="$gpus" trainer.steps=4 \
+    trainer.log_every=1 trainer.context_parallel_groups=$groups
+done
 for strategy in ddp fsdp; do
   for devices in 1 "$gpus"; do
     training gpt2-$strategy-$devices recipe=gpt2 context=1024 trainer.micro_batch=64 trainer.steps=60 trainer.devices="$devices" \
