@@ -28,6 +28,7 @@ class ShardedSequence(Protocol):
 
     # The labels of the whole sequences; with several groups of devices, the mean over them.
     label_count: Tensor
+    tokens: int  # of the whole micro-batch, over all its rows and devices
 
     @property
     def length(self) -> int:
@@ -99,6 +100,10 @@ class ShardedSequence(Protocol):
 
     def summed(self, x: Tensor) -> Tensor:
         """Sum the devices' tensors x, differentiably; every device must call it."""
+
+    def batch_mean(self, x: Tensor) -> Tensor:
+        """Return the mean over all tokens of the micro-batch of x, a scalar that is the mean over
+        this sequence's tokens; every device must call it."""
 
     def shard(self, x: Tensor) -> Tensor:
         """Return this device's shard (B, n, ...) of x (B, S, ...), with 0 for padding."""

@@ -63,12 +63,13 @@ class _Alone:
     """A sharded sequence (ShardedSequence) in which each token sees only itself."""
 
     def __init__(self, tokens: int) -> None:
-        self.length = self.held = tokens
+        self.length = self.held = self.tokens = tokens
         self.calls = 0  # of shared attention
         self.whole: Any = lambda *_: None  # what a batch has is whole
         self.refuse_own_part: Any = self.whole
         self.label_count = torch.ones(())
         self.gathered = self.shard = self.summed = self.next_labels = self.weighted = lambda x: x
+        self.batch_mean = self.weighted
         self.positions: Any = lambda tokens, device: torch.arange(tokens, device=device)[None]
 
     def rows(self, positions: Tensor, whole: Tensor) -> Rows:

@@ -286,6 +286,7 @@ def strategy_options(settings: Settings, folder: Path) -> dict[str, Any]:
         "context_parallel_size": settings.context_degree,
         "method": settings.trainer.context_parallel_method,
         "layout": settings.trainer.context_parallel_layout,
+        "groups": settings.trainer.context_parallel_groups,
         # Without a document mask a row is one causal sequence, even if it packs several documents.
         "documents": "documents" if settings.applied_mask.documents else None,
         "timeout_seconds": settings.trainer.timeout_seconds,

@@ -23,6 +23,7 @@ Gpu = Literal["h100", "h200", "a100-40gb", "a100-80gb", "b200", "l40s", "rtx4090
 Precision = Literal["bf16-mixed", "16-mixed", "32-true", "bf16-true", "64-true"]
 # the training
 CheckpointFormat = Literal["auto", "file", "sharded"]
+ContextGroups = Literal["fixed", "planned"]
 ContextLayout = Literal["balanced", "zigzag", "contiguous"]
 ContextMethod = Literal["auto", "ulysses", "all-gather", "ring", "hybrid"]
 Optimizer = Literal["adamw", "lamb", "muon"]  # flashtrain's own; a program may register others

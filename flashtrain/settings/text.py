@@ -19,6 +19,7 @@ class SequenceSharding:
     degree: int  # devices that share it
     method: str  # trainer.context_parallel_method
     layout: str  # trainer.context_parallel_layout
+    groups: str  # trainer.context_parallel_groups
     devices: int  # of one machine
 
 
@@ -38,9 +39,14 @@ class ContextSettings(Settings):
         """How each sequence is sharded over devices; None without context parallelism."""
         if not self.shares_sequences:
             return None
-        method, layout = self.trainer.context_parallel_method, self.trainer.context_parallel_layout
+        given = self.trainer
         return SequenceSharding(
-            self.context, self.context_degree, method, layout, self.trainer.devices
+            self.context,
+            self.context_degree,
+            given.context_parallel_method,
+            given.context_parallel_layout,
+            given.context_parallel_groups,
+            given.devices,
         )
 
     def check(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any, get_args
 from flashtrain.errors import UserError, above, at_least, between
 from flashtrain.settings.options import (
     CheckpointFormat,
+    ContextGroups,
     ContextLayout,
     ContextMethod,
     Optimizer,
@@ -105,6 +106,9 @@ class TrainerSettings:
     context_parallel_method: str = option("auto", ContextMethod)
     # Which device holds which tokens of a sequence (strategy=context_parallel).
     context_parallel_layout: str = option("balanced", ContextLayout)
+    # Which devices share what (strategy=context_parallel): fixed: all of them each row; planned: as
+    # many as pay each document of a micro-batch, if documents are masked.
+    context_parallel_groups: str = option("fixed", ContextGroups)
     # Seconds without progress on a device that end the job (context_parallel); null: never.
     timeout_seconds: float | None = 1800.0
     compile: bool | None = None  # whether torch.compile compiles the model; null: on GPUs only

@@ -15,7 +15,7 @@ from flashtrain.models.activation_checkpointing import MemorySavings
 from flashtrain.models.feed_forward import FeedForward, are_plain
 from flashtrain.models.trainable import DecoderShape, Trainable, inner
 from flashtrain.settings.settings import Settings, divisors
-from flashtrain.tasks.context_run import check_model, exchange_bytes_of
+from flashtrain.tasks.context_run import check_model, exchange_bytes_of, held_tokens
 from flashtrain.training.hardware import Hardware, gpu_index
 from flashtrain.training.memory import (
     ADAMW_STATES,
@@ -195,7 +195,9 @@ def estimator(
     samples, ranks = settings.samples_per_step // settings.data_ranks, settings.trainer.ranks
     sharded = settings.shards_weights
     parameters = model.parameter_count()
-    sharding = settings.sharding
+    sharding, context = settings.sharding, settings.context
+    if sharding is not None:
+        context = held_tokens(sharding, 1) * sharding.degree
     dense = hardware.attention == "sdpa" and settings.applied_mask.documents
     attention = "masked" if dense else hardware.attention
     largest = 0
@@ -215,7 +217,7 @@ def estimator(
             parameters,
             blocks,
             vocab_rows=shape.vocab_rows,
-            context=settings.context,
+            context=context,
             micro_batch=micro_batch,
             savings=savings,
             frozen=shape.frozen,

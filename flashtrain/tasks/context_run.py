@@ -66,12 +66,22 @@ def attention_choice(
 ) -> Choice | None:
     """Return the context-parallel method that the run will use, as chosen for a micro-batch of the
     model's widest attention layer; None without attention (Mamba-2)."""
-    held = micro_batch * -(-sharding.context // sharding.degree)  # tokens on a device
+    held = held_tokens(sharding, micro_batch)
     attentions = mixers(shape.layers, AttentionSpec)
     if not attentions:
         return None
     widest = max(attentions, key=lambda one: one.heads * one.head_dim)
     return _choice(sharding, widest, held, PRECISIONS[precision][2])
+
+
+def held_tokens(sharding: SequenceSharding, micro_batch: int) -> int:
+    """Return the most tokens of a micro-batch that a device holds."""
+    held = micro_batch * -(-sharding.context // sharding.degree)
+    if sharding.groups == "fixed":
+        return held
+    from flashtrain.distributed.context.document_plan import room_for
+
+    return room_for(micro_batch * sharding.context, sharding.degree)
 
 
 def passing(shape: DecoderShape) -> list[Any]:
@@ -91,7 +101,7 @@ def exchange_bytes_of(
     from flashtrain.distributed.context.traffic import Sizes
 
     choice = attention_choice(sharding, precision, shape, micro_batch)
-    held, each = micro_batch * -(-sharding.context // sharding.degree), PRECISIONS[precision][2]
+    held, each = held_tokens(sharding, micro_batch), PRECISIONS[precision][2]
     sizes = Sizes(sharding.degree, 1, 1, 1, held, each)
     states = [state_bytes(one.passed, one.columns, sizes, micro_batch) for one in passing(shape)]
     return {
@@ -145,6 +155,14 @@ def plan_lines(settings: Settings, precision: str, model: Trainable, micro_batch
             f"states: a device sends {_size(sent)} forward and backward for each of its runs of "
             f"tokens and each of {states.count(mixer)} layers of {mixer.kind}, whatever the context"
         )
+    if sharding.groups == "planned":
+        held = held_tokens(sharding, micro_batch)
+        return [
+            *lines,
+            "groups: planned for each micro-batch: a document is whole on a device where it fits, "
+            f"else on as many as pay; a device holds at most {held:,} tokens. The lines above are "
+            f"those of a document on all {sharding.degree}",
+        ]
     return [*lines, *_layout_lines(sharding, shape, settings.applied_mask)]
 
 
@@ -188,7 +206,7 @@ def _choice(
     sizes = Sizes(
         sharding.degree, heads.heads, heads.kv_heads, heads.head_dim, held, bytes_each, near
     )
-    return choose_method(sharding.method, sizes)
+    return choose_method(sharding.method, sizes, hybrid=sharding.groups == "fixed")
 
 
 def _size(count: int) -> str:

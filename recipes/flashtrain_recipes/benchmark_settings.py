@@ -12,7 +12,7 @@ from flashtrain_recipes.step_benchmark.settings import StepSettings
 
 _MINIMUMS = {
     **dict.fromkeys(("rounds", "max_seconds", "steps", "contexts", "batches", "samples"), 1),
-    **dict.fromkeys(("seqlens", "batch", "tokens", "heads", "longest"), 1),
+    **dict.fromkeys(("seqlens", "batch", "tokens", "heads", "longest", "median_document"), 1),
     **dict.fromkeys(("warm_seconds", "one_device_longest", "check_longest"), 0),
     "degrees": 2,
 }

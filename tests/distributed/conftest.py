@@ -35,6 +35,7 @@ huggingface_training = launched("huggingface_training.py")
 huggingface_ranks = launched("huggingface_training.py", "exact")
 hybrid_ranks = launched("hybrid_ranks.py")
 strategy_ranks = launched("context/strategy_ranks.py")
+planned_ranks = launched("context/planned_ranks.py")
 
 
 def by_name(ranks: list[dict[str, Any]]) -> dict[str, list[Any]]:

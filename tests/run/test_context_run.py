@@ -113,6 +113,19 @@ def test_the_plan_names_the_mesh_the_way_its_reason_the_layout_and_what_is_sent(
     assert any(line.startswith("memory: ") and "of it exchanged" in line for line in lines)
 
 
+def test_planned_documents_are_counted_with_room_for_unequal_devices():
+    words = "context_parallel=8", "memory.activation_checkpointing=full", "data.document_mask=true"
+    fixed = one_sequence(MILLION, *words)
+    planned = one_sequence(MILLION, *words, "trainer.context_parallel_groups=planned")
+    activations = [batching(one).estimate.activations for one in (fixed, planned)]
+    assert activations[1] == pytest.approx(1.25 * activations[0], rel=0.01)
+    lines = plan(planned, H200).splitlines()
+    assert any("a device holds at most 163,840 tokens" in line for line in lines)
+    # Groups of few devices are not divided further.
+    assert any(line.startswith("context-parallel method: ring") for line in lines)
+    assert any("documents planned over 8 devices" in line for line in lines)
+
+
 def test_the_line_before_training_and_the_row_after_it_name_degree_and_way():
     settings = settings_of("trainer.devices=4", "context_parallel=4")
     model = model_of(settings)

@@ -113,6 +113,14 @@ def test_samples_of_a_step_divide_over_groups_of_devices():
             r"context_parallel_layout=zigzag .* Set context_parallel=2",
         ),
         (
+            ("trainer.devices=2", "trainer.context_parallel_groups=planned"),
+            r"context_parallel_groups=planned .* Set context_parallel=2",
+        ),
+        (
+            ("context_parallel=2", "trainer.devices=2", "trainer.context_parallel_groups=planned"),
+            "context_parallel_groups=planned .* Set data.document_mask=true",
+        ),
+        (
             ("trainer.context_parallel_method=rings",),
             r"unknown trainer.context_parallel_method 'rings'\. Did you mean 'ring'",
         ),
@@ -151,13 +159,16 @@ def test_the_strategy_is_made_as_the_settings_say():
     )
     assert isinstance(made, ContextParallelStrategy)
     assert (made.context_parallel_size, made.method, made.layout) == (2, "ring", "zigzag")
+    assert made.groups == "fixed"
     assert made.watchdog.timeout == 7200
     assert made._timeout.total_seconds() > 7200  # the watchdog speaks before a collective gives up
     assert made.documents is None
+    planned = "data.document_mask=true", "trainer.context_parallel_groups=planned"
     masked = strategy_options(
-        settings_of(*words, "data.document_mask=true", "trainer.timeout_seconds=null"), Path("run")
+        settings_of(*words, *planned, "trainer.timeout_seconds=null"), Path("run")
     )
-    assert make_strategy("context_parallel", **masked).documents == "documents"
+    made = make_strategy("context_parallel", **masked)
+    assert (made.documents, made.groups) == ("documents", "planned")
     assert make_strategy("context_parallel", **masked).watchdog.timeout == math.inf
     assert strategy_options(settings_of("trainer.strategy=ddp"), Path("run")) == {}
 

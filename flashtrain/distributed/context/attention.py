@@ -21,6 +21,7 @@ from flashtrain.distributed.context.layout import Layout
 from flashtrain.distributed.context.local_attention import Saved, Scores
 from flashtrain.distributed.context.local_mask import CAUSAL, FULL, LocalMasks
 from flashtrain.distributed.context.methods import ALL_GATHER, AUTO, choose_method, gather_needed
+from flashtrain.distributed.context.ring import Ring
 from flashtrain.distributed.context.traffic import Sizes, traffic
 from flashtrain.distributed.context.ulysses import Ulysses
 from flashtrain.errors import UserError
@@ -98,7 +99,7 @@ class SharedAttention:
             visible,
         )
         # The method, with the reason for it.
-        self.choice, needed = choose_method(method, sizes), None
+        self.choice, needed = choose_method(method, sizes, hybrid=not group.planned), None
         # Queries of later batches may see more keys and need another method. Its groups are made at
         # the first batch, because all ranks of the job must make them together.
         group.parts(self.choice.heads_degree)
@@ -106,8 +107,10 @@ class SharedAttention:
             self.choice, needed = gather_needed(self.choice, method, mask, layout)
         self.group = group
         local_masks = LocalMasks(mask, batch, head_dim, q.dtype, dropout=dropout, softcap=softcap)
-        self.method: AllGather | Ulysses
-        if needed is not None:
+        self.method: AllGather | Ulysses | Ring
+        if group.size == 1:
+            self.method = Ring(None, [local_masks.part(None, None)])
+        elif needed is not None:
             self.method = AllGatherNeeded(layout, group, local_masks, needed)
         elif self.choice.method == ALL_GATHER:
             self.method = AllGather(layout, group, local_masks)

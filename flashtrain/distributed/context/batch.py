@@ -11,17 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashtrain.distributed.context.document_costs import DocumentCosts
 from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.layout import Layout
 from flashtrain.distributed.context.layouts import LAYOUTS
 from flashtrain.distributed.context.methods import AUTO
+from flashtrain.distributed.context.planned_batch import LABELS, own_documents
 from flashtrain.distributed.context.sequence import ContextSequence
 from flashtrain.errors import UserError
 from flashtrain_kernels import masks
 from flashtrain_kernels.loss_head import IGNORED
 
 TOKENS = ("tokens", "input_ids")  # our batches', transformers'
-LABELS = "labels"
 
 
 def shard_batch(
@@ -31,6 +32,7 @@ def shard_batch(
     documents: str | None = "documents",
     layout: str = "balanced",
     method: str = AUTO,
+    costs: DocumentCosts | None = None,
 ) -> tuple[dict[str, Any], ContextSequence]:
     """Shard the sequences of a batch among the ranks of a group.
 
@@ -47,6 +49,8 @@ def shard_batch(
             restart. None: ignore documents.
         layout: "balanced", "zigzag" or "contiguous" (layouts.LAYOUTS).
         method: the context-parallel method.
+        costs: with them, the documents of all rows are planned over the ranks (document_plan.py);
+            no token may see another document. A batch without documents is sharded as ever.
 
     Returns:
         (this rank's part of the batch, the sharded sequence).
@@ -55,12 +59,18 @@ def shard_batch(
         UserError: the batch has no tokens.
     """
     tokens = _tokens(batch)
-    length = tokens.shape[1]
+    length, size, origin = tokens.shape[1], tokens.shape[0] * tokens.shape[1], None
     ids = None if documents is None else documents_in(batch, documents, length)
-    # Attention is exact for any mask; the work is balanced for a causal one.
-    sharding = LAYOUTS[layout](
-        masks.causal(length) if ids is None else masks.document(ids, causal=True), group.size
-    )
+    if costs is not None and ids is not None:
+        batch, group, sharding, origin = own_documents(
+            batch, ids.expand(tokens.shape), group, costs, documents=documents, layout=layout
+        )
+        tokens = _tokens(batch)
+    else:
+        # Attention is exact for any mask; the work is balanced for a causal one.
+        sharding = LAYOUTS[layout](
+            masks.causal(length) if ids is None else masks.document(ids, causal=True), group.size
+        )
     part: dict[str, Any] = dict(batch)
     whole: dict[str, Tensor] = {}
     for name, x in batch.items():
@@ -68,9 +78,10 @@ def shard_batch(
             whole[name] = x
             part[name] = sharding.shard(x, group.rank, fill=IGNORED if name == LABELS else 0)
     counted = _counted(whole.get(LABELS), part, sharding, group)
-    size = tokens.shape[0] * length
+    if origin is not None:
+        counted = (0 if origin.empty else counted[0]), origin.labels
     return part, ContextSequence(
-        sharding, group, method=method, whole=whole, counted=counted, tokens=size
+        sharding, group, method=method, whole=whole, counted=counted, tokens=size, origin=origin
     )
 
 

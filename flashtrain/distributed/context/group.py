@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from flashtrain.distributed.context.traffic import near_ranks
+
 
 class ContextGroup:
     """The process group whose ranks share a sequence, and its subgroups, which are
@@ -25,6 +27,8 @@ class ContextGroup:
             samples; None: no others.
         device: the device of the small tensors that the ranks compare or sum.
         near: the number of neighboring ranks that are on one machine; 1: it does not matter.
+        planned: whether ranks also share documents in blocks (`block`), which are made now. Heads
+            are not divided further then.
     """
 
     def __init__(
@@ -33,13 +37,32 @@ class ContextGroup:
         data_group: Any = None,
         device: torch.device | str = "cpu",
         near: int = 1,
+        planned: bool = False,
     ) -> None:
         self.data_group, self.device, self.near = data_group, device, near
         self.group = dist.group.WORLD if group is None else group
         self.size = dist.get_world_size(self.group)
         self.rank = dist.get_rank(self.group)
         self.ranks = dist.get_process_group_ranks(self.group)
+        self.planned = planned
         self._parts: dict[int, tuple[Any, Any]] = {}
+        self._blocks = {self.size: self}
+        for size in block_sizes(self.size)[:-1] if planned else ():
+            self._blocks[size] = self._block(size)
+
+    def block(self, size: int) -> ContextGroup:
+        """Return the group of this rank and its neighbors in a block of `size` ranks, one of
+        block_sizes."""
+        return self._blocks[size]
+
+    def _block(self, size: int) -> ContextGroup:
+        # All ranks of the job make theirs of this size at the same point, as in `parts`.
+        first = self.rank // size * size
+        made = dist.new_group(self.ranks[first : first + size], use_local_synchronization=True)
+        near = 1 if self.near == 1 else near_ranks(size, self.near)
+        block = ContextGroup(made, None, self.device, near)
+        block.planned = True
+        return block
 
     def parts(self, heads_degree: int) -> tuple[Any, Any]:
         """Return this rank's two subgroups for U = heads_degree, a divisor of R; make
@@ -68,3 +91,13 @@ class ContextGroup:
             dist.new_group(ranks, use_local_synchronization=True) for ranks in (heads, around)
         )
         return self._parts.setdefault(heads_degree, parts)
+
+
+def block_sizes(ranks: int) -> list[int]:
+    """Return the numbers of ranks that may share a document, ascending from 1 to `ranks`, each a
+    divisor of the next: 1, 2, 4, 8 of 8. A block of ranks begins at a multiple of its size."""
+    sizes = [1]
+    while sizes[-1] < ranks:
+        left = ranks // sizes[-1]
+        sizes.append(sizes[-1] * next(n for n in range(2, left + 1) if left % n == 0))
+    return sizes

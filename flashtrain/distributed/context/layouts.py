@@ -31,23 +31,29 @@ WHOLE_BLOCKS = 2
 def contiguous(mask: Mask, degree: int) -> Layout:
     """Make the layout in which rank r holds the r-th of R equal runs; under a causal mask
     the last has most work."""
-    return _of_chunks([(rank,) for rank in range(degree)], mask.seqlen_k)
+    return _even("contiguous", mask.seqlen_k, degree)
 
 
 def zigzag(mask: Mask, degree: int) -> Layout:
     """Make the layout of 2R chunks in which rank r holds chunks r and 2R - 1 - r: equal
     work under a causal mask."""
-    return _of_chunks([(rank, 2 * degree - 1 - rank) for rank in range(degree)], mask.seqlen_k)
+    return _even("zigzag", mask.seqlen_k, degree)
 
 
-def _of_chunks(numbers: list[tuple[int, ...]], length: int) -> Layout:
-    """The layout of equal chunks: rank r holds the chunks numbers[r]; the last chunks
-    may be shorter or empty."""
-    size = -(-length // sum(map(len, numbers)))
-    runs = [
+def even_runs(layout: str, length: int, degree: int) -> list[list[Run]]:
+    """Return each rank's runs of equal chunks, "contiguous" or else zigzag; the last chunks may be
+    shorter or empty."""
+    single = layout == "contiguous" or degree == 1
+    size = -(-length // (degree if single else 2 * degree))
+    numbers = [(rank,) if single else (rank, 2 * degree - 1 - rank) for rank in range(degree)]
+    return [
         [(min(n * size, length), min((n + 1) * size, length)) for n in mine] for mine in numbers
     ]
-    return layout_of([runs], length, size)
+
+
+def _even(layout: str, length: int, degree: int) -> Layout:
+    runs = even_runs(layout, length, degree)
+    return layout_of([runs], length, runs[0][0][1])
 
 
 def balanced(mask: Mask, degree: int) -> Layout:

@@ -47,12 +47,13 @@ class Choice:
     why: str  # the reason, in words
 
 
-def choose_method(method: str, sizes: Sizes) -> Choice:
+def choose_method(method: str, sizes: Sizes, *, hybrid: bool = True) -> Choice:
     """Return the named method, for "auto" the one with the least expected time (cost.py).
 
     Args:
         method: "ulysses", "all-gather", "ring", "hybrid" or "auto".
         sizes: the sizes of the attention.
+        hybrid: whether hybrid is possible.
 
     Raises:
         UserError: the method does not fit the heads.
@@ -66,7 +67,7 @@ def choose_method(method: str, sizes: Sizes) -> Choice:
         ALL_GATHER: [1],
         RING: [1],
         ULYSSES: [degree] * (heads % degree == 0),
-        HYBRID: divisors,
+        HYBRID: divisors * hybrid,
     }
 
     def choice(name: str, heads_degree: int, why: str) -> Choice:

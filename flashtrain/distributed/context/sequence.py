@@ -20,6 +20,7 @@ from flashtrain.distributed.context.attention import SharedAttention
 from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.layout import Layout
 from flashtrain.distributed.context.methods import AUTO
+from flashtrain.distributed.context.planned_batch import Origin
 from flashtrain.errors import UserError
 from flashtrain.models.sharded_sequence import ShardedSequence
 from flashtrain_kernels import Mask, masks
@@ -39,6 +40,8 @@ class ContextSequence(ShardedSequence):
         whole: the unsharded tensors (B, S, ...) of the batch, by name.
         counted: the numbers of labels that are not ignored, on this rank and on all R ranks.
         tokens: the number of tokens of the whole batch, B * S.
+        origin: of documents that were planned over more ranks, where their tokens come from; None:
+            the whole batch is sharded over the group.
     """
 
     def __init__(
@@ -50,8 +53,12 @@ class ContextSequence(ShardedSequence):
         whole: Mapping[str, Tensor] | None = None,
         counted: tuple[int, int] = (1, 1),
         tokens: int = 0,
+        origin: Origin | None = None,
     ) -> None:
         self.layout = layout
+        self.origin = origin
+        # The ranks that share the batch, over which its labels are counted.
+        self.sharing = group if origin is None else origin.group
         self.group = group
         self.method = method
         self.tokens = tokens
@@ -82,7 +89,9 @@ class ContextSequence(ShardedSequence):
     def positions(self, tokens: int, device: torch.device) -> Tensor:
         self._check(tokens)
         if self._positions is None or self._positions.device != device:
-            self._positions = self.layout.tokens[:, self.group.rank].clamp(min=0).to(device)
+            mine = self.layout.tokens[:, self.group.rank].clamp(min=0)
+            mine = mine if self.origin is None else self.origin.columns.gather(1, mine)
+            self._positions = mine.to(device)
         return self._positions
 
     @torch.compiler.disable
@@ -142,12 +151,21 @@ class ContextSequence(ShardedSequence):
         return self.layout.unshard(parts)
 
     def rows(self, positions: Tensor, whole: Tensor) -> Rows:
+        if self.group.size == 1:
+            return Rows(positions)
         gather = partial(_Gathered.apply, self.group.group)
         return SharedRows(positions, whole, self.layout.tokens, self.group.rank, gather)
 
     @torch.compiler.disable
     def summed(self, x: Tensor) -> Tensor:
-        return _Summed.apply(x, self.group.group)
+        return _Summed.apply(x, self.sharing.group)
+
+    def batch_mean(self, x: Tensor) -> Tensor:
+        if self.origin is None:
+            return x
+        total = x * (self.length / self.group.size / self.tokens)
+        dist.all_reduce(total, group=self.sharing.group)
+        return total
 
     @torch.compiler.disable
     def shard(self, x: Tensor) -> Tensor:
@@ -161,20 +179,26 @@ class ContextSequence(ShardedSequence):
                 1, torch.zeros(1, dtype=torch.int64, device=labels.device), IGNORED
             )
         whole = torch.nn.functional.pad(self.gathered(labels)[:, 1:], (0, 1), value=IGNORED)
+        if self.origin is not None:  # the next token is of another document
+            whole = whole.masked_fill(self.origin.ends.to(whole.device), IGNORED)
         mine = self.layout.shard(whole, self.group.rank, fill=IGNORED)
         counted, together = ((x != IGNORED).sum().double() for x in (mine, whole))
+        if self.origin is not None:
+            together = counted.clone()
+            dist.all_reduce(together, group=self.sharing.group)
         self.weight = self._weigh(counted, together)
         return torch.cat((torch.where(counted == 0, 0, mine[:, :1]), mine[:, 1:]), 1)
 
     def _weigh(self, here: Tensor, together: Tensor) -> Tensor:
         """Return this rank's number of labels divided by the mean number of all devices, a scalar
         for which the host does not wait."""
-        ranks = self.group.size
-        if self.group.data_group is not None:
-            together = together.to(self.group.device, copy=True)
-            dist.all_reduce(together, group=self.group.data_group)
-            ranks *= dist.get_world_size(self.group.data_group)
-        self.label_count = together * self.group.size / ranks
+        sharing = self.sharing
+        ranks = sharing.size
+        if sharing.data_group is not None:
+            together = together.to(sharing.device, copy=True)
+            dist.all_reduce(together, group=sharing.data_group)
+            ranks *= dist.get_world_size(sharing.data_group)
+        self.label_count = together * sharing.size / ranks
         weight = ranks * here / together.clamp(min=1)
         return weight if weight.device.type == "cpu" else weight.float()
 

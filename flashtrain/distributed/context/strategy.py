@@ -5,12 +5,11 @@ trainer = Trainer(devices=8, strategy=flashtrain.ContextParallelStrategy(context
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytorch_lightning as pl
 import torch
@@ -20,11 +19,13 @@ from torch.distributed.constants import default_pg_timeout
 
 from flashtrain.distributed.context.attention_check import check_shared
 from flashtrain.distributed.context.batch import check_same_batch, shard_batch
+from flashtrain.distributed.context.document_costs import DocumentCosts, costs_of
 from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.layouts import LAYOUTS, layout_for
 from flashtrain.distributed.context.methods import AUTO, METHODS
 from flashtrain.distributed.context.sequence import ContextSequence
 from flashtrain.distributed.context.traffic import near_ranks
+from flashtrain.distributed.context.transfers import exchange_first
 from flashtrain.distributed.context.watchdog import Watchdog
 from flashtrain.distributed.context.weighted_means import weighted_logs, weighted_output
 from flashtrain.distributed.sharded_checkpoints import ShardedCheckpoints
@@ -32,6 +33,7 @@ from flashtrain.distributed.sharding import DATA_PARALLEL, blocks_of, shard
 from flashtrain.errors import UserError, first_line, one_of
 from flashtrain.models.sharded_sequence import use_sharded_sequence
 from flashtrain.models.trainable import Trainable
+from flashtrain.settings.options import ContextGroups
 from flashtrain.training.killed_ranks import is_broken_connection
 
 DATA, CONTEXT = "data", "context"  # dimensions of the mesh
@@ -65,6 +67,10 @@ class ContextParallelStrategy(ShardedCheckpoints):
         method: the context-parallel method: "ulysses", "all-gather", "ring", "hybrid" or "auto".
         layout: which device holds which tokens: "balanced" (of a model whose layers pass states:
             layouts.layout_for), "zigzag" or "contiguous".
+        groups: which devices share what of a micro-batch: "fixed": all of them every row;
+            "planned": as many as pay every document, by the expected time, those of all its rows
+            together (document_plan.py). Then no token may see another document, and a document's
+            last token has no label that the model shifts. A batch without documents is "fixed".
         documents: the batch's key of document ids (B, S), by which the work is balanced;
             None: ignore documents.
         timeout_seconds: seconds without progress after which the job ends; a dead rank ends it
@@ -93,6 +99,7 @@ class ContextParallelStrategy(ShardedCheckpoints):
         *,
         method: str = AUTO,
         layout: str = "balanced",
+        groups: str = "fixed",
         documents: str | None = "documents",
         timeout_seconds: float | None = 1800.0,
         on_failure: Callable[[str], None] | None = None,
@@ -109,9 +116,11 @@ class ContextParallelStrategy(ShardedCheckpoints):
         super().__init__(save_distributed_checkpoint=save_distributed_checkpoint, **options)
         one_of("context-parallel layout", layout, LAYOUTS)
         one_of("context-parallel method", method, (AUTO, *METHODS))
+        one_of("context-parallel groups", groups, get_args(ContextGroups))
         self.context_parallel_size = context_parallel_size
         self.method = method
         self.layout = layout
+        self.groups = groups
         self.documents = documents
         self.watchdog = Watchdog(timeout_seconds, on_failure=on_failure)
         self.context: ContextGroup | None = None
@@ -120,6 +129,7 @@ class ContextParallelStrategy(ShardedCheckpoints):
         self.check_attention = check_attention
         self._checked: set[str] = set()  # "batch" and the kinds of step, such as "training"
         self._suited: str | None = None
+        self._costs: DocumentCosts | None = None
 
     @property
     def data_ranks(self) -> int:
@@ -150,8 +160,7 @@ class ContextParallelStrategy(ShardedCheckpoints):
             raise UserError(
                 f"context_parallel={degree} on {world} devices. Expected one of {fitting}."
             )
-        # Else NCCL's kernels wait for those of attention to end.
-        os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
+        exchange_first()
         self._setup_distributed()
         # A validation after a fit reuses the groups: each of NCCL's takes memory.
         if self.context is None:
@@ -161,7 +170,13 @@ class ContextParallelStrategy(ShardedCheckpoints):
             )
             data_group = mesh.get_group(DATA) if self.data_ranks > 1 else None
             near = near_ranks(degree, self.num_processes)
-            self.context = ContextGroup(mesh.get_group(CONTEXT), data_group, self.root_device, near)
+            self.context = ContextGroup(
+                mesh.get_group(CONTEXT),
+                data_group,
+                self.root_device,
+                near,
+                planned=self.groups == "planned",
+            )
             self._data_rank = mesh.get_local_rank(DATA)
             # The mesh that modules shard themselves over: all devices, whatever they share.
             self._device_mesh = init_device_mesh(
@@ -181,7 +196,7 @@ class ContextParallelStrategy(ShardedCheckpoints):
 
     def setup(self, trainer: pl.Trainer) -> None:
         self._checked.clear()
-        self._suited = None
+        self._suited = self._costs = None
         super().setup(trainer)
 
     def teardown(self) -> None:
@@ -222,12 +237,15 @@ class ContextParallelStrategy(ShardedCheckpoints):
         if "batch" not in self._checked:
             check_same_batch(batch, self.context)
             self._checked.add("batch")
+        if self.context.planned and self._costs is None:
+            self._costs = costs_of(self._module, self.context.near)
         part, self.sequence = shard_batch(
             batch,
             self.context,
             documents=self.documents,
             layout=self._layout,
             method=self.method,
+            costs=self._costs,
         )
         self.sequence.refuses_own_part = self.check_attention
         return super().batch_to_device(part, device, dataloader_idx)

@@ -5,6 +5,7 @@ H query heads, K key/value heads.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,12 @@ from torch import Tensor
 
 # Of the key/value heads: two pieces are in memory at a time, and small messages are slow.
 MAX_PIECES = 4
+
+
+def exchange_first() -> None:
+    """Let NCCL's kernels go before those of attention, for which they would wait else; to be called
+    before the process groups are made."""
+    os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
 
 
 class Piece(NamedTuple):

@@ -118,6 +118,8 @@ def describe(settings: Settings, hardware: Hardware, model: Trainable, batching:
     memory; layers in float8; adapters with a rate of all weights."""
     columns = context_columns(settings.sharding, hardware.precision, model, batching.micro_batch)
     words = ", each sequence over {context_parallel} devices ({context_method})"
+    if settings.trainer.context_parallel_groups == "planned":
+        words = ", documents planned over {context_parallel} devices"
     shared = words.format(**columns) if columns else ""
     parameters = model.parameter_count()
     # Fewer with adapters.

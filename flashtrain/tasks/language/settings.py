@@ -136,12 +136,14 @@ class LanguageSettings(TextSettings):
                 f"model.quantize={self.model.quantize} needs whole weights on each device, and "
                 f"trainer.strategy={self.strategy} shards them. Use trainer.strategy=ddp."
             )
+        planned = None if (groups := self.trainer.context_parallel_groups) == "fixed" else groups
         used = self.model.float8 is not None and self.mode in ("train", "plan")
         odd, multiple = -(-self.context // self.context_degree) % 16, 16 * self.context_degree
         for name, given, why in (
             ("model.quantize", self.model.quantize, "its weights have 16 or 32 bits"),
             ("memory.ffn_chunk", self.memory.ffn_chunk, "chunks are computed in bf16"),
             ("context", self.context if odd else None, f"expected a multiple of {multiple}"),
+            ("trainer.context_parallel_groups", planned, "devices hold any number of tokens"),
         ):
             if used and given is not None:
                 raise UserError(f"model.float8={self.model.float8} with {name}={given}: {why}.")
@@ -165,17 +167,23 @@ class LanguageSettings(TextSettings):
                     f"trainer.strategy={named} does not. Use trainer.strategy=context_parallel, "
                     "or context_parallel=1."
                 )
-            method = self.trainer.context_parallel_method
-            layout = self.trainer.context_parallel_layout
-            if degree is None and (method != "auto" or layout != "balanced"):
-                given = f"context_parallel_layout={layout}"
-                if method != "auto":
-                    given = f"context_parallel_method={method}"
+            used = (("method", "auto"), ("layout", "balanced"), ("groups", "fixed"))
+            names = [(f"context_parallel_{name}", default) for name, default in used]
+            found = [(name, getattr(self.trainer, name)) for name, _ in names]
+            changed = [f"{name}={value}" for name, value in found if (name, value) not in names]
+            if degree is None and changed:
+                given = changed[0]
                 raise UserError(
                     f"trainer.{given} needs context parallelism, which is off. "
                     f"Set context_parallel=2, or remove trainer.{given}."
                 )
             return
+        planned = self.trainer.context_parallel_groups == "planned"
+        if planned and not self.applied_mask.documents:
+            raise UserError(
+                "trainer.context_parallel_groups=planned shares documents among devices, and here "
+                "the tokens of a row see across them. Set data.document_mask=true."
+            )
         degree, ranks = self.context_degree, self.trainer.ranks
         if ranks % degree:
             raise UserError(

@@ -93,7 +93,9 @@ class LanguageModel(TrainingTask):
         # took 30 GiB more on an H200). Under context parallelism blocks are compiled in parts
         # before and behind their attention, which communicates.
         apart = self._compile and (self.model.recomputes_blocks or shares)
-        if apart and self.model.compile_blocks(dynamic=False, fullgraph=not shares):
+        uneven = shares and getattr(self.trainer.strategy, "groups", "fixed") == "planned"
+        dynamic = None if uneven else False  # None: compiled for any number once a second one comes
+        if apart and self.model.compile_blocks(dynamic=dynamic, fullgraph=not shares):
             self._replays = False
             # DDP's buckets need not divide a block, and torch cannot divide one that
             # recomputes parts of itself.
@@ -139,7 +141,9 @@ class LanguageModel(TrainingTask):
             loss = loss * cast(ChatBatch, batch)["weight"]
         elif self.document_mask or self.mask is not None:
             # So have those of rows where documents end.
-            share = _label_count(batch).to(loss) / whole(batch, "labels").numel()
+            sequence = sharded_sequence()
+            tokens = batch["labels"].numel() if sequence is None else sequence.tokens
+            share = _label_count(batch).to(loss) / tokens
             loss = loss * share
         step_loss = self.record_loss(loss, batch_idx, share)
         if step_loss is not None and self.is_logged_step():
@@ -198,8 +202,10 @@ class LanguageModel(TrainingTask):
             mask = self._mask(whole(batch, "documents"), whole(batch, "positions"))
         if self.document_mask and self.training and mask is not None:
             self._packed_batches += 1
-            mean = self._mean_length.to(mask.queries.device)
-            self._mean_length = mean + (causal_length(mask) - mean) / self._packed_batches
+            mean, length = self._mean_length.to(mask.queries.device), causal_length(mask)
+            if (sequence := sharded_sequence()) is not None:
+                length = sequence.batch_mean(length)
+            self._mean_length = mean + (length - mean) / self._packed_batches
         loss = self._compiled or self.loss
         if not self._replays:
             return mean_over_context(

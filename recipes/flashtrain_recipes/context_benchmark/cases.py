@@ -25,7 +25,7 @@ MASKS = ("causal", "causal-document")
 SHAPE = "16x128"
 # Lengths of documents: log-normal, of this median and spread, as texts of the web are: nearly all
 # between 20 tokens and 20,000. In short sequences the median is a share of the sequence.
-MEDIAN_TOKENS, SPREAD, MIN_DOCUMENTS = 665, 1.6, 24
+SPREAD, MIN_DOCUMENTS, LONGEST = 1.6, 24, 262144
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def cases(options: Any, degrees: Sequence[int]) -> list[ContextCase]:
     """
     lengths = sorted(set(options.seqlens or LENGTHS))
     found = [
-        ContextCase(_attention(parse_shape(shape), mask, length, options.dtype), degree)
+        ContextCase(_attention(parse_shape(shape), mask, length, options), degree)
         for degree in degrees
         for shape in options.shapes or [SHAPE]
         for mask in options.masks or MASKS
@@ -97,22 +97,24 @@ def cases(options: Any, degrees: Sequence[int]) -> list[ContextCase]:
     return list(dict.fromkeys(found))
 
 
-def heavy_tailed_lengths(total: int, seed: int = 0) -> tuple[int, ...]:
+def heavy_tailed_lengths(total: int, seed: int = 0, median: int = 665) -> tuple[int, ...]:
     """Return random log-normal document lengths that add up to `total` tokens;
     equal for equal seeds."""
     draw = random.Random(seed)
-    middle = math.log(max(1.0, min(MEDIAN_TOKENS, total / MIN_DOCUMENTS)))
+    middle = math.log(max(1.0, min(median, total / MIN_DOCUMENTS)))
     lengths: list[int] = []
     left = total
     while left:
-        length = min(left, max(1, round(draw.lognormvariate(middle, SPREAD))))
+        length = min(left, LONGEST, max(1, round(draw.lognormvariate(middle, SPREAD))))
         lengths.append(length)
         left -= length
     return tuple(lengths)
 
 
-def _attention(shape: Shape, mask: str, length: int, dtype: str) -> Case:
-    documents = heavy_tailed_lengths(length) if parse_mask(mask).kind in WITH_DOCUMENTS else ()
+def _attention(shape: Shape, mask: str, length: int, options: Any) -> Case:
+    documents: tuple[int, ...] = ()
+    if parse_mask(mask).kind in WITH_DOCUMENTS:
+        documents = heavy_tailed_lengths(length, median=options.median_document)
     return Case(
         1,
         shape.heads,
@@ -120,6 +122,6 @@ def _attention(shape: Shape, mask: str, length: int, dtype: str) -> Case:
         shape.head_dim,
         mask,
         kv_heads=shape.kv_heads,
-        dtype_name=dtype,
+        dtype_name=options.dtype,
         documents=documents,
     )

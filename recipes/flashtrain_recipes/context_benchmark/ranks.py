@@ -3,7 +3,6 @@ a sequence together."""
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from flashtrain.distributed.context.group import ContextGroup
+from flashtrain.distributed.context.transfers import exchange_first
 
 _STUCK = timedelta(minutes=10)  # after which a rank that waits for the others fails
 
@@ -23,6 +23,7 @@ class Team:
         device: this rank's device.
         rank, size: this rank's number, and how many ranks there are.
         group: sends attention's tensors, over NCCL on GPUs and gloo on CPUs.
+        planned: the same for documents that are planned over blocks of ranks.
     """
 
     def __init__(self, rank: int, size: int, kind: str, meeting: str) -> None:
@@ -35,7 +36,7 @@ class Team:
         self.rank, self.size = rank, size
         if kind == "cuda":
             torch.cuda.set_device(rank)
-            os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")  # as a training's
+            exchange_first()
         else:
             torch.set_num_threads(max(1, torch.get_num_threads() // size))
         self.device = torch.device("cuda", rank) if kind == "cuda" else torch.device("cpu")
@@ -44,6 +45,7 @@ class Team:
             backend, init_method=meeting, rank=rank, world_size=size, timeout=_STUCK
         )
         self.group = ContextGroup()
+        self.planned = ContextGroup(planned=True)
         self._control = dist.new_group(backend="gloo", timeout=_STUCK)  # for numbers and words
         self._token = torch.zeros(1, device=self.device)
         # Communicators are made at their first use, and not within something that is timed.

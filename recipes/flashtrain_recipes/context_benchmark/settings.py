@@ -10,6 +10,7 @@ from flashtrain.errors import UserError, one_of
 from flashtrain.settings.options import ContextLayout, ContextMethod
 from flashtrain_recipes.attention_benchmark.settings import BLOCK_SPARSE, MASKS, parse_mask
 
+PLANNED = "planned"  # what trainer.context_parallel_groups=planned does
 METHODS = get_args(ContextMethod)[1:]  # without auto
 # Masks that are no function of a sequence in its order: tables of blocks, and packed
 # rows' own functions.
@@ -35,7 +36,7 @@ class ContextSettings:
     # Heads x head dimension, as "16x128" (null) or "32/8x128", of 8 key/value heads.
     shapes: list[str] | None = None
     methods: list[str] | None = None  # the context-parallel methods to measure; null: all
-    # The layouts of the sequence over the devices to measure; null: all.
+    # The layouts of the sequence over the devices to measure; null: all but planned (by documents).
     layouts: list[str] | None = None
     # How many devices share a sequence; null: 2, 4 and 8, if there are so many.
     degrees: list[int] | None = None
@@ -43,6 +44,8 @@ class ContextSettings:
     one_device_longest: int = 131072
     # The most tokens at which results and gradients are compared with float64.
     check_longest: int = 32768
+    # The median of packed documents' tokens.
+    median_document: int = 665
 
     def check_context(self, masks: list[str] | None) -> None:
         """Raise UserError for the first invalid setting, or for a mask that cannot
@@ -50,7 +53,7 @@ class ContextSettings:
         for method in self.methods or []:
             one_of("benchmark.methods", method, METHODS)
         for layout in self.layouts or []:
-            one_of("benchmark.layouts", layout, get_args(ContextLayout))
+            one_of("benchmark.layouts", layout, (*get_args(ContextLayout), PLANNED))
         for text in self.shapes or []:
             parse_shape(text)
         for name in masks or []:

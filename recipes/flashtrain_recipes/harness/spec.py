@@ -27,7 +27,7 @@ _READ = {
     "huggingface": f"{_EVERY} {_STEPS} documents optimizer_step",
     "huggingface-long": "max_seconds models contexts steps",
     "context": f"{_EVERY} seqlens masks dtype longest reference shapes methods layouts degrees "
-    "one_device_longest check_longest",
+    "one_device_longest check_longest median_document",
 }
 # ... and those of a training that it uses too.
 _STEP = "data optimizer trainer.cuda_graphs model memory"
@@ -38,6 +38,7 @@ _TRAINED = {
     "huggingface-long": (
         f"{_STEP} context_parallel trainer.devices trainer.strategy "
         "trainer.context_parallel_method trainer.context_parallel_layout "
+        "trainer.context_parallel_groups "
         "trainer.timeout_seconds trainer.compile"
     ),
     "bert": "data optimizer trainer.cuda_graphs bert.family bert.activation masked",

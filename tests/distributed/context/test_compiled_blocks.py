@@ -15,7 +15,7 @@ from strategy_ranks import CONTEXT, VOCABULARY, Loaders, Losses, trainer
 from unshared_models import OfTransformers
 
 import flashtrain
-from flashtrain.distributed.context.ulysses import Ulysses
+from flashtrain.distributed.context.ring import Ring
 from flashtrain.integrations import register_with_transformers
 from flashtrain.models import Decoder, DecoderConfig, MemorySavings
 from flashtrain.tasks import LanguageModel
@@ -69,8 +69,8 @@ def test_blocks_compile_around_attention_and_a_new_batch_compiles_nothing(
     kind, calls_a_layer, monkeypatch, tmp_path
 ):
     calls = []
-    forward, compile_ = Ulysses.forward, torch.compile
-    monkeypatch.setattr(Ulysses, "forward", lambda *given: (calls.append(1), forward(*given))[1])
+    forward, compile_ = Ring.forward, torch.compile
+    monkeypatch.setattr(Ring, "forward", lambda *given: (calls.append(1), forward(*given))[1])
 
     def eager(function, **options):
         assert options == {"dynamic": False, "fullgraph": False}

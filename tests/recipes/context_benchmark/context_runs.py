@@ -45,7 +45,7 @@ RUNS = {
         "benchmark.masks=[window-9,causal-document]", "benchmark.seqlens=[96,64]",
         "benchmark.rounds=1",
         "benchmark.one_device_longest=64", "benchmark.check_longest=64",
-        "benchmark.layouts=[balanced,contiguous]",
+        "benchmark.layouts=[balanced,contiguous,planned]",
     ),
     "degrees": (
         "benchmark.degrees=[2,4]", "benchmark.methods=[hybrid,ring]",

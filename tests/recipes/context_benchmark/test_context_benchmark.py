@@ -62,11 +62,12 @@ def test_every_way_and_layout_has_a_row_at_every_case(runs) -> None:
             for layout in ("balanced", "contiguous")
         ),
         "plain all-gather, zigzag",
+        "auto, planned",
     }
     assert {(row["mask"], row["seqlen"]) for row in found} == {
         (mask, length) for mask in ("window-9", "causal-document") for length in (64, 96)
     }
-    assert len(found) == 6 * 4
+    assert len(found) == 6 * 4 + 2  # without documents nothing is planned
     assert all(
         row["forward_ms"] > 0 and row["backward_ms"] > 0 and row["rounds"] == 1 for row in found
     )
