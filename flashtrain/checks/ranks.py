@@ -58,7 +58,8 @@ def _rank(
         if shard is None:
             if isinstance(model, LanguageModel):  # what a training refuses to share is not asked
                 own, name = model.model, type(inner(model.model)).__name__
-                check_model(SequenceSharding(0, ranks, "auto", "balanced", ranks), own, name)
+                how = SequenceSharding(0, ranks, "auto", "balanced", groups="fixed", devices=ranks)
+                check_model(how, own, name)
             part, sequence = shard_batch(packed.batch, ContextGroup())
             with use_sharded_sequence(sequence):
                 loss, weight = loss_of(model, part), torch.ones(())
