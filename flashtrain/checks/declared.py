@@ -72,7 +72,7 @@ def layers_in(model: nn.Module) -> list[tuple[nn.Module, Any]]:
     """Return the layers of the decoder in a model with their specs; [] where none is known."""
     one: Any
     for one in model.modules():
-        if hasattr(one, "blocks") and hasattr(one, "shape"):
+        if hasattr(one, "blocks") and getattr(one, "shape", None) is not None:
             return list(zip(one.blocks, one.shape.layers, strict=True))
         if hasattr(one, "get_output_embeddings") and hasattr(one, "base_model"):
             return list(zip(decoder_layers(one), layers_of(one), strict=True))
@@ -98,6 +98,7 @@ def _reach(model: Any, packed: Packed, layer: nn.Module, number: int, of: Kind) 
     elif chunk is not None:
         end = least = AT // chunk * chunk + chunk - 1
     if isinstance(model, LanguageModel) and model.mask is not None:
+        title += ", masked"
         mask: Any = row_mask(model.mask, tokens, torch.device("cpu"))
         sees = mask.dense()[0, :, AT].nonzero()[:, 0].tolist()
         begin, end = sees[0], min(end, sees[-1])

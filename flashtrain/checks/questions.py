@@ -132,7 +132,7 @@ def apart(model: nn.Module, packed: Packed) -> Iterator[Row]:
         run = partial(_run, model, (before, {**before, packed.name: tokens}), losses)
         near = Document(one.row, max(one.begin - NEAR, 0), one.end + NEAR)
         _, moved = probe(run, tokens.shape[1], theirs & packed.of(near), shared=False)
-        words = "another loss moves" + (f", first by {moved}" if moved else "")
+        words = f"another document moves, first by {moved}" if moved else "another loss moves"
         # Of small weights the loss hardly moves, though a state does.
         most = -1.0 if moved else EXACT
         found.append(compared("documents apart", losses[0], losses[1], most, words))

@@ -18,6 +18,10 @@ from flashtrain.distributed.context.batch import LABELS, shard_batch
 from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.errors import first_line
 from flashtrain.models.sharded_sequence import use_sharded_sequence
+from flashtrain.models.trainable import inner
+from flashtrain.settings.text import SequenceSharding
+from flashtrain.tasks.context_run import check_model
+from flashtrain.tasks.language.task import LanguageModel
 from flashtrain_kernels.loss_head import IGNORED
 
 
@@ -52,6 +56,10 @@ def _rank(
     found: Any
     try:
         if shard is None:
+            if isinstance(model, LanguageModel):  # what a training refuses to share is not asked
+                own, name = model.model, type(inner(model.model)).__name__
+                how = SequenceSharding(0, ranks, "auto", "balanced", groups="fixed", devices=ranks)
+                check_model(how, own, name)
             part, sequence = shard_batch(packed.batch, ContextGroup())
             with use_sharded_sequence(sequence):
                 loss, weight = loss_of(model, part), torch.ones(())

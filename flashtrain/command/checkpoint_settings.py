@@ -106,6 +106,8 @@ def _score_all(config: Any, given: Collection[str], mode: str) -> None:
     ):
         data = config.data
         data.validation_fraction, data.streaming = 1.0, None
+        if "data.validation_tokens" not in given:
+            data.validation_tokens = None
         if "data.validation_path" not in given:
             data.validation_path = None
 

@@ -183,16 +183,14 @@ def _sweep_folder(settings: Settings, jobs: Jobs, resume: str | None) -> Path:
         hold(folder)
         return folder
     if resume == "auto":
-        for folder in newest_first(parent):
-            more = (
-                (folder / SWEEP_FILE).is_file()
-                and _is_of(jobs, folder)
-                and _has_more(folder, len(jobs))
-            )
-            if more and try_hold(folder):
+        sweeps = (one for one in newest_first(parent) if (one / SWEEP_FILE).is_file())
+        same = [one for one in sweeps if _is_of(jobs, one)]
+        for folder in same:
+            if _has_more(folder, len(jobs)) and try_hold(folder):
                 say(f"continuing {folder}: finished jobs are not run again.")
                 return folder
-        say("resume=auto: no unfinished sweep with these settings; starting a new one.")
+        latest = f" (finished, or another process's: {same[0]})" if same else ""
+        say(f"resume=auto: no unfinished sweep with these settings{latest}; starting a new one.")
     folder = make_unique(parent, time.strftime("%Y-%m-%d_%H-%M-%S"))
     hold(folder)
     write_atomically(folder / SWEEP_FILE, json.dumps({"jobs": jobs}, indent=1) + "\n")

@@ -103,8 +103,10 @@ def gpt2_tokenizer(
         # A dependency of tokenizers; imported here since it is slow.
         from huggingface_hub import hf_hub_download
 
-        vocab, merges = (
-            hf_hub_download(HUB_REPOSITORY, name) for name in ("vocab.json", "merges.txt")
+        where = Path(f"{HUB_REPOSITORY} of the hub (local: data.vocab=FILE data.merges=FILE)")
+        names = ("vocab.json", "merges.txt")
+        vocab, merges = read_tokenizer(
+            where, lambda _: [hf_hub_download(HUB_REPOSITORY, name) for name in names]
         )
     paths = [str(Path(path).expanduser()) for path in (vocab, merges)]
     return BPETokenizer(

@@ -17,6 +17,7 @@ from flashtrain.data.chat_samples import COST, ChatDocuments, ChatSamples, label
 from flashtrain.data.chat_source import ChatFiles, ChatRows, ChatSource
 from flashtrain.data.chat_template import ChatTemplate
 from flashtrain.data.datamodule import TextDataModule
+from flashtrain.data.huggingface_tokenizer import as_huggingface
 from flashtrain.data.loader import ResumableLoader
 from flashtrain.data.packing import ChatBatch, Split
 from flashtrain.data.special_tokens import tokenizer_for
@@ -88,6 +89,7 @@ class ChatDataModule(TextDataModule):
         if isinstance(tokenizer, str | os.PathLike):
             tokenizer = TokenizerSpec(str(tokenizer))
         made = make_tokenizer(tokenizer) if isinstance(tokenizer, TokenizerSpec) else tokenizer
+        made = as_huggingface(made)
         self.template = ChatTemplate(
             tokenizer_for(rows, made), template, train_on, text_column, check_answers
         )

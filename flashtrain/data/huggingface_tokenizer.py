@@ -80,6 +80,14 @@ class HuggingFaceTokenizer(LibraryTokenizer):
         ).hexdigest()
 
 
+def as_huggingface(tokenizer: Any) -> Any:
+    """Return a tokenizer of flashtrain as a Hugging Face one, which may have a chat template; one
+    that the library does not run is returned as it is."""
+    if isinstance(tokenizer, HuggingFaceTokenizer) or not isinstance(tokenizer, LibraryTokenizer):
+        return tokenizer
+    return HuggingFaceTokenizer(tokenizer.library_form(), tokenizer.end_of_text, tokenizer.config)
+
+
 def folder_version(folder: str | os.PathLike[str]) -> str:
     """Return a hash of the files in a folder that decide its tokenizer's ids, without
     loading the tokenizer."""

@@ -141,7 +141,8 @@ def huggingface_tokenizer(
     """Load the tokenizer of a Hugging Face folder, which may be one that
     flashtrain saved or exported.
 
-    No code in the folder is run.
+    No code in the folder is run. What was changed after flashtrain wrote it (tokens were added, a
+    chat template) is read as a Hugging Face tokenizer.
 
     Args:
         folder: The folder.
@@ -151,10 +152,14 @@ def huggingface_tokenizer(
     Raises:
         UserError: The folder has no tokenizer, a damaged one, or one without an end of text.
     """
-    from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer
+    from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer, as_huggingface
 
     folder = Path(folder).expanduser()
     found = load_tokenizer(folder) if holds_tokenizer(folder) else HuggingFaceTokenizer.load(folder)
+    if isinstance(found, ByteTokenizer | BPETokenizer):  # transformers keeps the mark
+        theirs = HuggingFaceTokenizer.load(folder)
+        written = as_huggingface(found).fingerprint() == theirs.fingerprint()
+        found = found if written and "chat_template" not in theirs.config else theirs
     return found if begin_of_text else without_begin(found)
 
 

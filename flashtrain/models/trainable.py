@@ -5,8 +5,9 @@ Shapes: B batch, S sequence, V vocabulary.
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -225,12 +226,13 @@ class Trainable(nn.Module):
         return None
 
 
-def check_contract(model: nn.Module, what: str) -> None:
+def check_contract(model: nn.Module, what: str, takes: Iterable[str] = ()) -> None:
     """Raise UserError where a model lacks a required method.
 
     Args:
         model: A model that a user's program registered.
         what: The model in words, for the message.
+        takes: Check that its loss, or without one its forward, has these arguments, and no more.
     """
     missing = [
         signature
@@ -238,6 +240,11 @@ def check_contract(model: nn.Module, what: str) -> None:
         if getattr(type(model), name, None) in (None, getattr(Trainable, name))
         and name not in vars(model)
     ]
+    if takes:
+        own = inner(model)
+        known = inspect.signature(getattr(own, "loss", own.forward)).parameters
+        lacks = set(takes) - set(known) and all(x.kind is not x.VAR_KEYWORD for x in known.values())
+        missing = [f"{NEEDED['loss']}, which a mask or packed documents need"] if lacks else []
     if missing:
         raise UserError(
             f"{what} has no {'; no '.join(missing)}. See the example in docs/extend/add-a-model.md."

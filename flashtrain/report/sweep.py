@@ -68,7 +68,9 @@ def sweep_table(rows: Sequence[Row], varied: Sequence[str] | None = None) -> Tab
         rows = ranked(rows, columns[1])
         same.append(f"the best {heading(columns[1])} first")
         if "data.tokenizer" in varied:
-            same.append("losses of different tokenizers do not compare, bits a byte do")
+            same.append(
+                "losses of different tokenizers do not compare, mode=evaluate's bits a byte do"
+            )
     left: list[str] = []
     for key in dict.fromkeys((*varied, *measures)):
         fits = make_table(rows, [*columns, key]).width <= _WIDTH

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
 
-from flashtrain.errors import UserError, above, at_least, between, one_of
+from flashtrain.errors import UserError, above, at_least, between, needs_package, one_of
 from flashtrain.files.json_files import read_json
 from flashtrain.settings.options import (
     Adapter,
@@ -142,6 +143,9 @@ class ModelSettings:
         return "all-linear" if names == ["all-linear"] else sorted(names)
 
     def check(self) -> None:
+        if self.name == "huggingface":
+            with needs_package("model=huggingface", "transformers", "hub"):
+                version("transformers")  # whose import takes seconds
         if self.path is not None and self.config is not None:
             raise UserError(
                 "model.path=... loads trained weights, and model.config=... makes random ones. "

@@ -5,12 +5,17 @@ from __future__ import annotations
 from copy import copy
 
 import pytest
+import torch
 from tiny_runs import run_mode
 
+from flashtrain import registry
 from flashtrain.command.checkpoint_settings import settings_from_checkpoint
+from flashtrain.command.overrides import plain_words
 from flashtrain.errors import UserError
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
+from flashtrain.settings.mask import MaskSettings
 from flashtrain.tasks.language.task import LanguageModel
+from flashtrain_kernels import Mask, masks
 
 SMALL = "model.options={hidden_size: 64, num_attention_heads: 4, num_key_value_heads: 2}"
 
@@ -71,6 +76,42 @@ def unmasked(module: LanguageModel) -> LanguageModel:
     twin = copy(module)
     twin.__dict__["mask"] = None
     return twin
+
+
+def test_layers_that_a_training_refuses_to_share_are_not_shared(caplog) -> None:
+    caplog.set_level("INFO")
+    layers = ("model.kv_heads=2", "model.pattern=[kdgqa]")
+    words = ("recipe=gpt2", "model.size=demo", "hardware=cpu", *layers)
+    assert run_mode("mode=check", *words) == 0
+    assert "-     one rank equals 2" in caplog.text
+    assert "layers of kdgqa" in caplog.text
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_a_registered_mask_must_keep_documents_apart_only_where_that_is_set(
+    documents: bool, monkeypatch: pytest.MonkeyPatch, caplog
+) -> None:
+    caplog.set_level("INFO")
+    copies = {group: dict(own) for group, own in registry._components.items()}
+    monkeypatch.setattr(registry, "_components", copies)
+    registry.register("mask", "near")(near)
+    given = ("mask=near", f"mask.documents={documents}")
+    model = ("recipe=gpt2", "model=llama", "model.size=demo", "hardware=cpu")
+    assert run_mode(*plain_words(["mode=check", *model, *given])) == documents
+    assert f"{'FAULT' if documents else '-    '} documents apart" in caplog.text
+    assert "ok    layer 0: attention, masked               token 40 reaches tokens 40 to 47" in (
+        caplog.text
+    )
+
+
+def near(_: MaskSettings, *, seqlen: int, device: torch.device, **given: torch.Tensor) -> Mask:
+    return masks.sliding_window(seqlen, (7, 0), device=device)
+
+
+def test_a_decoder_of_transformers_is_checked_as_it_is_trained_here(caplog) -> None:
+    caplog.set_level("INFO")
+    run_mode("mode=check", "model.config=qwen3", f"+{SMALL}", "hardware=cpu")
+    assert "as recipe=hf computes it; as transformers does alone: flashtrain.check" in caplog.text
 
 
 def test_what_is_no_language_model_is_refused() -> None:

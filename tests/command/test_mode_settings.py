@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+from importlib.metadata import PackageNotFoundError
 from itertools import chain
 from pathlib import Path
 
 import pytest
 from published_commands import saved_runs
 
+from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.mode_settings import NOT_TRAINED, USED, check_used
 from flashtrain.command.overrides import plain_words
@@ -179,3 +182,30 @@ def test_the_tables_name_settings_that_exist() -> None:
     for task in tasks().values():
         named += [*task.modes.values(), task.same, task.shape, task.trained]
     assert set(chain(*named)) <= names
+
+
+@pytest.mark.parametrize("words", ["recipe=hf mode=plan", "recipe=sft model.path=x data.path=y"])
+def test_a_missing_extra_is_named_before_anything_else(
+    words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("flashtrain.settings.model.version", version)
+    assert "flashtrain[hub]" in refused(*words.split())
+
+
+def test_a_text_that_is_given_is_scored_whole(runs: dict[str, Path], tmp_path: Path) -> None:
+    run = shutil.copytree(runs["language_model"], tmp_path / "run")
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(
+        config.replace("validation_tokens: null", "validation_tokens: 9")
+    )
+
+    def scored(*words: str) -> int | None:
+        line = ["mode=evaluate", f"checkpoint={run}", *words]
+        return settings_from_checkpoint(line).data.validation_tokens
+
+    text = ("data.source=files", "data.path=x")
+    assert (scored(), scored(*text)) == (9, None)
+    assert scored(*text, "data.validation_tokens=512") == 512

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -188,7 +189,8 @@ def test_a_plan_of_sft_takes_a_model_without_weights() -> None:
     words = ("recipe=sft", "mode=plan", "data.path=x")
     assert "(or, for a plan, model.config=NAME)" in refused(*words)
     assert settings_of(plain_words((*words, "model.config=llama"))).model.config == "llama"
-    assert "model.path" in refused(*words, "model.config=llama", "trainer.epochs=1")
+    said = refused(*words, "model.config=llama", "trainer.epochs=1")
+    assert re.search(r"model\.path=.* for trainer\.epochs.*data\.tokenizer=FOLDER", said)
 
 
 def test_a_setting_of_adapters_beside_a_model_names_both_remedies() -> None:

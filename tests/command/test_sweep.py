@@ -128,8 +128,9 @@ def test_resuming_a_sweep_keeps_what_is_done_goes_on_with_what_was_stopped_and_r
 
 
 def test_what_ran_out_of_memory_is_a_result_and_what_failed_is_tried_again(
-    run_jobs, tmp_path
+    run_jobs, tmp_path, caplog
 ) -> None:
+    caplog.set_level("INFO")
     assert run_jobs(Jobs("out of memory", "failed", "finished"))[0] == 1
     status, jobs = run_jobs(Jobs("finished"), "resume=auto")
     assert (status, jobs.seeds) == (0, ["seed=1"])
@@ -137,6 +138,7 @@ def test_what_ran_out_of_memory_is_a_result_and_what_failed_is_tried_again(
     _, jobs = run_jobs(Jobs("finished", "finished", "finished"), "resume=auto")
     assert jobs.seeds == ["seed=0", "seed=1", "seed=2"]
     assert len(sweeps(tmp_path)) == 2
+    assert str(sweeps(tmp_path)[0]) in caplog.text
 
 
 def test_other_words_are_another_sweep(run_jobs, tmp_path) -> None:

@@ -65,6 +65,12 @@ def test_without_files_they_come_from_the_hub(files, monkeypatch):
     assert gpt2_tokenizer().fingerprint() == gpt2_tokenizer(*files).fingerprint()
 
 
+def test_without_the_hub_the_settings_for_local_files_are_named(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_: Path("no/such").read_text())
+    with pytest.raises(UserError, match=r"data\.vocab=FILE data\.merges=FILE"):
+        gpt2_tokenizer()
+
+
 def test_a_long_text_has_the_tokens_of_the_whole(monkeypatch):
     tokenizer = BPETokenizer.train(["some words and other words\n"] * 5, 290)
     text = "some  words and\n\nother words, \t \r\n it's 12 \u00e9 " * 40 + "x" * 80

@@ -15,7 +15,9 @@ import torch
 from chat_folders import CHATML, THINKING, save_tokenizer_folder
 
 from flashtrain import Decoder, DecoderConfig, LanguageModel
+from flashtrain.data.bpe import BPETokenizer
 from flashtrain.data.chat_datamodule import ChatDataModule
+from flashtrain.data.tokenizers import load_tokenizer
 from flashtrain.errors import UserError
 from flashtrain_kernels.loss_head import IGNORED
 
@@ -358,3 +360,22 @@ def test_the_device_with_the_costlier_row_of_one_pair_has_the_cheaper_one_of_the
         for rank in range(2)
     ]
     assert ranks == [(costly, cheapest), (dear, cheap)]
+
+
+def test_a_tokenizer_that_flashtrain_trained_takes_a_chat_template(make, tmp_path) -> None:
+    own = BPETokenizer.train(["question answer"], 260)
+    answer = "{% generation %}{{ one.content + eos_token }}{% endgeneration %}"
+    template = (
+        "{% for one in messages %}{{ one.role }}"
+        "{% if one.role == 'assistant' %}"
+        + answer
+        + "{% else %}{{ one.content }}{% endif %}{% endfor %}"
+    )
+    data = make(tokenizer=own, template=template)
+    data.setup()
+    data.tokenizer.save(tmp_path / "run")  # as a run does, which then answers in turns
+    assert load_tokenizer(tmp_path / "run").config["chat_template"] == template
+    batch = next(iter(data.train_dataloader()))
+    learned = own.decode(batch["labels"][batch["labels"] != IGNORED].tolist())
+    assert "yes <|endoftext|>yes yes " in learned
+    assert "user" not in learned

@@ -117,6 +117,29 @@ def test_what_flashtrain_saved_is_read_as_it_was(tmp_path):
     assert isinstance(huggingface_tokenizer(tmp_path / "bpe"), BPETokenizer)
 
 
+@pytest.mark.parametrize("change", ["tokens", "chat template", "end"])
+def test_what_was_changed_after_flashtrain_saved_it_is_read_as_autotokenizer_reads_it(
+    change, tmp_path
+):
+    save_tokenizer(BPETokenizer.train(TEXTS, 270), tmp_path / "saved")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    if change == "chat template":
+        theirs.chat_template = "{{ messages }}"
+    else:
+        theirs.add_special_tokens(
+            {"eos_token": "<|user|>"}
+            if change == "end"
+            else {"additional_special_tokens": ["<|user|>"]}
+        )
+    theirs.save_pretrained(tmp_path / "changed")
+    assert '"kind": "bpe"' in (tmp_path / "changed" / "tokenizer_config.json").read_text()
+    ours = huggingface_tokenizer(tmp_path / "changed")
+    text = "hello <|user|> world"
+    assert ours.with_special_tokens().encode(text) == theirs(text)["input_ids"]
+    assert ours.end_of_text == theirs.eos_token_id
+    assert ours.config.get("chat_template") == theirs.chat_template
+
+
 def test_a_folder_without_tokenizer_json_is_made_by_transformers(tmp_path):
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "world"]
     (tmp_path / "vocab.txt").write_text("\n".join(words))

@@ -112,6 +112,13 @@ def test_positions_reach_a_module_that_takes_them() -> None:
         as_trainable(Logits()).loss(tokens, labels, positions=positions)
 
 
+def test_a_module_that_takes_no_mask_is_refused_where_documents_are_to_stay_apart() -> None:
+    for given in ({"document_mask": True}, {"mask": lambda **_: None}):
+        with pytest.raises(UserError, match=r"^Logits has no loss\(.*positions=.*mask="):
+            LanguageModel(Logits(), **given)
+    LanguageModel(Logits())
+
+
 def test_what_a_model_lacks_is_named_with_its_signature_in_one_line() -> None:
     class Half(Trainable):
         def parameter_count(self) -> int:

@@ -166,6 +166,14 @@ def test_a_plan_of_absurdly_many_epochs_says_how_to_train_for_fewer(tmp_path: Pa
     assert "Set trainer.epochs" not in plan_of(*words, "trainer.steps=1")
 
 
+def test_adapters_at_the_rate_of_all_weights_are_named() -> None:
+    words = ("recipe=hf", "model.config=llama-8b", "hardware.plan_for=h100", "data.tokenizer=gpt2")
+    named = "adapters at optimizer.learning_rate=1e-05"
+    assert named in plan_of(*words, "model.adapter=lora")
+    assert named not in plan_of(*words, "model.adapter=lora", "optimizer.learning_rate=1e-4")
+    assert named not in plan_of(*words)
+
+
 def test_conversations_are_planned_without_a_chat_template_and_trained_with_one(tmp_path) -> None:
     chats = tmp_path / "chats.jsonl"
     chats.write_text('{"messages": [{"role": "user", "content": "Hello"}]}\n')

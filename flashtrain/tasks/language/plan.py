@@ -24,6 +24,7 @@ from flashtrain.tasks.text_data import make_source, vocabulary_of
 from flashtrain.training.float8 import check_float8, expected_gain, float8_flops, split_linears
 from flashtrain.training.hardware import Hardware
 
+WHOLE_RATE = 1e-5  # of recipe=hf and sft, for all weights
 MANY_EPOCHS = 20  # from so many passes over the text on, a line says how to train for fewer
 CONTEXTS = [2**power for power in range(10, 21)]  # at which a plan computes float8's gain
 WORTH = 1.03  # expected speed over bf16's from which on float8 is said to pay
@@ -114,7 +115,7 @@ def many(epochs: float) -> str:
 
 def describe(settings: Settings, hardware: Hardware, model: Trainable, batching: Batching) -> str:
     """Return the lines that announce a training: model, context, steps, machine, micro-batch,
-    memory; layers in float8."""
+    memory; layers in float8; adapters with a rate of all weights."""
     columns = context_columns(settings.sharding, hardware.precision, model, batching.micro_batch)
     words = ", each sequence over {context_parallel} devices ({context_method})"
     if settings.trainer.context_parallel_groups == "planned":
@@ -124,13 +125,16 @@ def describe(settings: Settings, hardware: Hardware, model: Trainable, batching:
     # Fewer with adapters.
     trained = sum(one.numel() for one in model.parameters() if one.requires_grad)
     part = f" ({trained / 1e6:.2f}M of them trained)" if trained < parameters else ""
+    rate, slow = settings.optimizer.learning_rate, ""
+    if model.keeps_part and rate <= WHOLE_RATE:
+        slow = f"\nadapters at optimizer.learning_rate={rate:g}, that of all weights; 1e-4 is usual"
     return (
         f"{settings.named(settings.model.label)}: {parameters / 1e6:.1f}M parameters{part}, "
         f"context {settings.context}, attention {hardware.attention}; {settings.trainer.steps} "
         f"steps of {settings.samples_per_step} sample{'s' * (settings.samples_per_step > 1)} "
         f"({settings.trainer.tokens_per_step:,} tokens) on {settings.trainer.ranks} x "
         f"{hardware.name}, {hardware.precision}, micro-batch "
-        f"{batching.micro_batch}{shared}{memory_words(batching)}{_float8(settings, model)}"
+        f"{batching.micro_batch}{shared}{memory_words(batching)}{_float8(settings, model)}{slow}"
     )
 
 

@@ -114,6 +114,8 @@ class LanguageSettings(TextSettings):
             and not (plans and self.model.config is not None)
         ):
             also = " (or, for a plan, model.config=NAME)" if plans else ""
+            if self.mode == "plan" and not plans and self.model.config is not None:
+                also = " for trainer.epochs, which counts tokens (or data.tokenizer=FOLDER)"
             lacking.append(f"model.path=FOLDER_OR_HUB_NAME{also}")
         if data.source == "chat" and data.path is None and data.name is None:
             lacking.append("data.path=CONVERSATIONS.jsonl (or data.name=DATASET)")

@@ -16,7 +16,7 @@ from flashtrain.errors import UserError
 from flashtrain.models.activation_checkpointing import compile_lean
 from flashtrain.models.generation import MaskMaker
 from flashtrain.models.sharded_sequence import mean_over_context, sharded_sequence, whole
-from flashtrain.models.trainable import Trainable, as_trainable
+from flashtrain.models.trainable import Trainable, as_trainable, check_contract, inner
 from flashtrain.tasks.attention_masks import causal_length
 from flashtrain.tasks.training_task import TrainingTask, replayed
 from flashtrain.training.memory import GROUP_BYTES
@@ -58,6 +58,9 @@ class LanguageModel(TrainingTask):
         **options: Any,
     ) -> None:
         model = as_trainable(model)
+        if document_mask or mask is not None:
+            takes = ("positions", "mask") if document_mask else ("mask",)
+            check_contract(model, type(inner(model)).__name__, takes)
         super().__init__(model, **options)
         self.model: Trainable = model
         self.strict_loading = not model.keeps_part
