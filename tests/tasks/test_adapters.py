@@ -189,6 +189,23 @@ def test_targets_are_those_that_peft_takes(targets: str, base: Path) -> None:
     assert {f"base_model.model.{name}" for name in ours} == wanted
 
 
+def test_a_run_finds_its_base_from_another_working_folder(
+    base: Path, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(base.parent)
+    run = TinyRuns(tmp_path, words).finished(tmp_path / "run", f"model.path={base.name}")
+    monkeypatch.chdir(tmp_path)
+    assert flashtrain.load(run).settings.model.path == str(base)
+    (config := run / "config.yaml").write_text(
+        config.read_text().replace(f"path: {base}\n", f"path: {base.name}\n")
+    )
+    with pytest.raises(UserError, match=r"add model\.path=FOLDER"):  # an older run's, from here
+        flashtrain.load(run)
+    assert flashtrain.load(run, model={"path": str(base)}).model
+    monkeypatch.chdir(base.parent)
+    assert flashtrain.load(run).model
+
+
 def test_settings_that_contradict_an_adapter_are_refused_with_both_values(
     lora: Path, exported: Path, words: list[str]
 ) -> None:
