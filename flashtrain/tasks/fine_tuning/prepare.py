@@ -104,6 +104,8 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
             "parameters": parameter_count(model),
             "trained_parameters": sum(x.numel() for x in model.parameters() if x.requires_grad),
             "micro_batch": data.batch_size,
+            "steps": trainer.global_step,
+            "samples": trainer.global_step * own.batch,
             "epochs": round(data.epochs_seen, 3),
             "train_loss_first": task.first_loss,
             "train_loss": task.last_loss,
