@@ -61,6 +61,7 @@ RUN_HERE = {
     "text model",
 }
 RUN_BY_TEST_README = {"lightning script", "attention module", "attention mask", "hugging face"}
+RUN_ON_A_RUN = {"label texts"}  # tests/tasks/fine_tuning/test_fine_tuning_runs.py
 RUN_ON_RANKS = {"hugging face over several GPUs"}  # tests/distributed/test_huggingface_training.py
 
 
@@ -83,7 +84,7 @@ def run_block(marker: str, **given: Any) -> dict[str, Any]:
 
 
 def test_every_block_of_python_is_run_by_a_test() -> None:
-    assert set(python_blocks()) == RUN_HERE | RUN_BY_TEST_README | RUN_ON_RANKS
+    assert set(python_blocks()) == RUN_HERE | RUN_BY_TEST_README | RUN_ON_RANKS | RUN_ON_A_RUN
 
 
 def commands_of(marker: str) -> list[list[str]]:

@@ -38,7 +38,9 @@ def suit_to_weights(settings: Settings, given: Collection[str]) -> list[str]:
     # A training makes it once it has its folder.
     take_export(settings, make=settings.mode != "train")
     local = Path(settings.model.path or "").expanduser()
-    if settings.model.path is not None and local.is_dir():  # the run reads it from other folders too
+    if (
+        settings.model.path is not None and local.is_dir()
+    ):  # the run reads it from other folders too
         settings.model.path = str(local.absolute())
     if settings.weights is None:
         return [*adapter, *_suit_context(settings, given)]
