@@ -113,8 +113,10 @@ class LanguageSettings(TextSettings):
             and "data.tokenizer" not in self.demo
             and not (plans and self.model.config is not None)
         ):
-            also = " (or, for a plan, model.config=NAME)" if plans else ""
-            lacking.append(f"model.path=FOLDER_OR_HUB_NAME{also}")
+            also, config = " (or, for a plan, model.config=NAME)" if plans else "", self.model.config
+            model = f"model.path=FOLDER_OR_HUB_NAME{also}"
+            named = f"data.tokenizer=FOLDER beside model.config={config}"
+            lacking.append(model if config is None else named)
         if data.source == "chat" and data.path is None and data.name is None:
             lacking.append("data.path=CONVERSATIONS.jsonl (or data.name=DATASET)")
         if lacking:
