@@ -133,18 +133,17 @@ def _silence() -> None:
 
 
 def _wandb_mode(mode: str, folder: Path, run_id: str) -> str:
-    """Return the mode for wandb.init; if "auto" becomes "offline", print how to upload the run."""
+    """Return the mode for wandb.init; if it is "offline", print how to upload the run."""
     chosen = os.environ.get("WANDB_MODE") if mode == "auto" else mode
-    if chosen:
-        return chosen
-    if has_wandb_key():
-        return "online"
-    which = f"{folder / 'wandb'}/offline-run-*{run_id}"
-    say(
-        "Weights & Biases: no key configured, logging offline. "
-        f"Upload the run later with: wandb sync {which}"
-    )
-    return "offline"
+    keyless = not chosen and not has_wandb_key()
+    if chosen == "offline" or keyless:
+        which = f"{folder / 'wandb'}/offline-run-*{run_id}"
+        say(
+            f"Weights & Biases: {'no key configured, ' * keyless}logging offline. "
+            f"Upload the run later with: wandb sync {which}"
+        )
+        return "offline"
+    return chosen or "online"
 
 
 class _AnnouncedWandb(WandbLogger):
