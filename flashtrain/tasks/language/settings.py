@@ -113,10 +113,11 @@ class LanguageSettings(TextSettings):
             and "data.tokenizer" not in self.demo
             and not (plans and self.model.config is not None)
         ):
-            also, config = " (or, for a plan, model.config=NAME)" if plans else "", self.model.config
-            model = f"model.path=FOLDER_OR_HUB_NAME{also}"
-            named = f"data.tokenizer=FOLDER beside model.config={config}"
-            lacking.append(model if config is None else named)
+            also = " (or, for a plan, model.config=NAME)" if plans else ""
+            needed = f"model.path=FOLDER_OR_HUB_NAME{also}"
+            if self.model.config is not None:
+                needed = f"data.tokenizer=FOLDER beside model.config={self.model.config}"
+            lacking.append(needed)
         if data.source == "chat" and data.path is None and data.name is None:
             lacking.append("data.path=CONVERSATIONS.jsonl (or data.name=DATASET)")
         if lacking:
