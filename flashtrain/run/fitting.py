@@ -25,7 +25,7 @@ from flashtrain.training.checkpoints import AtomicCheckpointIO, read_checkpoint
 from flashtrain.training.early_stopping import StopOnNonFinite, StopWithoutGain
 from flashtrain.training.hardware import Hardware, gpu_index
 from flashtrain.training.killed_ranks import killed_rank, lost_connection
-from flashtrain.training.loggers import close_loggers, log_summary, make_loggers
+from flashtrain.training.loggers import LogRates, close_loggers, log_summary, make_loggers
 from flashtrain.training.out_of_memory import (
     OTHERWISE,
     OutOfMemory,
@@ -87,7 +87,7 @@ def fit(
             keep=settings.trainer.keep_checkpoints,
             stage=f"{logs.name}-" if logs != folder else "",
         ),
-        pl.callbacks.LearningRateMonitor(logging_interval="step"),
+        LogRates(),
         LineProgress(settings.trainer.log_every),
         *(component("callback", name)(settings) for name in settings.trainer.callbacks),
     ]

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pytorch_lightning.callbacks import LearningRateMonitor
 from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.utilities import rank_zero_only
 
@@ -121,6 +122,17 @@ def close_loggers(loggers: list[Logger]) -> None:
             logger.experiment.close()
         if isinstance(logger, WandbLogger):
             logger.experiment.finish()
+
+
+class LogRates(LearningRateMonitor):
+    """Logs each step's learning rates as numbers: torchao's AdamW has tensors, which the schedule
+    changes before the loggers write them."""
+
+    def __init__(self) -> None:
+        super().__init__(logging_interval="step")
+
+    def _extract_lr(self, param_group: dict[str, Any], name: str) -> dict[str, Any]:
+        return super()._extract_lr({"lr": float(param_group["lr"])}, name)
 
 
 def _silence() -> None:
