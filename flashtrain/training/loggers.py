@@ -150,10 +150,8 @@ def _wandb_mode(mode: str, folder: Path, run_id: str) -> str:
     keyless = not chosen and not has_wandb_key()
     if chosen == "offline" or keyless:
         which = f"{folder / 'wandb'}/offline-run-*{run_id}"
-        say(
-            f"Weights & Biases: {'no key configured, ' * keyless}logging offline. "
-            f"Upload the run later with: wandb sync {which}"
-        )
+        why = "no key configured, logging offline" if keyless else "logging offline"
+        say(f"Weights & Biases: {why}. Upload the run later with: wandb sync {which}")
         return "offline"
     return chosen or "online"
 
