@@ -68,9 +68,6 @@ def _suit_to_adapter(settings: Settings, given: Collection[str]) -> list[str]:
                 setattr(settings.data, name, getattr(run.data, name))
     elif (taken := adapter_settings(where)) is not None:
         found = replace(model, **taken)
-        own_tokens = (Path(taken["adapter_path"]) / "tokenizer.json").is_file()
-        if own_tokens and settings.data.tokenizer == "huggingface":  # with its chat template
-            settings.data.tokenizer = taken["adapter_path"]
     else:
         return []
     scaling = {"rope", "rope_base", "rope_factor"}
