@@ -24,6 +24,7 @@ SILENCED = (
     ".*have overridden `on_before_batch_transfer` in `LightningModule`.*",
     ".*broadcast_buffers.*deprecated.*",
     ".*barrier.. using the device under current context.*",
+    ".*(rank|alpha)_pattern keys did not match.*",  # peft 0.21 of experts, which they do match
 )
 
 _quiet = False
@@ -81,8 +82,8 @@ def quieten() -> None:
     ):
         logging.getLogger(name).setLevel(logging.WARNING)
     # transformers imports torchao if it is installed, and the import reports which of its GPU
-    # libraries do not load.
-    for name in ("torchao", "torch.utils._pytree"):
+    # libraries do not load. What is slow flashtrain says itself, with the extra that it needs.
+    for name in ("torchao", "torch.utils._pytree", "transformers.integrations.hub_kernels"):
         logging.getLogger(name).setLevel(logging.ERROR)
     for pattern in SILENCED:
         warnings.filterwarnings("ignore", message=pattern)

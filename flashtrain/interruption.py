@@ -31,11 +31,11 @@ class Interrupted(KeyboardInterrupt):
 
 class Stopped(Exception):
     """A signal or the time limit ended the run; its checkpoint is saved. `status` is the
-    command's exit status."""
+    command's exit status, `steps` the optimizer steps that were made; None: unknown."""
 
-    def __init__(self, line: str, status: int) -> None:
+    def __init__(self, line: str, status: int, steps: int | None = None) -> None:
         super().__init__(line)
-        self.status = status
+        self.status, self.steps = status, steps
 
 
 def handle(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:

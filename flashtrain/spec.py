@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from flashtrain.errors import UserError
+from flashtrain.errors import UserError, one_of
 from flashtrain.registry import component, registered
 from flashtrain.settings.settings import OF_A_CHECKPOINT, Settings
 
@@ -122,6 +122,9 @@ class Task(ABC):
     shape: Names = ()
     trained: Names = ()  # ... and those that checkpoints alone have so
     same: Names = ()  # settings and groups of its own: what is another training if it differs
+    # The figures that its trainings log, for early stopping; (): not known before a validation. A
+    # class that derives from this one may log others, and has none unless it names them.
+    logged: Names = ()
 
     def check(self, settings: Settings) -> None:
         """Raise UserError for settings that this task does not support, whatever the machine."""
@@ -135,6 +138,10 @@ class Task(ABC):
         if settings.trainer.epochs is not None and (planned or not self.has_epochs):
             what = f"{'mode=plan of ' if planned else ''}task={settings.task}"
             raise UserError(f"trainer.epochs is not supported by {what}. Set trainer.steps.")
+        monitor, logged = settings.trainer.early_stopping_monitor, vars(type(self)).get("logged")
+        trains = settings.mode in ("train", "plan") and not settings.trainer.callbacks
+        if monitor is not None and logged and trains:
+            one_of("trainer.early_stopping_monitor", monitor, logged)
         if settings.strategy == "fsdp" and not self.shards:
             raise UserError(
                 f"trainer.strategy=fsdp does not support recipe={settings.recipe} "

@@ -61,6 +61,7 @@ RUN_HERE = {
     "text model",
 }
 RUN_BY_TEST_README = {"lightning script", "attention module", "attention mask", "hugging face"}
+RUN_ON_A_RUN = {"label texts"}  # tests/tasks/fine_tuning/test_fine_tuning_runs.py
 RUN_ON_RANKS = {"hugging face over several GPUs"}  # tests/distributed/test_huggingface_training.py
 
 
@@ -83,7 +84,7 @@ def run_block(marker: str, **given: Any) -> dict[str, Any]:
 
 
 def test_every_block_of_python_is_run_by_a_test() -> None:
-    assert set(python_blocks()) == RUN_HERE | RUN_BY_TEST_README | RUN_ON_RANKS
+    assert set(python_blocks()) == RUN_HERE | RUN_BY_TEST_README | RUN_ON_RANKS | RUN_ON_A_RUN
 
 
 def commands_of(marker: str) -> list[list[str]]:
@@ -537,7 +538,8 @@ def test_a_name_is_shown_on_one_page_and_a_page_links_to_no_folder(
     """Else `mkdocs build --strict` warns, and fails."""
     shown = re.findall(r"^::: (\S+)$", "".join(generated.values()), re.MULTILINE)
     assert len(shown) == len(set(shown)) > 50
-    for page in [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("*/*.md")]:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("recipes/*/*.md")]
+    for page in [*(ROOT / "docs").rglob("*.md"), *pages]:
         links = re.findall(r"\]\((?!\w+:|#)([^)\s#]+)", page.read_text(encoding="utf-8"))
         folders = [link for link in links if (page.parent / link).is_dir()]
         assert [one for one in folders if not (page.parent / one / "README.md").is_file()] == []

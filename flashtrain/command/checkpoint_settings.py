@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from flashtrain.announce import say
+from flashtrain.announce import quieten, say
 from flashtrain.command.compose import CHOOSES, checked_settings, compose_settings, readable_errors
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import BEST, LAST, find_checkpoint, read_settings, settings_at
@@ -45,6 +45,7 @@ _TEXT = {"data", "data.source", *(f"data.{name}" for name in _OF_A_TEXT)}
 def settings_from_checkpoint(words: Sequence[str]) -> Settings:
     """Return the checked settings of the run that checkpoint= or resume= names, with `words`
     (key=value) on top. Raises UserError if there is no such run, or a word does not suit it."""
+    quieten()  # before transformers is imported
     line = CommandLine.of(words)
     given = line.by_name
     mode = str(given["mode"].value()) if "mode" in given else "train"

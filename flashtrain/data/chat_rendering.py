@@ -165,7 +165,7 @@ class ChatRendering:
                 return self.templates[name]
         raise UserError(
             "the tokenizer has no chat template. Set data.chat_template=FILE, such as the one in "
-            "docs/train/conversations.md."
+            "docs/train/conversations.md, or data.tokenizer=FOLDER of one that has it (an export)."
         )
 
     def _rendered(

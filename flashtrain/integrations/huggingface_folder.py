@@ -71,8 +71,10 @@ def folder_of(path: str, *weights: str) -> Path:
 
         raise UserError(
             f"model.path={path}: no such folder, and the hub reports: "
-            f"{first_line(unreachable or error)}. A plan needs no files: model.config=NAME has the "
-            f"shape of {', '.join(published_shapes())}, or of a config.json."
+            f"{first_line(unreachable or error)}. If it is a run's base that has moved, add "
+            "model.path=FOLDER (and in place of model.path=RUN model.adapter_path=RUN). A plan "
+            f"needs no files: model.config=NAME has the shape of {', '.join(published_shapes())}, "
+            "or of a config.json."
         ) from error
 
 

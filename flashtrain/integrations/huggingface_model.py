@@ -3,6 +3,7 @@ configuration (model=huggingface)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -144,13 +145,16 @@ def _add_adapters(module: Any, lora: Mapping[str, Any], base: str) -> None:
     read = READ_WEIGHTS if served(type(module)) else ()
     if module.config.model_type in PEFT_REFUSES and lora.get("target_modules") == "all-linear":
         read = (*read, "out_proj")
-    excluded, matrices, refusal = [], [], None
+    given, head = lora.get("target_modules"), module.get_output_embeddings()
+    excluded, matrices, wanted, refusal = [], [], set(), None
     for name, one in module.named_modules():
         router = isinstance(one, nn.Linear) and "Router" in type(one).__name__
         if router or name.rpartition(".")[2] in read:
             excluded.append(name)
         elif getattr(getattr(one, "weight", None), "ndim", 0) > 1:
             matrices.append(name)
+            if isinstance(one, nn.Linear) and one is not head and given == "all-linear":
+                wanted.add(name)
     config = LoraConfig(task_type="CAUSAL_LM", exclude_modules=excluded or None, **lora)
     try:
         module.add_adapter(config)
@@ -163,9 +167,13 @@ def _add_adapters(module: Any, lora: Mapping[str, Any], base: str) -> None:
                 "pip install 'flashtrain[hub]'."
             ) from error
         refusal = error
+    # peft (0.21) takes the names of shared experts and dense layers for those of experts' matrices.
+    if left := wanted - {name for name, one in module.named_modules() if hasattr(one, "lora_A")}:
+        names = sorted({re.sub(r".*\.\d+\.", "", name) for name in left})
+        _say_once(f"model.adapter=lora: peft {__version__} gives none to {', '.join(names)}")
     # peft ignores names that no layer has; it has removed those of experts' matrices
     # from its target_modules.
-    named = not isinstance(lora.get("target_modules"), str)
+    named = not isinstance(given, str)
     for target in sorted(config.target_modules or ()) if named else ():
         if not any(f".{name}".endswith(f".{target}") for name in matrices):
             known = {name.rpartition(".")[2] for name in matrices}

@@ -19,13 +19,13 @@ from flashtrain.registry import component
 from flashtrain.run.job_process import leading_ranks
 from flashtrain.settings.settings import Settings
 from flashtrain.settings.training import TrainerSettings
-from flashtrain.spec import TrainingSetup
+from flashtrain.spec import StageContext, TrainingSetup
 from flashtrain.training.checkpoint_callbacks import checkpoint_callbacks, keep_if_best
 from flashtrain.training.checkpoints import AtomicCheckpointIO, read_checkpoint
 from flashtrain.training.early_stopping import StopOnNonFinite, StopWithoutGain
 from flashtrain.training.hardware import Hardware, gpu_index
 from flashtrain.training.killed_ranks import killed_rank, lost_connection
-from flashtrain.training.loggers import close_loggers, log_summary, make_loggers
+from flashtrain.training.loggers import LogRates, close_loggers, log_summary, make_loggers
 from flashtrain.training.out_of_memory import (
     OTHERWISE,
     OutOfMemory,
@@ -87,7 +87,7 @@ def fit(
             keep=settings.trainer.keep_checkpoints,
             stage=f"{logs.name}-" if logs != folder else "",
         ),
-        pl.callbacks.LearningRateMonitor(logging_interval="step"),
+        LogRates(),
         LineProgress(settings.trainer.log_every),
         *(component("callback", name)(settings) for name in settings.trainer.callbacks),
     ]
@@ -127,7 +127,7 @@ def fit(
             )
             raise OutOfMemory(line) from error
         if signals.stopped_by is not None or signals.out_of_time:
-            raise stopped(signals, folder)
+            raise stopped(signals, folder, stage)
         step = trainer.global_step
         if not (due.made and due.has(step)):
             with naming_killed_ranks(trainer), _logged_with_last_step(trainer):
@@ -139,13 +139,13 @@ def fit(
         if stage is not None and stage.goes_on:
             signals.take_late(trainer)
             if signals.stopped_by is not None or signals.out_of_time:
-                raise stopped(signals, folder)
+                raise stopped(signals, folder, stage)
         with naming_killed_ranks(trainer), _logged_with_last_step(trainer):
             row = finish(trainer)
         if trainer.is_global_zero:
             log_summary(trainer.loggers, row)
     except StoppedInValidation:
-        raise stopped(signals, folder) from None
+        raise stopped(signals, folder, stage) from None
     except Exception as error:
         if signals.stopped_by is None or isinstance(error, Stopped | UserError | RunFailed):
             raise
@@ -307,12 +307,13 @@ def run_loggers(settings: Settings, folder: Path) -> list[Any]:
     )
 
 
-def stopped(signals: SaveOnSignal, folder: Path) -> Stopped:
-    """Return the exception with which a run ends that a signal or its time limit stopped; its exit
-    status is 0 for the time limit, else 128 + the signal's number."""
+def stopped(signals: SaveOnSignal, folder: Path, stage: StageContext | None) -> Stopped:
+    """Return the exception with which a run, or a `stage` of one, ends that a signal or its time
+    limit stopped; its exit status is 0 for the time limit, else 128 + the signal's number."""
     reason = "trainer.max_minutes" if signals.stopped_by is None else signals.stopped_by.name
     return Stopped(
         f"stopped at step {signals.stopped_at} ({reason}), checkpoint saved. "
         f"Continue with the same command plus resume={folder}",
         signals.exit_code,
+        None if stage else signals.stopped_at,  # stages count their own steps
     )

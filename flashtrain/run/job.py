@@ -91,7 +91,7 @@ class Job:
             if "recipe" not in self.line.by_name:
                 words = words_of_run(resumed, words)
 
-        def note(status: str, error: str) -> None:
+        def note(status: str, error: str, steps: int | None = None) -> None:
             # A run that could not be continued, for a mistake in the command, keeps the row
             # that it had. Whichever rank fails says so: the first one may wait for it, and be
             # ended by the launcher.
@@ -104,6 +104,9 @@ class Job:
                         "status": status,
                         "error": error,
                     }
+                    if steps is not None:  # in place of those that were planned
+                        counts = {"steps", "tokens", "samples"} & row.keys()
+                        row |= {name: row[name] * steps // row["steps"] for name in counts}
                     write_report(folder, row)
                     write_summary(folder, row)
 
@@ -121,7 +124,7 @@ class Job:
             raise
         except Stopped as stop:
             say(str(stop))
-            note(STOPPED, str(stop))
+            note(STOPPED, str(stop), stop.steps)
             _leave_ranks()
             raise
         except (KeyboardInterrupt, SystemExit) as error:

@@ -189,6 +189,12 @@ def wrong_value(error: OmegaConfBaseException, task: str, key: str = "") -> User
     key = str(error.full_key or key)
     expected = _expected(key, task) if isinstance(error, ValidationError) else ""
     said = first_line(error)
+    if group := re.search(r"is not a subclass of (\w+)Settings. value: (\S+?)\.?$", said):
+        name, value = group[1].lower(), group[2]
+        return UserError(
+            f"{name}: {value} is a choice of the group {name}: in a recipe it stands under "
+            f"defaults, as `- override /{name}: {value}` before `- _self_`."
+        )
     # Its value may be a password of the environment.
     if said.startswith("While dereferencing interpolation"):
         said = re.sub(r"Value '.*' of type", "what it stands for, of type", said)

@@ -17,6 +17,7 @@ from flashtrain.training.memory_choice import AUTO
 
 MEASURED_ON = ("H100", "H200")
 DEVICES = (2, 4, 8, 16, 32, 64)
+FITS = "It would fit with any of these:"
 QUICK = 1e12  # FLOPs of a step that takes no CPU a minute: its rate need not be measured
 SHARDING = ("fsdp", "context_parallel")
 
@@ -75,7 +76,7 @@ def fit_lines(
         if (one := _first_fitting(settings, kind, again))
     ]
     nothing = "No single change of optimizer states, adapter, devices or context makes it fit."
-    return [f"{line}. {'It would fit with any of these:' if found else nothing}", *found]
+    return [f"{line}. {FITS if found else nothing}", *found]
 
 
 def _first_fitting(
@@ -133,7 +134,8 @@ def _changes(settings: Settings, hardware: Hardware) -> list[list[dict[str, Any]
 
 def _with_adapter(settings: Settings, context: int, devices: int) -> list[dict[str, Any]]:
     """Return LoRA alone, on sharded weights, on 4 bits, and these with ever shorter contexts."""
-    lora, halvings = {"model.adapter": "lora"}, range(context.bit_length() - 7)
+    lora = {} if settings.model.adapter else {"model.adapter": "lora"}
+    halvings = range(context.bit_length() - 7)
     if settings.model.quantize is not None:
         return []
     four = {**lora, "model.quantize": "nf4"}

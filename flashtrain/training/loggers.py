@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pytorch_lightning.callbacks import LearningRateMonitor
 from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.utilities import rank_zero_only
 
@@ -123,6 +124,17 @@ def close_loggers(loggers: list[Logger]) -> None:
             logger.experiment.finish()
 
 
+class LogRates(LearningRateMonitor):
+    """Logs each step's learning rates as numbers: torchao's AdamW has tensors, which the schedule
+    changes before the loggers write them."""
+
+    def __init__(self) -> None:
+        super().__init__(logging_interval="step")
+
+    def _extract_lr(self, param_group: dict[str, Any], name: str) -> dict[str, Any]:
+        return super()._extract_lr({"lr": float(param_group["lr"])}, name)
+
+
 def _silence() -> None:
     """Switch off W&B's greetings, warnings and charts, unless WANDB_SILENT is set: flashtrain
     prints one line instead."""
@@ -133,18 +145,15 @@ def _silence() -> None:
 
 
 def _wandb_mode(mode: str, folder: Path, run_id: str) -> str:
-    """Return the mode for wandb.init; if "auto" becomes "offline", print how to upload the run."""
+    """Return the mode for wandb.init; if it is "offline", print how to upload the run."""
     chosen = os.environ.get("WANDB_MODE") if mode == "auto" else mode
-    if chosen:
-        return chosen
-    if has_wandb_key():
-        return "online"
-    which = f"{folder / 'wandb'}/offline-run-*{run_id}"
-    say(
-        "Weights & Biases: no key configured, logging offline. "
-        f"Upload the run later with: wandb sync {which}"
-    )
-    return "offline"
+    keyless = not chosen and not has_wandb_key()
+    if chosen == "offline" or keyless:
+        which = f"{folder / 'wandb'}/offline-run-*{run_id}"
+        why = "no key configured, logging offline" if keyless else "logging offline"
+        say(f"Weights & Biases: {why}. Upload the run later with: wandb sync {which}")
+        return "offline"
+    return chosen or "online"
 
 
 class _AnnouncedWandb(WandbLogger):

@@ -56,7 +56,9 @@ class LineProgress(ProgressBar):
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         # Read here: when the step has ended, the schedule has already set the next one's.
-        self._rate = trainer.optimizers[0].param_groups[0]["lr"] if trainer.optimizers else None
+        # torchao's AdamW has a tensor, which the schedule changes.
+        rates = [float(one.param_groups[0]["lr"]) for one in trainer.optimizers]
+        self._rate = rates[0] if rates else None
         if self._paused is not None:  # the time left follows from the time of the steps alone
             self._printed_time += time.perf_counter() - self._paused
             self._paused = None

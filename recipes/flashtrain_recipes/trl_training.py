@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 
+from flashtrain.command.modes import on_this_machine
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import read_settings, read_summary
 from flashtrain.report.rows import RESULT, write_result
-from flashtrain.run.machine import adapt_to_machine
-from flashtrain.settings.command_line import CommandLine
 from flashtrain.tasks.language.evaluate import read_model
 from flashtrain.tasks.language.prepare import make_data
 from flashtrain.tasks.optimization import optimization_options
@@ -33,7 +32,7 @@ def main(run: str, attention: str = "sdpa") -> None:
     from transformers import AutoTokenizer
 
     folder = Path(run)
-    settings, hardware = adapt_to_machine(read_settings(folder), CommandLine.of([]))
+    settings, hardware = on_this_machine(read_settings(folder))
     ours, gpu = read_summary(folder), hardware.kind == "cuda"
     if ours["devices"] > 1:
         raise UserError(f"RUN={run} has trained on {ours['devices']} devices: expected one device.")

@@ -105,6 +105,17 @@ def test_a_recipe_file_that_cannot_be_read_is_named(tmp_path, monkeypatch, text:
         compose_settings(["recipe=broken"])
 
 
+def test_a_choice_of_a_group_in_a_recipe_file_is_answered_with_the_line_for_it(
+    tmp_path, monkeypatch
+) -> None:
+    (tmp_path / "mine.yaml").write_text("logger: none\n")
+    monkeypatch.setenv("FLASHTRAIN_RECIPES", str(tmp_path))
+    with pytest.raises(UserError, match="under defaults, as `- override /logger: none`"):
+        compose_settings(["recipe=mine"])
+    (tmp_path / "mine.yaml").write_text("defaults: [override /logger: none, _self_]\n")
+    assert compose_settings(["recipe=mine"]).logger.kinds == ["none"]
+
+
 def test_the_demo_replaces_the_recipes_settings_but_not_the_command_lines() -> None:
     words = ["recipe=gpt2", "trainer.steps=7"]
     demo = apply_demo(compose_settings(words), CommandLine(words).by_name)

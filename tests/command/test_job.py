@@ -123,6 +123,12 @@ def test_a_quick_training_measures_no_rate(tiny_runs: TinyRuns, monkeypatch) -> 
     assert tiny_runs.run("quick", "trainer.steps=1")[0] == 0
 
 
+def test_a_stopped_run_has_the_steps_and_tokens_that_it_made(tiny_runs: TinyRuns) -> None:
+    status, folder = tiny_runs.run("out-of-time", "trainer.max_minutes=1e-6")
+    row = json.loads((folder / "summary.json").read_text())
+    assert (status, row["status"], row["steps"], row["tokens"]) == (0, "stopped", 1, 256)
+
+
 class FailAfterSignal(SignalAt):
     """Fails in the step after the signal, as compilation does, whose processes the signal ended."""
 

@@ -189,8 +189,8 @@ def test_a_plan_of_sft_takes_a_model_without_weights() -> None:
     words = ("recipe=sft", "mode=plan", "data.path=x")
     assert "(or, for a plan, model.config=NAME)" in refused(*words)
     assert settings_of(plain_words((*words, "model.config=llama"))).model.config == "llama"
-    said = refused(*words, "model.config=llama", "trainer.epochs=1")
-    assert re.search(r"model\.path=.* for trainer\.epochs.*data\.tokenizer=FOLDER", said)
+    needed = refused(*words, "model.config=llama", "trainer.epochs=1")
+    assert needed == "recipe=sft needs data.tokenizer=FOLDER beside model.config=llama."
 
 
 def test_a_setting_of_adapters_beside_a_model_names_both_remedies() -> None:

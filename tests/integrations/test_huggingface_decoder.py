@@ -704,7 +704,7 @@ def test_a_name_that_is_no_folder_is_refused_where_the_hub_does_not_answer(
     name, monkeypatch, tmp_path
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(UserError, match=rf"model\.path={name}: no such folder"):
+    with pytest.raises(UserError, match=rf"model\.path={name}: no such folder.*add model\.path=F"):
         transformers_decoder(name)
 
 

@@ -241,6 +241,20 @@ def test_an_adapter_of_a_weight_that_a_mixer_reads_is_refused_and_all_linear_pas
     assert not any(name.endswith(f".{target}") for name, _ in model.adapters)
 
 
+def test_linear_layers_that_peft_s_all_linear_passes_over_are_named_in_a_line(monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(huggingface_model, "_say_once", said.append)
+    model = of_own_configuration("qwen3_next", lora={"r": 2, "target_modules": "all-linear"})
+    passed = [f"mlp.shared_expert.{one}_proj" for one in ("down", "gate", "up")]
+    assert said[-1].endswith(f"gives none to {', '.join(passed)}")
+    layers = {".".join(name.split(".")[-2:]) for name, _ in model.adapters}
+    assert "mlp.experts" in layers
+    assert not any(one.startswith("shared_expert.") for one in layers)
+    said.clear()
+    of_own_configuration("lfm2", lora={"r": 2, "target_modules": "all-linear"})
+    assert said == []
+
+
 def test_frozen_decays_stay_float32_beside_frozen_matrices_in_bfloat16():
     model = of_own_configuration("bamba", lora={"r": 2, "target_modules": ["in_proj"]})
     model.keep_in("bf16-mixed")

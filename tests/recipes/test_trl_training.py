@@ -73,7 +73,7 @@ def test_a_run_and_trls_trainer_have_the_same_losses(
     ).save_pretrained(tmp_path / "model")  # fmt: skip
     write_sums(tmp_path / "chats.jsonl", product(range(8), range(8)))
     words = [
-        "recipe=sft", "hardware=cpu", "hardware.demo=never", "logger=none", "context=96",
+        "recipe=sft", "hardware=cpu", "logger=none", "context=96",
         "trainer.steps=6", "trainer.tokens_per_step=384", "trainer.micro_batch=2",
         "trainer.log_every=4", "optimizer.learning_rate=1e-2", "generate.max_new_tokens=1",
         f"model.path={tmp_path / 'model'}", f"data.path={tmp_path / 'chats.jsonl'}",

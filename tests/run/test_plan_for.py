@@ -159,6 +159,14 @@ def test_one_small_card_is_offered_adapters_with_4_bits_and_shorter_contexts() -
     assert re.search(r"  model.adapter=lora model.quantize=nf4 context=\d+: ", long)
 
 
+def test_a_stage_that_does_not_fit_is_offered_a_shorter_context_in_its_entry() -> None:
+    words = ("recipe=extend", "model.config=llama-8b", "data.tokenizer=bytes")
+    text = plan_of(*words, "hardware.plan_for=rtx4090")
+    assert "any of these (context and tokens_per_step in the stage's entry):" in text
+    assert re.search(r"^  model.quantize=nf4: ", text, re.M)  # it has adapters already
+    assert re.search(r"^  context=\d+: ", text, re.M)
+
+
 def test_a_plan_of_absurdly_many_epochs_says_how_to_train_for_fewer(tmp_path: Path) -> None:
     (tmp_path / "novel.txt").write_text("Call me Ishmael. " * 1000)
     words = ("recipe=gpt2", "hardware.plan_for=h100", "data=files", f"data.path={tmp_path}")

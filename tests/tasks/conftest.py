@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from chat_folders import CHATML, save_tokenizer_folder, write_sums
-from tiny_runs import TinyRuns, made_once
+from tiny_runs import TinyRuns
 from transformers import LlamaConfig, LlamaForCausalLM
 
 SMALL = [
@@ -50,7 +50,5 @@ def words(base: Path) -> list[str]:
 @pytest.fixture(scope="session")
 def lora(base: Path, words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of adapters that has changed the model."""
-    runs = TinyRuns(base.parent, words)
-    return made_once(
-        tmp_path_factory, "adapters", lambda folder: runs.finished(folder, "model.adapter=lora")
-    )
+    folder = tmp_path_factory.mktemp("adapters")  # of this process of tests, as its base is
+    return TinyRuns(base.parent, words).finished(folder, "model.adapter=lora")

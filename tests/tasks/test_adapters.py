@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from chat_folders import CHATML
 from safetensors.torch import load_file
 from tiny_runs import TinyRuns
 from transformers import AutoModelForCausalLM
@@ -153,6 +154,21 @@ def test_an_export_of_a_continued_adapter_is_pefts_merge_on_the_true_base(
         torch.testing.assert_close(alone(ids).logits, theirs(ids).logits, rtol=0, atol=1e-4)
 
 
+def test_an_exported_adapter_brings_the_template_that_its_base_has_not(
+    base: Path, words: list[str], tmp_path: Path
+) -> None:
+    plain = shutil.copytree(base, tmp_path / "plain")
+    (plain / "tokenizer_config.json").write_text("{}")
+    (plain / "chat_template.jinja").unlink(missing_ok=True)
+    (tmp_path / "template.jinja").write_text(CHATML)
+    given = ("model.adapter=lora", f"data.chat_template={tmp_path / 'template.jinja'}", *STILL)
+    runs = TinyRuns(base.parent, [*words, f"model.path={plain}"])
+    adapter = flashtrain.export(runs.finished(tmp_path / "run", *given)) / "adapter"
+    with pytest.raises(AssertionError):  # the base's has no chat template
+        runs.finished(tmp_path / "refused", f"model.path={adapter}")
+    runs.finished(tmp_path / "next", f"model.path={adapter}", f"data.tokenizer={adapter}", *STILL)
+
+
 def test_an_adapter_that_no_run_of_ours_trained_is_scored_and_asked(
     base: Path, tmp_path: Path
 ) -> None:
@@ -187,6 +203,23 @@ def test_targets_are_those_that_peft_takes(targets: str, base: Path) -> None:
     )
     wanted = {name for name, one in theirs.named_modules() if hasattr(one, "lora_A")}
     assert {f"base_model.model.{name}" for name in ours} == wanted
+
+
+def test_a_run_finds_its_base_from_another_working_folder(
+    base: Path, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(base.parent)
+    run = TinyRuns(tmp_path, words).finished(tmp_path / "run", f"model.path={base.name}")
+    monkeypatch.chdir(tmp_path)
+    assert flashtrain.load(run).settings.model.path == str(base)
+    (config := run / "config.yaml").write_text(
+        config.read_text().replace(f"path: {base}\n", f"path: {base.name}\n")
+    )
+    with pytest.raises(UserError, match=r"add model\.path=FOLDER"):  # an older run's, from here
+        flashtrain.load(run)
+    assert flashtrain.load(run, model={"path": str(base)}).model
+    monkeypatch.chdir(base.parent)
+    assert flashtrain.load(run).model
 
 
 def test_settings_that_contradict_an_adapter_are_refused_with_both_values(

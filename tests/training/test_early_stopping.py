@@ -10,8 +10,10 @@ import torch
 from pytorch_lightning.callbacks import EarlyStopping
 from tiny_training import TinyTask, tiny_fit
 
+from flashtrain.command.request import settings_of
 from flashtrain.errors import UserError
 from flashtrain.settings.training import TrainerSettings
+from flashtrain.tasks.language.spec import LanguageTask
 from flashtrain.training.checkpoint_callbacks import SaveLast
 from flashtrain.training.early_stopping import StopAtTarget, StopWithoutGain
 from flashtrain.training.validation import DueValidation
@@ -97,6 +99,32 @@ def test_a_figure_that_no_validation_logs_and_a_run_without_validations_are_refu
         trained(tmp_path, 3, stops=stops)
     with pytest.raises(UserError, match=r"early_stopping_patience needs held-out data"):
         tiny_fit(tmp_path, stops)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "score"),
+    [("gpt2", "loss"), ("bert", "accuracy"), ("bert-finetune", "micro_f1"), ("pathx", "accuracy")],
+)
+def test_a_figure_that_the_task_does_not_log_is_refused_before_anything_is_built(recipe, score):
+    def settings(monitor: str):
+        words = ["trainer.early_stopping_patience=2", f"trainer.early_stopping_monitor={monitor}"]
+        return settings_of([f"recipe={recipe}", *words])
+
+    with pytest.raises(UserError, match=r"early_stopping_monitor 'eval_loss'. Did you mean 'valid"):
+        settings("eval_loss")
+    assert settings(f"validation_{score}")
+
+
+def test_a_derived_task_may_log_figures_of_its_own() -> None:
+    class Derived(LanguageTask):
+        pass
+
+    trainer = {"trainer.early_stopping_patience=2", "trainer.early_stopping_monitor=train_loss"}
+    settings = settings_of(["recipe=gpt2", *trainer])
+    settings.trainer.early_stopping_monitor = "validation_ndcg"
+    Derived().check(settings)
+    with pytest.raises(UserError, match=r"'validation_ndcg'"):
+        LanguageTask().check(settings)
 
 
 def test_a_figure_to_follow_without_a_patience_is_refused() -> None:

@@ -45,12 +45,14 @@ def init_options(tmp_path, **options):
     return make_loggers(["wandb"], tmp_path, **options)[1]._wandb_init
 
 
-def test_without_a_key_it_is_offline_and_one_line_says_how_to_sync(tmp_path, monkeypatch):
+@pytest.mark.parametrize("mode", ["auto", "offline"])
+def test_offline_one_line_says_how_to_sync(mode, tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(loggers_module, "say", said.append)
-    assert init_options(tmp_path)["mode"] == "offline"
+    assert init_options(tmp_path, mode=mode)["mode"] == "offline"
     assert len(said) == 1
     assert f"wandb sync {tmp_path}/wandb/offline-run-*" in said[0]
+    assert ("no key configured" in said[0]) == (mode == "auto")
 
 
 @pytest.mark.parametrize(

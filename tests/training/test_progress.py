@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 from tiny_training import TinyData, TinyTask, tiny_trainer
 
 from flashtrain.training.checkpoint_callbacks import SaveLast
+from flashtrain.training.loggers import LogRates
+from flashtrain.training.metrics_file import METRICS, MetricsFile, read_metrics
 from flashtrain.training.progress import LineProgress
 from flashtrain.training.throughput import Throughput
 
@@ -51,19 +54,25 @@ def test_a_long_first_step_says_how_many_of_its_micro_batches_are_done(
     assert [line.split()[1] for line in lines[3:]] == ["1/2", "2/2"]
 
 
-def test_the_rate_shown_is_the_one_that_the_step_took(tmp_path, capsys):
+# torchao's optimizers have a tensor, which the schedule changes in place.
+@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
+def test_the_rate_shown_and_logged_is_the_one_that_the_step_took(rate, tmp_path, capsys):
     class Scheduled(TinyTask):
         def configure_optimizers(self):
-            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            optimizer = torch.optim.SGD(self.parameters(), lr=copy.deepcopy(rate))
             schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
             return {
                 "optimizer": optimizer,
                 "lr_scheduler": {"scheduler": schedule, "interval": "step"},
             }
 
-    tiny_trainer(tmp_path, LineProgress(every_n_steps=1), max_steps=2).fit(
+    logged = {"logger": MetricsFile(tmp_path / METRICS), "log_every_n_steps": 1}
+    callbacks = LineProgress(every_n_steps=1), LogRates()
+    tiny_trainer(tmp_path, *callbacks, max_steps=2, **logged).fit(
         Scheduled(), datamodule=TinyData()
     )
+    rates = [row["lr-SGD"] for row in read_metrics(tmp_path / METRICS) if "lr-SGD" in row]
+    assert rates == pytest.approx([0.1, 0.05])
     assert [re.search(r"lr (\S+)", line)[1] for line in step_lines(capsys)] == [
         "1.0e-01",
         "5.0e-02",

@@ -17,7 +17,7 @@ from flashtrain.settings.settings import Settings, divisors
 from flashtrain.spec import TrainedModel, TrainingSetup
 from flashtrain.tasks import FineTuning
 from flashtrain.tasks.batching import Batching, choose_micro_batch, compiles, memory_words
-from flashtrain.tasks.fine_tuning.splits import make_source
+from flashtrain.tasks.fine_tuning.splits import make_source, train_count
 from flashtrain.tasks.masked_language.batching import bert_estimate
 from flashtrain.tasks.masked_language.plan import bert_config
 from flashtrain.tasks.masked_language.trained import check_context, read_bert, tokenizer_of
@@ -104,6 +104,8 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
             "parameters": parameter_count(model),
             "trained_parameters": sum(x.numel() for x in model.parameters() if x.requires_grad),
             "micro_batch": data.batch_size,
+            "steps": trainer.global_step,
+            "samples": trainer.global_step * own.batch,
             "epochs": round(data.epochs_seen, 3),
             "train_loss_first": task.first_loss,
             "train_loss": task.last_loss,
@@ -191,17 +193,20 @@ def parameter_count(model: torch.nn.Module) -> int:
 
 def plan_fine_tuning(settings: Settings, hardware: Hardware) -> str:
     """Return mode=plan's text: parameters, texts, estimated memory and time. Builds no
-    weights, reads no text."""
+    weights; reads local files to count their texts."""
+    own = settings.finetune
     config = encoder_config(
         settings, vocabulary_of(settings.data) + SPECIAL_COUNT, starting_bert(settings)
     )
     with torch.device("meta"):
-        model = make_head(settings, hardware, config, max(2, settings.finetune.labels))
+        model = make_head(settings, hardware, config, max(2, own.labels))
     batching = choose_head_batching(settings, hardware, model)
-    texts = settings.trainer.steps * settings.finetune.batch
+    texts, read = settings.trainer.steps * own.batch, "are read"
+    if own.data == "files":
+        read = f"are read in {texts / (count := train_count(own)):.1f} epochs of {count:,}"
     lines = [
         describe_training(settings, hardware, model, batching),
-        f"texts: {texts:,} of {settings.finetune.data_label}, cut to {settings.context:,} tokens",
+        f"texts: {texts:,} {read} of {own.data_label}, cut to {settings.context:,} tokens",
         *memory_plan(batching),
         *fit_lines(
             settings,

@@ -22,6 +22,7 @@ class FineTuningTask(MaskedTask):
         "export": ("context",),
     }
     same = ("context", "data", "bert", "finetune")
+    logged = (*MaskedTask.logged, "validation_micro_f1")
     prepare = imported("flashtrain.tasks.fine_tuning.prepare:prepare")
     plan = imported("flashtrain.tasks.fine_tuning.prepare:plan_fine_tuning")
     run_mode = imported("flashtrain.tasks.fine_tuning.evaluate:run_fine_tuning_mode")

@@ -129,6 +129,13 @@ def make_source(
     return LabelledSource(samples, tuple(names), special, known, words)
 
 
+def train_count(own: FineTuningSettings) -> int:
+    """Return how many texts of `finetune.path` are trained on."""
+    rows = read_rows(own)
+    check_trainable(rows, own)
+    return len(_parts(rows, own)["train"])
+
+
 def read_rows(own: FineTuningSettings) -> dict[str, list[Row]]:
     """Read the rows of each split of `finetune.path` or `finetune.name`.
 

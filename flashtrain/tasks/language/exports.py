@@ -50,10 +50,10 @@ def export(trained: TrainedModel, settings: Settings, *, exact: bool = False) ->
             model, made, end_of_text=known_end(trained.tokenizer)
         )
         add_end_ids(made, turn_ends(trained.tokenizer, chat=settings.data.source == "chat"))
-        tokenizer = save_tokenizer(trained.tokenizer, made, context=context)
         note = {**_note(trained.checkpoint), "label": settings.named(settings.model.label)}
         note[ROTARY] = getattr(getattr(model, "config", None), ROTARY, None)
         for place in (*made.glob("adapter"), made):
+            tokenizer = save_tokenizer(trained.tokenizer, place, context=context)
             (place / NOTE).write_text(json.dumps(note) + "\n", encoding="utf-8")
     say(f"exported step {trained.step} to {folder} ({how}; {tokenizer}){rounding}")
     return folder

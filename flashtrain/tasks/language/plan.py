@@ -19,7 +19,7 @@ from flashtrain.tasks.attention_masks import attended_context
 from flashtrain.tasks.batching import Batching, fit_memory, memory_words
 from flashtrain.tasks.context_run import context_columns, plan_lines
 from flashtrain.tasks.decoders import make_model
-from flashtrain.tasks.plan_text import fit_lines, last_lines, memory_plan, plan_text
+from flashtrain.tasks.plan_text import FITS, fit_lines, last_lines, memory_plan, plan_text
 from flashtrain.tasks.text_data import make_source, vocabulary_of
 from flashtrain.training.float8 import check_float8, expected_gain, float8_flops, split_linears
 from flashtrain.training.hardware import Hardware
@@ -38,10 +38,11 @@ def plan_language(settings: Settings, hardware: Hardware, epochs: Sequence[str] 
     if settings.stages:
         from flashtrain.tasks.language.stages import stages_of
 
+        there = f"{FITS.removesuffix(':')} (context and tokens_per_step in the stage's entry):"
         texts = [(one.name, plan_language(one.settings, hardware)) for one in stages_of(settings)]
         end = "\n".join(last_lines(settings, hardware))
         joined = "".join(f"{name}:\n{text.removesuffix(end)}" for name, text in texts) + end
-        return Plan(joined, sum(text.seconds for _, text in texts))
+        return Plan(joined.replace(FITS, there), sum(text.seconds for _, text in texts))
     check_float8(settings.model.float8, hardware, plans=True)
     vocab_size = vocabulary_of(settings.data)
     build_model: Callable[..., Trainable] = partial(

@@ -130,8 +130,9 @@ def read_data(settings: Settings, hardware: Hardware) -> tuple[TextDataModule, l
     data = make_data(settings, hardware, own)
     data.prepare_data()
     data.setup()
-    tokens = (settings.trainer.epochs or 0) * data.train_tokens / 10
-    advice = f"For ten set trainer.tokens_per_step to about {tokens:,.0f}, and context to no more."
+    tokens, rows = (settings.trainer.epochs or 0) * data.train_tokens / 10, settings.context
+    whole = tokens // rows * rows or tokens  # a step is whole rows
+    advice = f"For ten set trainer.tokens_per_step to about {whole:,.0f}, and context to no more."
     return data, set_steps(settings.trainer, data, settings.samples_per_step, advice)
 
 

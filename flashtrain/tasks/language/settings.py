@@ -114,9 +114,10 @@ class LanguageSettings(TextSettings):
             and not (plans and self.model.config is not None)
         ):
             also = " (or, for a plan, model.config=NAME)" if plans else ""
-            if self.mode == "plan" and not plans and self.model.config is not None:
-                also = " for trainer.epochs, which counts tokens (or data.tokenizer=FOLDER)"
-            lacking.append(f"model.path=FOLDER_OR_HUB_NAME{also}")
+            needed = f"model.path=FOLDER_OR_HUB_NAME{also}"
+            if self.model.config is not None:
+                needed = f"data.tokenizer=FOLDER beside model.config={self.model.config}"
+            lacking.append(needed)
         if data.source == "chat" and data.path is None and data.name is None:
             lacking.append("data.path=CONVERSATIONS.jsonl (or data.name=DATASET)")
         if lacking:

@@ -26,6 +26,7 @@ class LanguageTask(Task):
     plans_epochs = True
     used = ("context", "model", "data", "mask")
     same = (*used, "stages")
+    logged = ("train_loss", "validation_loss")
     modes: Mapping[str, Names] = {
         "evaluate": used,
         "generate": (*used, "generate", "prompt"),

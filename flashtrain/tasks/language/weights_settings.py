@@ -37,6 +37,8 @@ def suit_to_weights(settings: Settings, given: Collection[str]) -> list[str]:
     adapter = _suit_to_adapter(settings, given)
     # A training makes it once it has its folder.
     take_export(settings, make=settings.mode != "train")
+    if (path := settings.model.path) is not None and Path(path).expanduser().is_dir():
+        settings.model.path = str(Path(path).expanduser().absolute())  # for other working folders
     if settings.weights is None:
         return [*adapter, *_suit_context(settings, given)]
     if not {"model", "model.name"}.isdisjoint(given):

@@ -20,6 +20,7 @@ class MaskedTask(Task):
     shape = ("bert.size", "bert.family", "bert.activation", "bert.vocab_rows")
     modes: Mapping[str, Names] = {"evaluate": ("context", "data", "masked"), "export": ("context",)}
     same: Names = ("context", "data", "bert", "masked")
+    logged: Names = ("train_loss", "validation_loss", "validation_accuracy")
     prepare = imported("flashtrain.tasks.masked_language.prepare:prepare")
     plan = imported("flashtrain.tasks.masked_language.plan:plan_masked")
     run_mode = imported("flashtrain.tasks.masked_language.evaluate:run_masked_mode")

@@ -23,6 +23,7 @@ class ClassificationTask(Task):
         "export": ("export_precision",),
     }
     same = ("classifier", "sequence", "masked_pixels", "curriculum", "pathfinder")
+    logged = ("train_loss", "validation_loss", "validation_accuracy")
     columns = imported("flashtrain_recipes.arena.words:trained_columns")
     trainings = imported("flashtrain_recipes.arena.curriculum:trainings")
     plan = imported("flashtrain_recipes.arena.words:plan_classifier")

@@ -44,7 +44,10 @@ def make_prompt(
     least = best = encoded(1)
     if len(least) > most:
         shortest = length + len(least) - most
-        raise UserError(f"ruler.lengths={length} is too short for {task}: expected {shortest}.")
+        raise UserError(
+            f"ruler.lengths={length} is too short for {task}: expected {shortest}, or shorter "
+            "tasks where the model reads no more: ruler.tasks=[niah_single_1]."
+        )
     # The whole is encoded anew, a few times: what a piece adds depends on what stands beside it.
     pieces, more = 1, 16
     for _ in range(_TRIES):

@@ -162,6 +162,7 @@ def test_needles_lie_at_every_depth() -> None:
 def test_a_length_without_room_is_refused_with_the_shortest_possible(task: str) -> None:
     with pytest.raises(UserError, match=r"ruler\.lengths=200 .*: expected \d+") as caught:
         prompt(task, ByteTokenizer(), length=200)
+    assert "ruler.tasks=" in str(caught.value)
     shortest = int(re.search(r"expected (\d+)", str(caught.value))[1])
     assert len(prompt(task, ByteTokenizer(), length=shortest + 9)[0]) <= shortest + 9
 

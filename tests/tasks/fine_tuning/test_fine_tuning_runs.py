@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 import torch
-from tiny_runs import TinyRuns, last_weights
+from tiny_runs import ROOT, TinyRuns, last_weights
 
 import flashtrain
 from flashtrain.command.checkpoint_settings import settings_from_checkpoint
@@ -199,9 +199,23 @@ def test_an_export_is_read_by_transformers_with_the_labels_names(
     tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
     assert len(tokenizer) == theirs.config.vocab_size
     assert tokenizer("ab").input_ids == [tokenizer.cls_token_id, 97, 98, tokenizer.sep_token_id]
+    labels = transformers.pipeline("text-classification", str(exported), truncation=True)
+    assert labels(["ab x " * 9])[0]["label"] in ("x", "y")  # of more tokens than the context
     with pytest.raises(UserError, match="pooling=max"):
         run_mode(settings_from_checkpoint(["mode=export", f"checkpoint={tuned}"]))
     assert not list(tuned.glob("export*"))
+
+
+def test_the_page_s_python_labels_new_texts(head_runs: TinyRuns, tmp_path) -> None:
+    known = {"ab x": "x", "y cd": "y"}
+    rows = [{"text": text, "labels": label} for text, label in known.items()] * 20
+    words = ["finetune.target=class", f"finetune.path={lines(tmp_path / 'texts.jsonl', rows)}"]
+    status, run = head_runs.run("modern", "bert.family=modern", *words, "trainer.steps=40")
+    assert status == 0
+    page = (ROOT / "docs" / "train" / "classify.md").read_text(encoding="utf-8")
+    exec(page.split("<!-- label texts -->\n```python\n")[1].split("```")[0], own := {"RUN": run})
+    logits = {text: own["logits"](f"{text}{' z' * 30}") for text in known}  # which is cut
+    assert {text: own["run"].labels[int(one.argmax())] for text, one in logits.items()} == known
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from flashtrain.command.modes import plan
+from flashtrain.command.request import settings_of
 from flashtrain.errors import UserError
+from flashtrain.settings.command_line import CommandLine
 from flashtrain.settings.data import DataSettings
 from flashtrain.tasks.fine_tuning.settings import FineTuningSettings, LabelledSettings
 from flashtrain.tasks.fine_tuning.splits import LabelledSource, make_source
@@ -19,6 +22,15 @@ def write(path: Path, labels: str, count: int = 10) -> None:
             json.dumps({"text": f"{path.name} {n}", "labels": labels[n % 2]}) for n in range(count)
         )
     )
+
+
+def test_a_plan_counts_the_texts_that_are_trained_on(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", "ab", 40)
+    own = ["finetune.data=files", f"finetune.path={tmp_path}", "finetune.target=class"]
+    words = ["recipe=bert-finetune", *own, "finetune.batch=8", "trainer.steps=9", "mode=plan"]
+    settings = settings_of([*words, "hardware.plan_for=h100"])
+    line = f"texts: 72 are read in 2.0 epochs of 36 of {tmp_path.name}, cut to"
+    assert line in plan(settings, CommandLine())
 
 
 def source_of(path: Path, **options) -> LabelledSource:
