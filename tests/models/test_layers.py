@@ -149,7 +149,7 @@ def test_layers_whose_states_nothing_passes_on_are_refused_over_devices():
     config = build(["full"]).config
     shape = replace(config, layers=(replace(config.layers[0], mixer=Stateful(4, 4, 8)),))
     with pytest.raises(UserError, match="layers of attention with context_parallel=2"):
-        check_shape(SequenceSharding(64, 2, "auto", "balanced", 2), shape)
+        check_shape(SequenceSharding(64, 2, "auto", "balanced", "fixed", 2), shape)
 
 
 @pytest.mark.parametrize("word", ["window", "window:0", "window:x", "chunk", "full:3", "nopes"])
