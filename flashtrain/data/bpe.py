@@ -103,7 +103,7 @@ def gpt2_tokenizer(
         # A dependency of tokenizers; imported here since it is slow.
         from huggingface_hub import hf_hub_download
 
-        where = Path(f"{HUB_REPOSITORY} of the hub (local: data.vocab=FILE data.merges=FILE)")
+        where = f"{HUB_REPOSITORY} of the hub (local: data.vocab=FILE data.merges=FILE)"
         names = ("vocab.json", "merges.txt")
         vocab, merges = read_tokenizer(
             where, lambda _: [hf_hub_download(HUB_REPOSITORY, name) for name in names]

@@ -118,9 +118,9 @@ class LibraryTokenizer:
         )
 
 
-def read_tokenizer(path: Path, read: Callable[[str], Any] = Tokenizer.from_file) -> Any:
-    """Call `read` with a tokenizer file's path, and return its result. Raises
-    UserError, which names the file."""
+def read_tokenizer(path: Path | str, read: Callable[[str], Any] = Tokenizer.from_file) -> Any:
+    """Call `read` with a tokenizer file's path, or with a tokenizer's name, and return its result.
+    Raises UserError, which names it."""
     try:
         return read(str(path))
     except Exception as error:  # the library raises nothing more specific

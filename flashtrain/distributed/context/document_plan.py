@@ -75,15 +75,13 @@ def plan_documents(lengths: Sequence[int], ranks: int, costs: DocumentCosts) -> 
         ranks: the number of ranks that share the micro-batch.
         costs: the seconds of a document on one rank and on several.
     """
-    mean, room = (
-        sum(costs.seconds(one, 1) for one in lengths) / ranks,
-        room_for(sum(lengths), ranks),
-    )
+    mean = sum(costs.seconds(length, 1) for length in lengths) / ranks
+    room = room_for(sum(lengths), ranks)
     found: list[tuple[bool, float, DocumentPlan]] = []
     # Then within one machine where they fit, of which less is sent between machines.
     for most in (ranks, costs.near) if 1 < costs.near < ranks else (ranks,):
         for limit in LIMITS:
-            plan = _planned(lengths, ranks, costs, limit * mean, most)
+            plan = _planned(lengths, ranks, costs, room, limit * mean, most)
             slowest = float(plan.seconds_of(costs).max())
             found.append((bool(plan.tokens.max() > room), slowest, plan))
             if found[-1][:2] <= (False, EVEN * mean):
@@ -92,12 +90,12 @@ def plan_documents(lengths: Sequence[int], ranks: int, costs: DocumentCosts) -> 
 
 
 def _planned(
-    lengths: Sequence[int], ranks: int, costs: DocumentCosts, limit: float, most: int
+    lengths: Sequence[int], ranks: int, costs: DocumentCosts, room: int, limit: float, most: int
 ) -> DocumentPlan:
     """Return the plan in which a document takes at most `limit` seconds on each of its ranks and is
     on at most so many, if that is possible: those of most ranks first, then the longest, each to
     the ranks with the least to do that have room (Graham 1969)."""
-    room, sizes = room_for(sum(lengths), ranks), block_sizes(ranks)
+    sizes = block_sizes(ranks)
 
     def wanted(length: int) -> int:
         able = [size for size in sizes if -(-length // size) <= room]
