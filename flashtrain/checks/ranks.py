@@ -30,6 +30,13 @@ def equals_ranks(model: nn.Module, packed: Packed, ranks: int, shard: Any) -> Ro
     title = f"one rank equals {ranks}"
     if next(model.parameters()).is_cuda or dist.is_initialized():
         return Row(title, NONE, "it is asked in one process, on a CPU")
+    if shard is None and isinstance(model, LanguageModel):
+        own, name = model.model, type(inner(model.model)).__name__
+        how = SequenceSharding(0, ranks, "auto", "balanced", groups="fixed", devices=ranks)
+        try:  # what a training refuses to share is not asked
+            check_model(how, own, name)
+        except ValueError as error:
+            return Row(title, NONE, first_line(error))
     # Forked, as a DataLoader's workers are: a model of a notebook has no module to import.
     context = multiprocessing.get_context("fork")
     with TemporaryDirectory() as folder:
@@ -40,9 +47,11 @@ def equals_ranks(model: nn.Module, packed: Packed, ranks: int, shard: Any) -> Ro
         for one in started:
             one.join()
         files = [Path(folder, str(rank)) for rank in range(ranks)]
-        found = [json.loads(one.read_text()) if one.exists() else "it ended" for one in files]
+        found = [json.loads(one.read_text()) for one in files if one.exists()]
     if failures := [one for one in found if isinstance(one, str)]:
         return Row(title, NONE, failures[0])
+    if len(found) < ranks:
+        return Row(title, NONE, "a process ended without a result")
     losses = loss_of(model, packed.batch), torch.tensor(found[0])
     return compared(title, *losses, packed.rounding, "their loss is another one")
 
@@ -56,10 +65,6 @@ def _rank(
     found: Any
     try:
         if shard is None:
-            if isinstance(model, LanguageModel):  # what a training refuses to share is not asked
-                own, name = model.model, type(inner(model.model)).__name__
-                how = SequenceSharding(0, ranks, "auto", "balanced", groups="fixed", devices=ranks)
-                check_model(how, own, name)
             part, sequence = shard_batch(packed.batch, ContextGroup())
             with use_sharded_sequence(sequence):
                 loss, weight = loss_of(model, part), torch.ones(())
