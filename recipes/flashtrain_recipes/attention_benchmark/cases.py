@@ -7,11 +7,13 @@ paper         the shape in FlashAttention's appendix: batch 16, 8 heads of
               dimension 64, full attention
 features      dropout, softcap, ALiBi, bias and masks at 16K
 block-sparse  block masks of several densities from 4K to 64K, and full attention
+wide          heads of 256 and 512, and of 192 with values of 128
 as-called     calls of the public functions, each timed alone with its launching, the most important
               first: batches, packed documents, windows; features, each next to the call without it;
               decoding with a key/value cache
 
-B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension.
+B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension (Dv of
+values).
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ class Case:
     head_dim: int
     mask: str  # a name of settings.MASKS
     kv_heads: int = 0  # 0: as many as heads
+    values_dim: int = 0  # head dimension of the values; 0: as head_dim
     seqlen_k: int = 0  # 0: as long as seqlen_q
     dropout: float = 0.0
     dtype_name: str = "bfloat16"
@@ -83,6 +86,10 @@ class Case:
     @cached_property
     def mask_name(self) -> MaskName:
         return parse_mask(self.mask)
+
+    @property
+    def value_dim(self) -> int:
+        return self.values_dim or self.head_dim
 
     @property
     def kind(self) -> str:
@@ -143,12 +150,18 @@ class Case:
         own = ("batch", "seqlen_q", "seqlen_k", "heads", "kv_heads", "head_dim", "mask", "dropout")
         found = {name: getattr(self, name) for name in own} | {"dtype": self.dtype_name}
         cache = "" if self.page is None else f"pages of {self.page}" if self.page else "contiguous"
-        optional = {"cache": cache, "features": self.feature_words, "part": self.part}
+        optional = {
+            "value_dim": self.values_dim,
+            "cache": cache,
+            "features": self.feature_words,
+            "part": self.part,
+        }
         return found | {name: value for name, value in optional.items() if value}
 
     def __str__(self) -> str:
         keys = "" if self.seqlen_k == self.seqlen_q else f" on {self.seqlen_k}"
         groups = "" if self.kv_heads == self.heads else f" ({self.kv_heads} KV)"
+        values = f", values of {self.values_dim}," if self.values_dim else ""
         extras = [self.feature_words, f"dropout {self.dropout:g}" if self.dropout else ""]
         extras += [f"density {self.density:g}" if self.kind == "block-random" else ""]
         extras += (
@@ -159,21 +172,22 @@ class Case:
         words = ", ".join(part for part in (self.mask, *extras) if part)
         return (
             f"B={self.batch} H={self.heads}{groups} S={self.seqlen_q}{keys} "
-            f"D={self.head_dim} {words}"
+            f"D={self.head_dim}{values} {words}"
         )
 
 
 def flops(case: Case, pairs: float, direction: str) -> float:
-    """Return the FLOPs of one call: forward 4 D for each visible pair (two products),
-    backward 10 D (five products).
+    """Return the FLOPs of one call: forward 2 (D + Dv) for each visible pair (two products),
+    backward 2 (3 D + 2 Dv) (five products).
 
     Args:
         pairs: visible (query, key) pairs of one head in one sequence of the batch
             (Context.counted_pairs).
         direction: "forward", or else backward.
     """
-    forward = 4.0 * case.batch * case.heads * pairs * case.head_dim
-    return forward if direction == "forward" else 2.5 * forward
+    ofq, ofv = (1, 1) if direction == "forward" else (3, 2)
+    width = ofq * case.head_dim + ofv * case.value_dim
+    return 2.0 * case.batch * case.heads * pairs * width
 
 
 def cases(settings: AttentionSettings) -> list[Case]:
@@ -326,6 +340,29 @@ def _as_called(settings: AttentionSettings) -> list[Case]:
     ]
 
 
+def _wide(settings: AttentionSettings) -> list[Case]:
+    documents = document_lengths(32768, low=300, high=6000)
+    packed = Case(1, 16, 32768, 256, "causal-varlen", kv_heads=2, documents=documents)
+    row = Case(1, 16, 8192, 256, "causal")
+    widest = Case(1, 8, 8192, 512, "causal")
+    return [
+        packed,
+        *(replace(packed, mask=mask) for mask in ("causal-document", "causal-document-zigzag")),
+        replace(packed, kv_heads=16),
+        replace(row, kv_heads=2),
+        replace(row, seqlen_q=16384, seqlen_k=16384),
+        replace(row, mask="window-1024"),
+        replace(row, softcap=SOFTCAP),
+        replace(row, features=("sinks",)),
+        widest,
+        *(replace(widest, mask=mask) for mask in ("full", "window-1024")),
+        replace(packed, heads=8, kv_heads=8, head_dim=512),
+        replace(row, heads=8, kv_heads=8),  # which those of 512 are compared with
+        replace(row, head_dim=192, values_dim=128),  # multi-head latent attention
+        replace(row, head_dim=192),  # the same with values that are padded
+    ]
+
+
 def _heads(settings: AttentionSettings, head_dim: int) -> int:
     # FlashAttention-2's convention: a model of width 2048.
     return settings.heads or max(1, 2048 // head_dim)
@@ -338,6 +375,7 @@ _PRESETS: dict[str, Callable[[AttentionSettings], list[Case]]] = {
     "features": _features,
     "block-sparse": _block_sparse,
     "as-called": _as_called,
+    "wide": _wide,
 }
 
 

@@ -5,8 +5,8 @@ A mask is given as a rule: a function of head, query and key indices, broadcast 
 that returns whether a pair is visible. flashtrain gets its masks from flashtrain_kernels.masks
 (baselines/ours.py), and tests compare the two.
 
-B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension, n
-blocks a side, T packed tokens.
+B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension
+(Dv of values), n blocks a side, T packed tokens.
 """
 
 from __future__ import annotations
@@ -62,6 +62,13 @@ def starts(lengths: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.cat([ends.new_zeros(1), ends]).to(torch.int32)
 
 
+def zigzag(seqlen: int, device: torch.device) -> Tensor:
+    """Return the tokens in the order of four ranks' zigzag shards, (S,): of eight pieces the first
+    and the last, the second and the last but one, and so on."""
+    pieces = torch.arange(seqlen, device=device).tensor_split(8)
+    return torch.cat([piece for rank in range(4) for piece in (pieces[rank], pieces[7 - rank])])
+
+
 def rule(case: Case, device: torch.device) -> Rule:
     """Return the case's mask as a function (head, queries, keys) -> which pairs are
     visible. Not for block masks."""
@@ -86,6 +93,9 @@ def rule(case: Case, device: torch.device) -> Rule:
     segment, question = segment_ids(lengths, device), lengths[0]
     if kind == "shared-question":
         return lambda h, q, k: ((segment[q] == segment[k]) | (k < question)) & (k <= q)
+    if kind == "causal-document-zigzag":
+        at = zigzag(case.seqlen_k, device)
+        return lambda h, q, k: (segment[at[q]] == segment[at[k]]) & (at[k] <= at[q])
     if name.causal:
         return lambda h, q, k: (segment[q] == segment[k]) & (k <= q)
     return lambda h, q, k: segment[q] == segment[k]
@@ -126,8 +136,8 @@ class Inputs:
 
     q: Tensor  # (B, Sq, H, D)
     k: Tensor  # (B, Sk, K, D)
-    v: Tensor  # (B, Sk, K, D)
-    dout: Tensor  # (B, Sq, H, D)
+    v: Tensor  # (B, Sk, K, Dv)
+    dout: Tensor  # (B, Sq, H, Dv)
     bias: Tensor | None = None  # (1, H, Sq, Sk), the same in every set
     slopes: Tensor | None = None  # (H,) float32
     sink: Tensor | None = None  # (H,)
@@ -235,6 +245,7 @@ def make_sets(case: Case, device: torch.device, seed: int, cache_bytes: int) -> 
 
     queries = (case.batch, case.seqlen_q, case.heads, case.head_dim)
     keys = (case.batch, case.seqlen_k, case.kv_heads, case.head_dim)
+    values = (*keys[:3], case.value_dim)
     bias = slopes = sink = None
     if "bias" in case.features or "bias gradient" in case.features:
         bias = drawn(
@@ -245,14 +256,14 @@ def make_sets(case: Case, device: torch.device, seed: int, cache_bytes: int) -> 
     if "sinks" in case.features:
         sink = drawn(case.heads)
     wanted = math.ceil(
-        2 * cache_bytes / ((math.prod(queries) + 2 * math.prod(keys)) * case.dtype.itemsize)
+        2 * cache_bytes / (sum(map(math.prod, (queries, keys, values))) * case.dtype.itemsize)
     )
     return [
         Inputs(
             drawn(*queries),
             drawn(*keys),
-            drawn(*keys),
-            drawn(*queries, leaf=False),
+            drawn(*values),
+            drawn(*queries[:3], case.value_dim, leaf=False),
             bias,
             slopes,
             sink,

@@ -3,7 +3,7 @@ sequence of the batch.
 
 It is computed for a chunk of queries at a time, so that 64K tokens fit, and shares no code with
 flashtrain_kernels' own reference. S sequence (Sq queries, Sk keys), H query heads, K key/value
-heads, D head dimension; g = H / K query heads a group.
+heads, D head dimension (Dv of values); g = H / K query heads a group.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Expected:
     """The float64 results for the batch's last sequence and the query heads of
     its last key/value head."""
 
-    out: Tensor  # (Sq, g, D)
+    out: Tensor  # (Sq, g, Dv)
     dq: Tensor  # (Sq, g, D)
     dk: Tensor  # (Sk, D)
-    dv: Tensor  # (Sk, D)
+    dv: Tensor  # (Sk, Dv)
 
     def error(self, out: Tensor, shard: Shard = lambda x: x) -> float:
-        """Return the largest absolute error of out (B, Sq, H, D), divided by the reference's
+        """Return the largest absolute error of out (B, Sq, H, Dv), divided by the reference's
         largest absolute value.
 
         Args:
@@ -63,7 +63,7 @@ def expected(case: Case, inputs: Inputs, context: Context) -> Expected:
     first = case.heads - group
     q, dout = (x[-1, :, first:].detach().double() for x in (inputs.q, inputs.dout))
     k, v = (x[-1, :, -1].detach().double().requires_grad_() for x in (inputs.k, inputs.v))
-    out, dq, dk, dv = (torch.zeros_like(x) for x in (q, q, k, v))
+    out, dq, dk, dv = (torch.zeros_like(x) for x in (dout, q, k, v))
     for begin, end in query_chunks(case, _CHUNK.get(q.device.type, _CHUNK["cpu"])):
         for member in range(group):
             head = first + member

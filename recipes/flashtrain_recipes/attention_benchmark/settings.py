@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from flashtrain.errors import between, unknown
 from flashtrain.settings.options import option
 
-PRESETS = ("grid", "core", "paper", "features", "block-sparse", "as-called")
+PRESETS = ("grid", "core", "paper", "features", "block-sparse", "as-called", "wide")
 DTYPES = ("bfloat16", "float16", "float32")
 
 # What a mask's name says. The documents of one row have the lengths of Case.documents.
@@ -19,6 +19,7 @@ MASKS = {
     "window-L-R": "the keys from L before to R after, as in window-512-512",
     "document": "the keys of the query's own document",
     "causal-document": "the same, causal",
+    "causal-document-zigzag": "the same, of tokens in the order of four ranks' zigzag shards",
     "varlen": "as document, by the functions that take cu_seqlens",
     "causal-varlen": "as causal-document, by the functions that take cu_seqlens",
     "prefix-lm": "the first quarter, and what comes before the query",
@@ -36,7 +37,8 @@ MASKS = {
     "block-sliding": "3 x 3 x 3 tiles of 2 x 8 x 8 around the query's, in frames of 32 x 40",
     "tile-F-R": "of a video of F frames the query's own and R reference frames, which see all",
 }
-WITH_DOCUMENTS = ("document", "causal-document", "varlen", "causal-varlen")
+PACKED = ("document", "causal-document", "varlen", "causal-varlen")
+WITH_DOCUMENTS = (*PACKED, "causal-document-zigzag")
 BLOCK_SPARSE = ("block-random", "block-butterfly", "block-sliding")
 
 

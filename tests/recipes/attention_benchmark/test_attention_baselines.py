@@ -16,6 +16,7 @@ from flashtrain_recipes.attention_benchmark.baselines.flash_attn import (
     FlashAttn3,
     FlashAttn4,
 )
+from flashtrain_recipes.attention_benchmark.baselines.ours import FlashtrainPortable
 from flashtrain_recipes.attention_benchmark.baselines.pytorch import (
     Flex,
     VarlenAttn,
@@ -36,6 +37,9 @@ CASES = [
     Case(1, 2, 64, 16, "window-9", dtype_name="float32"),
     Case(1, 2, 64, 16, "window-9-5", dtype_name="float32"),
     Case(2, 2, 256, 16, "causal-document", documents=DOCUMENTS, dtype_name="float32"),
+    Case(1, 2, 256, 16, "causal-document-zigzag", documents=DOCUMENTS, dtype_name="float32"),
+    Case(1, 2, 64, 24, "causal", values_dim=16, dtype_name="float32"),
+    Case(1, 2, 256, 24, "causal-varlen", values_dim=16, documents=DOCUMENTS, dtype_name="float32"),
     Case(2, 2, 256, 16, "document", documents=DOCUMENTS, dtype_name="float32"),
     Case(1, 2, 256, 16, "causal-varlen", documents=DOCUMENTS, dtype_name="float32"),
     Case(1, 2, 256, 16, "varlen", documents=DOCUMENTS, dtype_name="float32"),
@@ -75,6 +79,11 @@ def test_every_implementation_of_this_machine_gives_the_references_answer(
         assert wanted.gradient_error(*gradients[:3]) < 2e-5, baseline.title
         dq, dk, dv = gradients[:3]
         assert wanted.gradient_error(dq, dk * 1.01, dv) > 0.005  # a wrong one shows
+
+
+def test_the_portable_kernels_are_planned_for_a_gpu_that_is_elsewhere(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert FlashtrainPortable().missing(GPU) is None
 
 
 def test_a_package_that_is_not_installed_is_missing_on_a_gpu_too(monkeypatch) -> None:

@@ -15,6 +15,7 @@ CPU = torch.device("cpu")
 WITH_A_MASK_OF_OURS = (
     "document",
     "causal-document",
+    "causal-document-zigzag",
     "prefix-lm",
     "shared-question",
     "global-window",
@@ -62,6 +63,9 @@ def test_flops_are_counted_as_the_field_counts_them() -> None:
     assert (
         counted(Case(4, 16, 4096, 128, "causal"), "backward") == 2.5 * 4 * 4 * 16 * square * 128 / 2
     )
+    narrow = Case(4, 16, 4096, 192, "full", values_dim=128)
+    assert counted(narrow) == 2 * 4 * 16 * square * (192 + 128)
+    assert counted(narrow, "backward") == 2 * 4 * 16 * square * (3 * 192 + 2 * 128)
     varlen = case_of("causal-varlen")
     assert counted(varlen) == 4 * 2 * 16 * sum(length**2 for length in varlen.documents) / 2
     assert counted(case_of("window-99")) == 4 * 2 * 16 * sum(min(i + 1, 100) for i in range(640))

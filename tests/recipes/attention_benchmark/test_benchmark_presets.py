@@ -46,6 +46,15 @@ def test_a_preset_has_the_rows_that_were_published(preset: str, count: int, file
     } <= known
 
 
+def test_wide_heads_are_measured_packed_by_positions_and_with_narrow_values() -> None:
+    found = asked(rows="wide")
+    assert {case.head_dim for case in found} == {192, 256, 512}
+    packed = [case.mask for case in found if case.has_documents and case.kv_heads == 2]
+    assert packed == ["causal-varlen", "causal-document", "causal-document-zigzag"]
+    (narrow,) = (case for case in found if case.value_dim < case.head_dim)
+    assert (narrow.head_dim, narrow.value_dim, narrow.columns()["value_dim"]) == (192, 128, 128)
+
+
 def test_the_grid_is_a_product_with_a_batch_of_so_many_tokens() -> None:
     found = asked(seqlens=[128, 4096], head_dims=[64, 128], masks=["full", "window-64"])
     assert len(found) == 8

@@ -16,7 +16,7 @@ from flashtrain.errors import first_line
 from flashtrain_recipes.attention_benchmark.baselines.base import Attend, AttentionBaseline, first
 from flashtrain_recipes.attention_benchmark.cases import BY_ARGUMENT, Case
 from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs
-from flashtrain_recipes.attention_benchmark.settings import WITH_DOCUMENTS
+from flashtrain_recipes.attention_benchmark.settings import PACKED
 
 
 class FlashAttnFunctions(AttentionBaseline):
@@ -27,7 +27,7 @@ class FlashAttnFunctions(AttentionBaseline):
     """
 
     module: str
-    packed: tuple[str, ...] = WITH_DOCUMENTS
+    packed: tuple[str, ...] = PACKED
     table = "block_table"  # the argument that says where a cache's pages are
     supports: tuple[str, ...] = ("softcap", "dropout", "ALiBi", "deterministic", "pages")
 
@@ -85,7 +85,7 @@ class FlashAttnFunctions(AttentionBaseline):
 
         def attention(one: Inputs) -> Tensor:
             q, k, v = (x.flatten(0, 1) for x in (one.q, one.k, one.v))
-            return first(packed(q, k, v, **{**self.options(case, one), **where})).view_as(one.q)
+            return first(packed(q, k, v, **{**self.options(case, one), **where})).view_as(one.dout)
 
         return attention
 
@@ -119,7 +119,7 @@ class FlashAttn(FlashAttnFunctions):
         return None
 
     def refuses(self, case: Case) -> str | None:
-        if case.kind not in (*BY_ARGUMENT, *WITH_DOCUMENTS):
+        if case.kind not in (*BY_ARGUMENT, *PACKED):
             return "no such mask"
         return "no float32" if case.dtype == torch.float32 else super().refuses(case)
 

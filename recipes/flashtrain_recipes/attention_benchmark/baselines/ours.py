@@ -26,6 +26,7 @@ from flashtrain_recipes.attention_benchmark.inputs import (
     segment_ids,
     segment_lengths,
     starts,
+    zigzag,
 )
 
 
@@ -107,7 +108,8 @@ class FlashtrainPortable(Flashtrain):
     name, title = "flashtrain-portable", "flashtrain, portable"
 
     def missing(self, device: torch.device) -> str | None:
-        reason = hopper.unavailable(device)
+        planned = device.type == "cuda" and not torch.cuda.is_available()  # for another machine
+        reason = None if planned else hopper.unavailable(device)
         return None if reason is None else f"the same as flashtrain here: {reason}"
 
     def within(self) -> contextlib.AbstractContextManager[None]:
@@ -139,4 +141,11 @@ def mask_maker(case: Case, device: torch.device) -> Callable[[], Any]:
     if case.kind == "shared-question":
         return partial(masks.shared_question, segment_ids(lengths, device)[None])
     bounds, causal = starts(lengths, device), case.mask_name.causal
-    return lambda: masks.document(masks.documents_from_cu_seqlens(bounds, seqlen), causal=causal)
+
+    def document() -> Any:
+        return masks.document(masks.documents_from_cu_seqlens(bounds, seqlen), causal=causal)
+
+    if case.kind != "causal-document-zigzag":
+        return document
+    order = zigzag(seqlen, device)
+    return lambda: document().select(order, order)

@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from flashtrain_recipes.attention_benchmark.baselines.base import Attend, AttentionBaseline, first
 from flashtrain_recipes.attention_benchmark.cases import BLOCK_SIZE, Case
 from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs, alibi_slopes
+from flashtrain_recipes.attention_benchmark.settings import PACKED
 
 _ON_CPU = ("FLASH_ATTENTION", "MATH")  # SDPA's backends
 
@@ -64,6 +65,8 @@ class Sdpa(AttentionBaseline):
         )
 
     def refuses(self, case: Case) -> str | None:
+        if case.values_dim and self.backend == "FLASH_ATTENTION":
+            return "values need the queries' head dimension"
         known = self.matrices or _known_by_name(case)
         return super().refuses(case) if known else "takes no mask besides causal"
 
@@ -124,7 +127,7 @@ class VarlenAttn(AttentionBaseline):
         return None if device.type == "cuda" else "needs an NVIDIA GPU"
 
     def applies(self, case: Case) -> bool:
-        return case.has_documents
+        return case.kind in PACKED
 
     def attend(self, case: Case, context: Context) -> Attend:
         from torch.nn.attention.varlen import varlen_attn
@@ -139,9 +142,8 @@ class VarlenAttn(AttentionBaseline):
 
         def attention(inputs: Inputs) -> Tensor:
             q, k, v = (x.flatten(0, 1) for x in (inputs.q, inputs.k, inputs.v))
-            return first(varlen_attn(q, k, v, bounds, bounds, longest, longest, **options)).view_as(
-                inputs.q
-            )
+            out = first(varlen_attn(q, k, v, bounds, bounds, longest, longest, **options))
+            return out.view_as(inputs.dout)
 
         return attention
 
