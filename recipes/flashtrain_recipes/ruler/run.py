@@ -23,7 +23,7 @@ from flashtrain.tasks.attention_masks import make_mask
 from flashtrain.tasks.language.ends import generation_ends
 from flashtrain.tasks.language.evaluate import read_model
 from flashtrain.training.hardware import Hardware
-from flashtrain_recipes.long_context.evaluate import autocast_dtype
+from flashtrain.training.memory_measure import AUTOCAST
 from flashtrain_recipes.ruler.figures import ruler_figure
 from flashtrain_recipes.ruler.haystack import read_haystack
 from flashtrain_recipes.ruler.prompts import encoder, make_prompt
@@ -96,7 +96,7 @@ def _answers(
 ) -> list[str]:
     """What the model writes after each prompt: its likeliest tokens, `count` at most."""
     model, tokenizer = trained.model, trained.tokenizer
-    dtype, mask = autocast_dtype(hardware.precision), trained.settings.applied_mask
+    dtype, mask = AUTOCAST.get(hardware.precision), trained.settings.applied_mask
     how: dict[str, Any] = {"end_of_text": generation_ends(model, tokenizer, chat=chat)}
     how |= {"temperature": 0, "mask": make_mask(mask, packed=False)}
     with torch.autocast(hardware.kind, dtype=dtype, enabled=dtype is not None):
