@@ -18,6 +18,7 @@ from flashtrain.folders.run_folder import FINISHED, OUT_OF_MEMORY, SUMMARY_FILE,
 from flashtrain.training import hardware as machine
 
 Row = dict[str, Any]  # flat: a run's summary.json, or one line of a measured table
+Rows = Sequence[Mapping[str, Any]]  # to read
 
 # The result file that a benchmark run writes.
 RESULT = "result.json"

@@ -14,6 +14,7 @@ from lightning_fabric.plugins.environments.lightning import find_free_network_po
 
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
+from flashtrain.folders.run_folder import FAILED, OUT_OF_MEMORY
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.batching import Batching, choose_batching, memory_columns, room
 from flashtrain.tasks.context_run import context_columns
@@ -23,7 +24,7 @@ from flashtrain.training.memory_choice import Room
 from flashtrain_recipes.harness.baseline import Baseline
 from flashtrain_recipes.harness.benchmark import Benchmark
 from flashtrain_recipes.harness.processes import RankFailed, in_ranks
-from flashtrain_recipes.harness.rows import FAILED, NO_TIME, OUT_OF_MEMORY, Row
+from flashtrain_recipes.harness.rows import NO_TIME, Row
 from flashtrain_recipes.harness.run_folder import Run
 from flashtrain_recipes.harness.turns import Effort
 from flashtrain_recipes.huggingface_benchmark.cases import HuggingFaceCase

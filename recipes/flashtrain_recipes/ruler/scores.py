@@ -6,17 +6,15 @@ The scores of a row's prompts are a text, "100 75 0"; those of a mean over tasks
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from flashtrain.errors import UserError
-from flashtrain.report.rows import Row
+from flashtrain.report.rows import Row, Rows
 from flashtrain_recipes.long_context.intervals import LEVEL, RESAMPLES, draws
 from flashtrain_recipes.ruler.tasks import RULER
-
-Rows = Sequence[Mapping[str, Any]]
 
 
 def scored(row: Row) -> Row:
