@@ -30,7 +30,7 @@ from flashtrain.tasks.language.evaluate import held_out_data, read_model
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory_measure import AUTOCAST
 from flashtrain_recipes.long_context.evaluate import document_losses
-from flashtrain_recipes.long_context.intervals import RESAMPLES, draws, mean_interval
+from flashtrain_recipes.long_context.intervals import draws, mean_interval
 from flashtrain_recipes.scored_command import scored_command
 
 FIRST_EDGE = 256  # tokens of the first range of positions; each later range is twice as long
@@ -141,7 +141,7 @@ def position_rows(losses: np.ndarray, control: np.ndarray, *, seed: int) -> list
         seed: of the resampling of whole documents.
     """
     documents, length = losses.shape
-    drawn, half = draws(documents, RESAMPLES, seed), (length + 1) // 2
+    drawn, half = draws(documents, seed), (length + 1) // 2
     rows: list[Row] = []
     for begin, end in zip(edges := _edges(length), edges[1:], strict=False):
         counts = np.full(documents, end - begin)
@@ -164,7 +164,7 @@ def differences(rows: Sequence[Row], others: Rows, *, seed: int) -> list[Row]:
     found = []
     for both in zip(rows, others, strict=True):
         ours, theirs = (np.array(row["losses"].split(), dtype=float) for row in both)
-        drawn = draws(len(ours), RESAMPLES, seed)
+        drawn = draws(len(ours), seed)
         less = mean_interval(ours - theirs, np.ones(len(ours)), drawn)
         found.append({**both[0], **dict(zip(COMPARED, less, strict=True))})
     return found
