@@ -104,9 +104,8 @@ def collect_summaries(folder: str | Path) -> list[Row]:
     the folder or below it.
     """
     folder = Path(folder)
-    if (folder / SUMMARY_FILE).is_file():
-        return [_summary_row(folder, folder.name)]
-    rows = _rows_below(folder)
+    own = own_row(folder)
+    rows = _rows_below(folder) if own is None else [own]
     if not rows:
         raise UserError(
             f"no run with a {SUMMARY_FILE} in or below '{folder}'. "
