@@ -73,9 +73,6 @@ class Lengths(Mode):
     plan = imported("flashtrain_recipes.context_study:study_plan")
     run_study = imported("flashtrain_recipes.context_study:run_study")
 
-    def uses(self, settings: Settings) -> None:
-        return None
-
     def contexts(self, settings: Settings) -> list[int]:
         return list(settings.lengths.contexts or ())
 
