@@ -20,7 +20,7 @@ from flashtrain.tasks.context_run import check_model
 from flashtrain.tasks.decoders import make_model
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.harness.rows import Row
-from flashtrain_recipes.step_benchmark.cases import StepCase, batches_of, draw_tokens
+from flashtrain_recipes.step_benchmark.cases import StepCase, draw_tokens
 from flashtrain_recipes.step_benchmark.settings import LORA
 
 
@@ -86,16 +86,3 @@ class HuggingFaceCase(StepCase):
 
     def __str__(self) -> str:
         return super().__str__() + (f" {self.documents} documents" if self.documents > 1 else "")
-
-
-def cases(settings: Settings) -> list[HuggingFaceCase]:
-    """Return a case for every requested model, precision of weights, context and batch."""
-    options = settings.benchmark
-    return [
-        HuggingFaceCase(model, context, weights, settings, batch, documents=documents)
-        for model in options.models
-        for weights in options.weights
-        for context in sorted(options.contexts)
-        for batch in batches_of(options, context)
-        for documents in options.documents
-    ]
