@@ -102,9 +102,7 @@ def _command(words: list[str]) -> int:
     if settings.mode == "plan":
         print(text := modes.plan(settings, line))
         if arguments.slurm:
-            from flashtrain.command.slurm import write_job
-
-            print(write_job(settings, line, text))
+            print(modes.write_job(settings, line, text))
         return 0
     mode = mode_of(settings)
     if mode is not None and mode.study:

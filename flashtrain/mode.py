@@ -37,8 +37,8 @@ class Mode:
 
     def uses(self, settings: Settings) -> Sequence[str] | None:
         """Return the names of the settings and groups that this mode uses; None: those that
-        training uses."""
-        return self.own
+        training uses, as a study does."""
+        return None if self.study else self.own
 
     def contexts(self, settings: Settings) -> Sequence[int]:
         """Return the context lengths that this mode compares; empty if it uses

@@ -58,7 +58,7 @@ def make_strategy(name: str, checkpoint: str = "file", **options: Any) -> Strate
         return DataParallelStrategy()
     sharded = CHECKPOINTS[checkpoint]
     if name == "fsdp":
-        from flashtrain.distributed.fully_sharded import FullyShardedStrategy
+        from flashtrain.distributed.sharded_checkpoints import FullyShardedStrategy
 
         return FullyShardedStrategy(save_distributed_checkpoint=sharded)
     from flashtrain.distributed.context.strategy import ContextParallelStrategy

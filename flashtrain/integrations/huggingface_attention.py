@@ -29,7 +29,7 @@ from flashtrain.integrations.huggingface_documents import with_documents
 from flashtrain.integrations.huggingface_masks import AttentionMask, attention_mask, dense_bias
 from flashtrain.models.sharded_sequence import ShardedSequence, sharded_sequence
 from flashtrain_kernels import flash_attn_with_kvcache
-from flashtrain_kernels.environment import autocast_dtype
+from flashtrain_kernels.arguments import autocasted
 from flashtrain_kernels.flash_attn import flash_attn_heads_first
 
 # transformers treats every name with "flash" in it as flash-attn or as a kernel of its hub, so
@@ -119,7 +119,7 @@ def attention(
     within = "Cross" not in type(module).__name__ and not getattr(
         module, "is_cross_attention", False
     )
-    query, key, value = _one_dtype(query, key, value)
+    query, key, value = autocasted(query.to(value.dtype), key.to(value.dtype), value)
     batch, seqlen_q, seqlen_k = query.shape[0], query.shape[2], key.shape[2]
     if sequence is not None:
         options = {"scale": scaling, "dropout": dropout, "softcap": softcap or 0.0, "sinks": s_aux}
@@ -254,15 +254,6 @@ def _layer_mask(
             "Pass a 2-D mask to the model, or use attn_implementation='sdpa'."
         )
     return AttentionMask(*sizes, bias=dense_bias(given, dtype)[..., : sizes[2]])
-
-
-def _one_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    dtype = (
-        autocast_dtype(query.device.type) if value.dtype == torch.float32 else None
-    ) or value.dtype
-    if query.dtype == key.dtype == value.dtype == dtype:
-        return query, key, value
-    return query.to(dtype), key.to(dtype), value.to(dtype)
 
 
 def _narrow(out: Tensor, width: int) -> Tensor:

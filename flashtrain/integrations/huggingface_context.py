@@ -140,12 +140,12 @@ def _shared(
         return None
     _check(model, sequence, given)
     known = _WHOLE.setdefault(sequence, WeakTensorKeyDictionary())
-    positions = _part_and_whole(sequence, given.get("position_ids"), "position_ids", tokens)
+    positions = _part_and_whole(sequence, given.get("position_ids"), "position_ids")
     if positions is None:
         _check_counting(model)
         positions = sequence.positions(sequence.held, tokens.device), None
         known[positions[0]] = None
-    padding = _part_and_whole(sequence, given.get("attention_mask"), "attention_mask", tokens)
+    padding = _part_and_whole(sequence, given.get("attention_mask"), "attention_mask")
     given["position_ids"] = positions[0]
     if padding is not None:
         given["attention_mask"] = padding[0]
@@ -154,7 +154,7 @@ def _shared(
 
 
 def _part_and_whole(
-    sequence: ShardedSequence, given: Any, name: str, tokens: Tensor
+    sequence: ShardedSequence, given: Any, name: str
 ) -> tuple[Tensor, Tensor | None] | None:
     """Return (this device's shard, the whole tensor) of a forward's argument, given as either;
     None if it is None."""

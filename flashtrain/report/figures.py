@@ -19,7 +19,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from flashtrain.errors import UserError
 from flashtrain.report.formats import COLUMNS, cell, figure_text, heading
-from flashtrain.report.rows import has_failed, status_text, values_of
+from flashtrain.report.rows import Rows, has_failed, status_text, values_of
 from flashtrain.report.table import available_columns, check_columns
 
 WIDTH_INCHES, DPI = 8.0, 150  # 1200 pixels
@@ -41,8 +41,6 @@ _LEGEND = 96  # letters of a line of the legend, with a marker before each name
 _LABELLED = 4  # up to this number of lines each has its name at its end, instead of a legend
 _LABEL_WIDTH = 17  # letters of a line of such a name
 _COURSE = 10  # from this number of evenly spaced x on they are a course, such as every tenth step
-
-Rows = Sequence[Mapping[str, Any]]
 
 
 def sweep_figure(

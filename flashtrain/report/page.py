@@ -139,10 +139,7 @@ def _curves(folder: Path) -> str:
     from flashtrain.report.curves import curves
 
     pictures = [
-        (
-            f'<img alt="{escape(title)} against steps" '
-            f'src="data:image/svg+xml;base64,{_encoded(svg.encode())}">\n'
-        )
+        _picture(f"{title} against steps", "svg+xml", svg.encode())
         for title, svg in curves(folder / METRICS)
     ]
     return f'<div class="curves">\n{"".join(pictures)}</div>\n' if pictures else ""
@@ -154,13 +151,8 @@ def _contents(file: Path) -> str:
 
 def _results(folder: Path, rows: Sequence[Row]) -> str:
     """Return the folder's figures and the table of its runs or measurements as HTML."""
-    pictures = "".join(
-        (
-            f'<img alt="{escape(path.name)}" '
-            f'src="data:image/png;base64,{_encoded(path.read_bytes())}">\n'
-        )
-        for path in sorted(folder.glob("*.png"))
-    )
+    files = sorted(folder.glob("*.png"))
+    pictures = "".join(_picture(file.name, "png", file.read_bytes()) for file in files)
     tables = ""
     if (folder / RESULT).is_file():
         tables += _table(make_table(read_result(folder / RESULT).rows))
@@ -222,5 +214,7 @@ def _address(name: str) -> str:
     return escape(f"./{quote(name)}")
 
 
-def _encoded(content: bytes) -> str:
-    return base64.b64encode(content).decode("ascii")
+def _picture(title: str, kind: str, content: bytes) -> str:
+    """Return a picture, of the type image/KIND, as HTML that contains it."""
+    data = base64.b64encode(content).decode("ascii")
+    return f'<img alt="{escape(title)}" src="data:image/{kind};base64,{data}">\n'

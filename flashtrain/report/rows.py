@@ -18,6 +18,7 @@ from flashtrain.folders.run_folder import FINISHED, OUT_OF_MEMORY, SUMMARY_FILE,
 from flashtrain.training import hardware as machine
 
 Row = dict[str, Any]  # flat: a run's summary.json, or one line of a measured table
+Rows = Sequence[Mapping[str, Any]]  # to read
 
 # The result file that a benchmark run writes.
 RESULT = "result.json"
@@ -103,9 +104,8 @@ def collect_summaries(folder: str | Path) -> list[Row]:
     the folder or below it.
     """
     folder = Path(folder)
-    if (folder / SUMMARY_FILE).is_file():
-        return [_summary_row(folder, folder.name)]
-    rows = _rows_below(folder)
+    own = own_row(folder)
+    rows = _rows_below(folder) if own is None else [own]
     if not rows:
         raise UserError(
             f"no run with a {SUMMARY_FILE} in or below '{folder}'. "

@@ -41,7 +41,7 @@ COMPONENTS = {
     "figure.lengths": "flashtrain_recipes.long_context.study:lengths_figure",
     "figure.extend": "flashtrain_recipes.extend.run:extend_figure",
     "figure.positions": "flashtrain_recipes.loss_by_position.run:positions_figure",
-    "figure.ruler": "flashtrain_recipes.ruler.figures:ruler_figure",
+    "figure.ruler": "flashtrain_recipes.ruler.run:ruler_figure",
     "figure.landing": "flashtrain_recipes.step_benchmark.figures:landing_figure",
     "figure.speed": "flashtrain_recipes.step_benchmark.figures:context_speed_figure",
 }

@@ -19,7 +19,7 @@ from ranks import end, fork, full_state_dict, report
 from tiny_training import TinyData, TinyTask, tiny_trainer
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
-from flashtrain.distributed.fully_sharded import FullyShardedStrategy
+from flashtrain.distributed.sharded_checkpoints import FullyShardedStrategy
 from flashtrain.errors import UserError
 from flashtrain.training import sharded
 from flashtrain.training.checkpoint_callbacks import SaveLast, checkpoint_callbacks

@@ -33,13 +33,13 @@ def gpu(gib: float) -> Hardware:
 
 
 def pathx(hardware: Hardware, *words: str, stage: int = -1) -> Batching:
-    one = stages_of(compose_settings(["recipe=pathx", *words]))[stage]
-    side = one.settings.pathfinder.side
+    settings = stages_of(compose_settings(["recipe=pathx", *words]))[stage].settings
+    side = settings.pathfinder.side
     with torch.device("meta"):
         model = Classifier(
-            classifier_config(one.settings.classifier, SequenceShape(2, side * side, side=side))
+            classifier_config(settings.classifier, SequenceShape(2, side * side, side=side))
         )
-    return choose_stage_batching(one, hardware, model)
+    return choose_stage_batching(settings, hardware, model)
 
 
 def bert(hardware: Hardware, *words: str, padding: float | None = None) -> Batching:

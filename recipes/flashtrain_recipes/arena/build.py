@@ -153,11 +153,10 @@ def describe_stage(stage: Stage, model: Classifier) -> dict[str, Any]:
     }
 
 
-def choose_stage_batching(stage: Stage, hardware: Hardware, model: Classifier) -> Batching:
+def choose_stage_batching(settings: Settings, hardware: Hardware, model: Classifier) -> Batching:
     """Return a stage's micro-batch: trainer.micro_batch, else the most samples that fit into the
     GPU's memory (on a CPU: all samples of a step)."""
-    settings = stage.settings
-    share, given = stage.batch // settings.trainer.ranks, settings.trainer.micro_batch
+    share, given = settings.sequence.batch // settings.trainer.ranks, settings.trainer.micro_batch
     config, masked = model.config, settings.masked_pixels
     length = pixels_read(settings, config.length)
     blocks = encoder_blocks(config)

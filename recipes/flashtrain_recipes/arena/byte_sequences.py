@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from flashtrain.data.loader import epoch_order
 from flashtrain.data.sequences import SequenceShape
 from flashtrain.errors import UserError
 from flashtrain_recipes.arena.sequence_samples import Sequences, SequenceSamples
@@ -112,9 +113,7 @@ def with_held_out(sequences: Sequences, size: int, seed: int) -> dict[str, Seque
             f"{count} training samples are too few to hold out sequence.validation={size}: "
             "lower sequence.validation."
         )
-    order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((seed, 7)))).permutation(
-        count
-    )
+    order = epoch_order(count, seed, 7)
     return {
         "train": sequences.chosen(np.sort(order[size:])),
         "validation": sequences.chosen(np.sort(order[:size])),

@@ -129,7 +129,7 @@ def _prepare(
         carry_weights(model, start.config, start.state)
     if resumed is not None:
         check_same(resumed, model.config)
-    batching = choose_stage_batching(stage, hardware, model)
+    batching = choose_stage_batching(settings, hardware, model)
     model.save_memory(batching.savings)
     data = make_data(
         settings, hardware, source, micro_batch=batching.micro_batch, accumulate=batching.accumulate

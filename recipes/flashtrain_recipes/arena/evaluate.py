@@ -26,6 +26,7 @@ from flashtrain.settings.settings import Settings
 from flashtrain.spec import TrainedModel
 from flashtrain.tasks.batching import compiles
 from flashtrain.training.hardware import Hardware
+from flashtrain.training.memory_measure import AUTOCAST
 from flashtrain_recipes.arena.accuracy import accuracy_rows, accuracy_table, wilson
 from flashtrain_recipes.arena.build import PARTS, classifier_config
 from flashtrain_recipes.arena.published import ORIGINAL, papers_task, task_of
@@ -39,7 +40,6 @@ from flashtrain_recipes.arena.weights import (
     read_notes,
     write_classifier,
 )
-from flashtrain_recipes.long_context.evaluate import autocast_dtype
 
 
 def settings_for_weights(line: CommandLine) -> Settings:
@@ -146,7 +146,7 @@ def _count_right(
     the precision that the model is trained in on this machine."""
     device = next(model.parameters()).device
     data = SequenceDataModule(source, settings.sequence.evaluation_batch or settings.sequence.batch)
-    dtype = autocast_dtype(hardware.precision)
+    dtype = AUTOCAST.get(hardware.precision)
     forward = torch.compile(model, dynamic=False) if compiles(settings, hardware) else model
     right = torch.zeros((), dtype=torch.int64, device=device)
     console = Console(stderr=True)

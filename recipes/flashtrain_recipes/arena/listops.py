@@ -66,7 +66,7 @@ class ListOps(ReadSource):
         everything = _generated(self.seed, sum(self.counts.values()), self.shortest, self.longest)
         found, begin = {}, 0
         for name, count in self.counts.items():
-            found[name] = everything.part(begin, begin + count)
+            found[name] = everything.chosen(np.arange(begin, begin + count))
             begin += count
         return found
 

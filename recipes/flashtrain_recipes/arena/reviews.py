@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from flashtrain.data.labelled_rows import SUFFIXES, Columns, Row, dataset_rows, file_rows
+from flashtrain.data.loader import epoch_order
 from flashtrain.data.sequences import SequenceShape
 from flashtrain.data.split_names import split_named
 from flashtrain.errors import UserError
@@ -101,8 +100,4 @@ class Reviews(FileSource):
 
 def _shuffled(part: Sequences) -> Sequences:
     # in one random order, so that the first rows are of both kinds
-    count = len(part.labels)
-    order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((0, 9)))).permutation(
-        count
-    )
-    return part.chosen(order)
+    return part.chosen(epoch_order(len(part.labels), 0, 9))

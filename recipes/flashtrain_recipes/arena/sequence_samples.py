@@ -24,15 +24,6 @@ class Sequences(NamedTuple):
     offsets: np.ndarray  # (N * W + 1,) int64, where each sequence begins, and the last one ends
     labels: np.ndarray  # (N,) uint8
 
-    def part(self, begin: int, end: int) -> Sequences:
-        """Return the samples from `begin` to before `end`, without copying their tokens."""
-        if not len(self.labels):
-            return self
-        width = (len(self.offsets) - 1) // len(self.labels)
-        return Sequences(
-            self.tokens, self.offsets[begin * width : end * width + 1], self.labels[begin:end]
-        )
-
     def chosen(self, samples: np.ndarray) -> Sequences:
         """Return a copy of the samples with these numbers, in this order."""
         width = (len(self.offsets) - 1) // max(1, len(self.labels))

@@ -18,7 +18,6 @@ from flashtrain.command.compose import compose_settings
 from flashtrain.data.sequences import SequenceShape
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
-from flashtrain.settings.settings import Settings
 from flashtrain.training.gradient_clipping import clip_gradients
 from flashtrain.training.optimizers import adamw
 from flashtrain_recipes.arena.build import classifier_config
@@ -138,7 +137,19 @@ class SequenceSteps(StepBenchmark):
     over = (SPEEDUP,)
 
     def make_cases(self) -> list[SpeedCase]:
-        return cases(self.settings)
+        """Return a case for each task of benchmark.tasks and each batch size; samples are cut to
+        benchmark.longest tokens."""
+        options, found = self.options, []
+        for name in options.tasks or _USUAL:
+            stage = stages_of(compose_settings([f"recipe={_RECIPES[name]}"]))[-1]
+            shape = make_sequence_source(stage.settings, fixed=True).shape
+            if options.longest is not None and shape.length > options.longest:
+                side = None if shape.side is None else int(options.longest**0.5)
+                length = options.longest if side is None else side * side
+                shape = SequenceShape(shape.classes, length, shape.vocab_size, side, shape.towers)
+            config = classifier_config(stage.settings.classifier, shape)
+            found += [SpeedCase(name, config, batch) for batch in options.batches or [stage.batch]]
+        return found
 
     def make_baselines(self) -> list[ClassifierStep]:
         kinds = [
@@ -158,19 +169,3 @@ class SequenceSteps(StepBenchmark):
             for is_compiled in ((True, False) if self.compiled else (False,))
             for name, title, attention, sparse in kinds
         ]
-
-
-def cases(settings: Settings) -> list[SpeedCase]:
-    """Return a case for each task of benchmark.tasks and each batch size; samples are cut to
-    benchmark.longest tokens."""
-    options, found = settings.benchmark, []
-    for name in options.tasks or _USUAL:
-        stage = stages_of(compose_settings([f"recipe={_RECIPES[name]}"]))[-1]
-        shape = make_sequence_source(stage.settings, fixed=True).shape
-        if options.longest is not None and shape.length > options.longest:
-            side = None if shape.side is None else int(options.longest**0.5)
-            length = options.longest if side is None else side * side
-            shape = SequenceShape(shape.classes, length, shape.vocab_size, side, shape.towers)
-        config = classifier_config(stage.settings.classifier, shape)
-        found += [SpeedCase(name, config, batch) for batch in options.batches or [stage.batch]]
-    return found

@@ -135,7 +135,7 @@ def plan_classifier(settings: Settings, hardware: Hardware) -> Plan:
         source = make_sequence_source(stage.settings.having(pathfinder=images), fixed=True)
         with torch.device("meta"):
             model = make_classifier(stage.settings, hardware, source.shape)
-        batching = choose_stage_batching(stage, hardware, model)
+        batching = choose_stage_batching(stage.settings, hardware, model)
         masked = stage.settings.masked_pixels
         # Rows that are read a second time with pixels masked.
         extra = 0.0
@@ -152,7 +152,7 @@ def plan_classifier(settings: Settings, hardware: Hardware) -> Plan:
             f"  {'at most ' if stage.stop_at_accuracy is not None else ''}{samples:,} samples, "
             f"{of_sample / 1e12:.3g} TFLOP each: about {duration(seconds)}",
         ]
-        again = partial(_batching_with, stage, hardware, model)
+        again = partial(choose_stage_batching, hardware=hardware, model=model)
         before = memory
         memory = [*memory_plan(batching), *fit_lines(stage.settings, hardware, batching, again)]
         lines += [f"  {line}" for line in memory if memory != before]
@@ -162,12 +162,6 @@ def plan_classifier(settings: Settings, hardware: Hardware) -> Plan:
         "start-up and validation apart"
     )
     return Plan("\n".join([*lines, *last_lines(settings, hardware)]), total)
-
-
-def _batching_with(
-    stage: Stage, hardware: Hardware, model: Classifier, settings: Settings
-) -> Batching:
-    return choose_stage_batching(replace(stage, settings=settings), hardware, model)
 
 
 def _name(alike: Sequence[Stage]) -> str:

@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from flashtrain.folders.run_folder import OUT_OF_MEMORY
 from flashtrain_recipes.attention_benchmark.baselines.base import Attend, AttentionBaseline
 from flashtrain_recipes.attention_benchmark.cases import Case, flops
 from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs, make_sets
 from flashtrain_recipes.attention_benchmark.reference import Expected, expected
 from flashtrain_recipes.harness.clock import Launch, Pace
-from flashtrain_recipes.harness.rows import OUT_OF_MEMORY, Row
+from flashtrain_recipes.harness.rows import Row
 from flashtrain_recipes.harness.turns import Entry, Sample, Turns
 
 FORWARD, BACKWARD, PLAN = "forward", "backward", "plan"

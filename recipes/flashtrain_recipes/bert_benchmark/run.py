@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flashtrain_recipes.bert_benchmark.baselines import OURS, all_baselines
+from flashtrain_recipes.bert_benchmark.baselines import all_baselines
 from flashtrain_recipes.bert_benchmark.batches import BUCKETS
 from flashtrain_recipes.bert_benchmark.cases import BertCase, cases, with_lengths
 from flashtrain_recipes.harness.rows import Over
+from flashtrain_recipes.step_benchmark.baselines import FLASHTRAIN
 from flashtrain_recipes.step_benchmark.run import StepBenchmark
 from flashtrain_recipes.step_benchmark.training_step import StepBaseline
 from flashtrain_recipes.step_benchmark.turns import StepTurns
@@ -18,7 +19,7 @@ _SAME = ("model", "length", "longest", "weights", "implementation", "padding", "
 
 
 def _is_ours(row: Mapping[str, Any]) -> bool:
-    return bool(row["implementation"].startswith(OURS))
+    return bool(row["implementation"].startswith(FLASHTRAIN))
 
 
 def _over(column: str, *, buckets: bool) -> Over:

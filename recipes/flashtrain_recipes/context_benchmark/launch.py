@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from flashtrain.folders.run_folder import FAILED, OUT_OF_MEMORY
 from flashtrain_recipes.context_benchmark.cases import ContextCase
 from flashtrain_recipes.context_benchmark.ranks import Team
 from flashtrain_recipes.context_benchmark.turns import ContextTurns
 from flashtrain_recipes.harness.clock import clock_for
 from flashtrain_recipes.harness.processes import RankFailed, in_ranks
-from flashtrain_recipes.harness.rows import FAILED, OUT_OF_MEMORY
 from flashtrain_recipes.harness.turns import Effort
 
 

@@ -20,9 +20,6 @@ class Extend(Mode):
     )
     run_study = imported("flashtrain_recipes.extend.run:run_extend")
 
-    def uses(self, settings: Settings) -> None:
-        return None
-
     def check(self, settings: Settings) -> None:
         if settings.task != "language_model" or not settings.stages:
             raise UserError(

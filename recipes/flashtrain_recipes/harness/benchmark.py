@@ -16,8 +16,8 @@ import torch
 
 from flashtrain.announce import say
 from flashtrain.errors import UserError
-from flashtrain.folders.run_folder import FINISHED
-from flashtrain.report.rows import RESULT
+from flashtrain.folders.run_folder import FINISHED, OUT_OF_MEMORY
+from flashtrain.report.rows import RESULT, Row, Rows, values_of
 from flashtrain.report.table import make_table
 from flashtrain.run.train import planned_row
 from flashtrain.settings.settings import Settings
@@ -25,17 +25,7 @@ from flashtrain.training.hardware import Hardware
 from flashtrain.training.loggers import log_image, log_summary, log_table
 from flashtrain_recipes.harness.baseline import Baseline, choose
 from flashtrain_recipes.harness.clock import Clock, clock_for
-from flashtrain_recipes.harness.rows import (
-    MISSING,
-    NO_TIME,
-    OUT_OF_MEMORY,
-    Over,
-    Row,
-    Rows,
-    case_line,
-    empty_row,
-    values_of,
-)
+from flashtrain_recipes.harness.rows import MISSING, NO_TIME, Over, case_line, empty_row
 from flashtrain_recipes.harness.run_folder import EVERY_CASE, Run, begun
 from flashtrain_recipes.harness.turns import Effort, Turns
 

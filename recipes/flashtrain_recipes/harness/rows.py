@@ -3,29 +3,14 @@ columns that compare rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flashtrain.folders.run_folder import FAILED, OUT_OF_MEMORY
-from flashtrain.report.rows import Row, has_failed, status_text, values_of
+from flashtrain.report.rows import Row, Rows, has_failed, status_text, values_of
 
-__all__ = [
-    "FAILED",
-    "MISSING",
-    "NO_TIME",
-    "OUT_OF_MEMORY",
-    "Over",
-    "Row",
-    "Rows",
-    "case_line",
-    "empty_row",
-]
-
-# Besides FAILED and OUT_OF_MEMORY: the status of an empty row.
+# Besides FAILED and OUT_OF_MEMORY (run_folder.py): the status of an empty row.
 NO_TIME, MISSING = "no time left", "not available"
-
-Rows = Sequence[Mapping[str, Any]]
 
 
 def empty_row(columns: Row, status: str, reason: str | None = None) -> Row:

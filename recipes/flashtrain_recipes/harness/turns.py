@@ -16,10 +16,11 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from flashtrain.errors import first_line
+from flashtrain.folders.run_folder import FAILED, OUT_OF_MEMORY
 from flashtrain.training.out_of_memory import is_out_of_memory
 from flashtrain_recipes.harness.baseline import B, Case
 from flashtrain_recipes.harness.clock import Clock
-from flashtrain_recipes.harness.rows import FAILED, NO_TIME, OUT_OF_MEMORY, Row, empty_row
+from flashtrain_recipes.harness.rows import NO_TIME, Row, empty_row
 
 MIN_ROUNDS = 3
 E = TypeVar("E", bound="Entry[Any]")

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.models.trainable import Trainable
 from flashtrain.settings.settings import Settings
+from flashtrain.tasks.context_run import check_model
 from flashtrain.tasks.decoders import make_model
+from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.harness.rows import Row
-from flashtrain_recipes.step_benchmark.cases import StepCase, batches_of, draw_tokens
+from flashtrain_recipes.step_benchmark.cases import StepCase, draw_tokens
 from flashtrain_recipes.step_benchmark.settings import LORA
 
 
@@ -47,10 +51,17 @@ class HuggingFaceCase(StepCase):
 
     @cached_property
     def _on_meta(self) -> Trainable:
-        with torch.device("meta"):
-            return make_model(
-                self.settings().model, vocab_size=0, context=self.context, attention="flash"
-            )
+        return make_model(
+            self.settings().model, vocab_size=0, context=self.context, attention="flash"
+        )
+
+    def decoder(self, hardware: Hardware) -> HuggingFaceDecoder:
+        """Return the model on the meta device (without weights), in the hardware's precision."""
+        settings, attention = self.settings(), hardware.attention
+        model = make_model(settings.model, vocab_size=0, context=self.context, attention=attention)
+        check_model(settings.sharding, model, settings.model.name)
+        model.keep_in(hardware.precision)
+        return cast(HuggingFaceDecoder, model)
 
     @cached_property
     def positions(self) -> Tensor:
@@ -75,16 +86,3 @@ class HuggingFaceCase(StepCase):
 
     def __str__(self) -> str:
         return super().__str__() + (f" {self.documents} documents" if self.documents > 1 else "")
-
-
-def cases(settings: Settings) -> list[HuggingFaceCase]:
-    """Return a case for every requested model, precision of weights, context and batch."""
-    options = settings.benchmark
-    return [
-        HuggingFaceCase(model, context, weights, settings, batch, documents=documents)
-        for model in options.models
-        for weights in options.weights
-        for context in sorted(options.contexts)
-        for batch in batches_of(options, context)
-        for documents in options.documents
-    ]

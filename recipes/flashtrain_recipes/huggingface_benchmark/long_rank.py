@@ -18,11 +18,8 @@ from torch.utils.data import DataLoader
 
 from flashtrain.folders.run_folder import read_settings
 from flashtrain.models.activation_checkpointing import PINNED_BYTES
-from flashtrain.models.trainable import Trainable
 from flashtrain.run.fitting import strategy_for
 from flashtrain.tasks.batching import Batching, choose_batching
-from flashtrain.tasks.context_run import check_model
-from flashtrain.tasks.decoders import make_model
 from flashtrain.tasks.language.prepare import language_model
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
@@ -31,17 +28,6 @@ from flashtrain_recipes.huggingface_benchmark.cases import HuggingFaceCase
 
 # Under adapters the first layer's input needs no gradient, so that it has a graph of its own.
 _WARM_LAYERS = 2
-
-
-def model_of(case: HuggingFaceCase, hardware: Hardware) -> Trainable:
-    """Return the case's model on the meta device (without weights), in the hardware's precision."""
-    settings = case.settings()
-    model = make_model(
-        settings.model, vocab_size=0, context=settings.context, attention=hardware.attention
-    )
-    check_model(settings.sharding, model, settings.model.name)
-    model.keep_in(hardware.precision)
-    return model
 
 
 def measure_steps(
@@ -74,7 +60,7 @@ def measure_steps(
         )
     torch.set_float32_matmul_precision("high")
     pl.seed_everything(settings.seed, verbose=False)
-    batching = choose_batching(case.settings(), hardware, model_of(case, hardware))
+    batching = choose_batching(case.settings(), hardware, case.decoder(hardware))
     began = time.perf_counter()
     compiling = warm_up(case, hardware, folder, batching)
     if hardware.kind == "cuda":
@@ -175,7 +161,7 @@ def _fit(
     batching: Batching,
     reports: _Reports,
 ) -> None:
-    settings, model = case.settings(), model_of(case, hardware)
+    settings, model = case.settings(), case.decoder(hardware)
     model.save_memory(batching.savings)
     tokens, labels = case.draw(torch.device("cpu"), settings.seed)
     accelerator = "gpu" if hardware.kind == "cuda" else "cpu"

@@ -14,6 +14,7 @@ from lightning_fabric.plugins.environments.lightning import find_free_network_po
 
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
+from flashtrain.folders.run_folder import FAILED, OUT_OF_MEMORY
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.batching import Batching, choose_batching, memory_columns, room
 from flashtrain.tasks.context_run import context_columns
@@ -23,11 +24,11 @@ from flashtrain.training.memory_choice import Room
 from flashtrain_recipes.harness.baseline import Baseline
 from flashtrain_recipes.harness.benchmark import Benchmark
 from flashtrain_recipes.harness.processes import RankFailed, in_ranks
-from flashtrain_recipes.harness.rows import FAILED, NO_TIME, OUT_OF_MEMORY, Row
+from flashtrain_recipes.harness.rows import NO_TIME, Row
 from flashtrain_recipes.harness.run_folder import Run
 from flashtrain_recipes.harness.turns import Effort
 from flashtrain_recipes.huggingface_benchmark.cases import HuggingFaceCase
-from flashtrain_recipes.huggingface_benchmark.long_rank import measure_steps, model_of
+from flashtrain_recipes.huggingface_benchmark.long_rank import measure_steps
 
 PLAN = "plan of memory=auto"
 _MULTIPLE = 4096  # tokens: the largest contexts are reported in multiples of so many
@@ -142,7 +143,7 @@ class LongSteps(Benchmark):
     def planned(self, case: HuggingFaceCase) -> Row:
         """Return the columns of a case's row that are known before measuring,
         with the memory estimates."""
-        settings, model = case.settings(), model_of(case, self.adapted)
+        settings, model = case.settings(), case.decoder(self.adapted)
         columns = {
             "implementation": "flashtrain", "model": case.model, "context": case.context,
             "batch": 1,
@@ -170,7 +171,7 @@ class LongSteps(Benchmark):
 
     def _largest(self, name: str) -> Row | None:
         case = HuggingFaceCase(name, min(self.options.contexts), "fp32", self.settings)
-        model = model_of(case, self.adapted)
+        model = case.decoder(self.adapted)
 
         def plan(count: int) -> Batching:
             settings = replace(case, context=count * _MULTIPLE).settings()

@@ -10,7 +10,8 @@ from flashtrain_recipes.harness.run_folder import Run
 from flashtrain_recipes.harness.turns import Effort
 from flashtrain_recipes.huggingface_benchmark.baselines import LIGER, everyone
 from flashtrain_recipes.huggingface_benchmark.baselines.base import HuggingFaceBaseline
-from flashtrain_recipes.huggingface_benchmark.cases import HuggingFaceCase, cases
+from flashtrain_recipes.huggingface_benchmark.cases import HuggingFaceCase
+from flashtrain_recipes.step_benchmark.cases import batches_of
 from flashtrain_recipes.step_benchmark.run import StepBenchmark
 
 
@@ -47,7 +48,15 @@ class HuggingFaceSteps(StepBenchmark):
     )
 
     def make_cases(self) -> list[HuggingFaceCase]:
-        return cases(self.settings)
+        options = self.options
+        return [
+            HuggingFaceCase(model, context, weights, self.settings, batch, documents=documents)
+            for model in options.models
+            for weights in options.weights
+            for context in sorted(options.contexts)
+            for batch in batches_of(options, context)
+            for documents in options.documents
+        ]
 
     def make_baselines(self) -> Sequence[HuggingFaceBaseline]:
         return everyone(self.hardware, updates=self.options.optimizer_step, compiled=self.compiled)

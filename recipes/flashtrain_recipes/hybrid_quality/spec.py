@@ -36,9 +36,6 @@ class Patterns(Mode):
     )
     run_study = imported("flashtrain_recipes.hybrid_quality.run:run_patterns")
 
-    def uses(self, settings: Settings) -> None:
-        return None
-
     def check(self, settings: Settings) -> None:
         if settings.task != "language_model" or not settings.patterns.compared:
             raise UserError(

@@ -16,7 +16,6 @@ import numpy as np
 from flashtrain.report.rows import Row
 from flashtrain_recipes.long_context.evaluate import Scores, Windows
 from flashtrain_recipes.long_context.intervals import (
-    RESAMPLES,
     Interval,
     draws,
     mean_interval,
@@ -72,7 +71,7 @@ def length_rows(
         windows: the scored windows, whose units (documents) are resampled for the intervals.
         seed: decides which units are resampled.
     """
-    drawn = draws(windows.count, RESAMPLES, seed)
+    drawn = draws(windows.count, seed)
     base = next((_per_token(trained[context]) for context in sorted(scores)), None)
     rows: list[Row] = []
     shorter: Scores | None = None

@@ -25,6 +25,7 @@ from flashtrain.models.trainable import Trainable
 from flashtrain.tasks.attention_masks import make_mask
 from flashtrain.tasks.language.trained import load_trained, move
 from flashtrain.training.hardware import Hardware
+from flashtrain.training.memory_measure import AUTOCAST
 
 # One context's losses in nats, (N, T) float64 each: in one forward pass, and sliding
 # (score_windows). A key ends the names of its columns.
@@ -170,14 +171,8 @@ def score_run(
         )
     model = cast(Decoder, move(trained.model, hardware.kind, hardware.precision))
     mask = make_mask(read_settings(trained.folder).applied_mask, packed=False)
-    dtype = autocast_dtype(hardware.precision)
+    dtype = AUTOCAST.get(hardware.precision)
     score = partial(
         score_windows, model, windows, context=context, scored=scored, autocast=dtype, mask=mask
     )
     return {kind: score(stride=step) for kind, step in ((WHOLE, None), (SLIDING, stride))}
-
-
-def autocast_dtype(precision: str) -> torch.dtype | None:
-    """Return the autocast dtype of a Lightning precision, as "bf16-mixed";
-    None: there is no autocast."""
-    return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)

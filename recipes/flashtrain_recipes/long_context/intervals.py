@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 LEVEL = 0.95
-RESAMPLES = 2000  # of the bootstrap
+RESAMPLES = 2000  # of the bootstrap (R)
 
 
 class Interval(NamedTuple):
@@ -23,12 +23,12 @@ class Interval(NamedTuple):
     high: float | None
 
 
-def draws(units: int, resamples: int, seed: int) -> np.ndarray:
+def draws(units: int, seed: int) -> np.ndarray:
     """Return the units in each bootstrap resample, drawn with replacement, (R, U) int64;
     equal for equal arguments."""
     # RandomState's stream is frozen: a published interval stays the same under
     # every version of numpy.
-    return np.random.RandomState(seed).randint(0, units, size=(resamples, units))
+    return np.random.RandomState(seed).randint(0, units, size=(RESAMPLES, units))
 
 
 def per_unit(losses: np.ndarray, units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

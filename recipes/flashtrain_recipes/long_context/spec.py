@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from flashtrain.errors import UserError, at_least
 from flashtrain.mode import Mode
-from flashtrain.settings.command_line import CommandLine
 from flashtrain.settings.settings import Settings
-
-if TYPE_CHECKING:
-    from flashtrain.training.hardware import Hardware
+from flashtrain.spec import imported
 
 
 @dataclass
@@ -74,9 +70,8 @@ class Lengths(Mode):
         "recipe=gpt2-long lengths.contexts=[1024,4096]",
         "trains each, scores all on the same held-out tokens",
     )
-
-    def uses(self, settings: Settings) -> None:
-        return None
+    plan = imported("flashtrain_recipes.context_study:study_plan")
+    run_study = imported("flashtrain_recipes.context_study:run_study")
 
     def contexts(self, settings: Settings) -> list[int]:
         return list(settings.lengths.contexts or ())
@@ -93,13 +88,3 @@ class Lengths(Mode):
                 f"trainer.strategy={settings.strategy} shards each sequence. Use "
                 "trainer.strategy=ddp or fsdp, or train one context with mode=train."
             )
-
-    def plan(self, settings: Settings, hardware: Hardware) -> str:
-        from flashtrain_recipes.context_study import study_plan
-
-        return study_plan(settings, hardware)
-
-    def run_study(self, settings: Settings, overrides: CommandLine, *, started: float) -> int:
-        from flashtrain_recipes.context_study import run_study
-
-        return run_study(settings, overrides, started=started)

@@ -28,8 +28,9 @@ from flashtrain.tasks.attention_masks import make_mask
 from flashtrain.tasks.held_out import why_not_held_out
 from flashtrain.tasks.language.evaluate import held_out_data, read_model
 from flashtrain.training.hardware import Hardware
-from flashtrain_recipes.long_context.evaluate import autocast_dtype, document_losses
-from flashtrain_recipes.long_context.intervals import RESAMPLES, draws, mean_interval
+from flashtrain.training.memory_measure import AUTOCAST
+from flashtrain_recipes.long_context.evaluate import document_losses
+from flashtrain_recipes.long_context.intervals import draws, mean_interval
 from flashtrain_recipes.scored_command import scored_command
 
 FIRST_EDGE = 256  # tokens of the first range of positions; each later range is twice as long
@@ -44,10 +45,10 @@ COLUMNS = (
 COMPARED = ("difference", "difference_low", "difference_high")
 
 
-def score_positions(settings: Settings, hardware: Hardware) -> list[Row]:
+def score_positions(settings: Settings, hardware: Hardware) -> dict[str, Any]:
     """Score the model of settings.checkpoint, `weights` or model.path, print the table, write
-    positions/result.json in the run's folder (without one in the output folder), and return the
-    rows.
+    positions/result.json in the run's folder (without one in the output folder), and return
+    {"rows": the rows}.
 
     Raises:
         UserError: fewer than two documents are long enough, or positions.against is of others.
@@ -73,7 +74,7 @@ def score_positions(settings: Settings, hardware: Hardware) -> list[Row]:
     text = crc32(documents.numpy().tobytes())
     if others is not None:
         check_same(others, text, length)
-    mask, dtype = make_mask(settings.applied_mask, packed=False), autocast_dtype(hardware.precision)
+    mask, dtype = make_mask(settings.applied_mask, packed=False), AUTOCAST.get(hardware.precision)
     reads = {"context": context, "stride": options.stride, "mask": mask}
     with torch.autocast(hardware.kind, dtype=dtype, enabled=dtype is not None):
         losses = document_losses(trained.model, documents, **reads)
@@ -103,7 +104,7 @@ def score_positions(settings: Settings, hardware: Hardware) -> list[Row]:
     write_result(folder / RESULT, settings.recipe, command, rows)
     positions_figure(rows, folder / "positions.png")
     say(f"the result's rows and its figure are in {folder}")
-    return rows
+    return {"rows": rows}
 
 
 def whole_documents(
@@ -140,7 +141,7 @@ def position_rows(losses: np.ndarray, control: np.ndarray, *, seed: int) -> list
         seed: of the resampling of whole documents.
     """
     documents, length = losses.shape
-    drawn, half = draws(documents, RESAMPLES, seed), (length + 1) // 2
+    drawn, half = draws(documents, seed), (length + 1) // 2
     rows: list[Row] = []
     for begin, end in zip(edges := _edges(length), edges[1:], strict=False):
         counts = np.full(documents, end - begin)
@@ -163,7 +164,7 @@ def differences(rows: Sequence[Row], others: Rows, *, seed: int) -> list[Row]:
     found = []
     for both in zip(rows, others, strict=True):
         ours, theirs = (np.array(row["losses"].split(), dtype=float) for row in both)
-        drawn = draws(len(ours), RESAMPLES, seed)
+        drawn = draws(len(ours), seed)
         less = mean_interval(ours - theirs, np.ones(len(ours)), drawn)
         found.append({**both[0], **dict(zip(COMPARED, less, strict=True))})
     return found

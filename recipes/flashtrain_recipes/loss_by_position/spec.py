@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from flashtrain.errors import UserError, at_least
 from flashtrain.mode import Mode
 from flashtrain.settings.settings import Settings
-
-if TYPE_CHECKING:
-    from flashtrain.training.hardware import Hardware
+from flashtrain.spec import imported
 
 
 @dataclass
@@ -43,6 +40,7 @@ class Positions(Mode):
         "mode=positions checkpoint=RUN positions.length=16384",
         "does the text before a token help to predict it?",
     )
+    run_checkpoint = imported("flashtrain_recipes.loss_by_position.run:score_positions")
 
     def uses(self, settings: Settings) -> tuple[str, ...]:
         return (
@@ -56,8 +54,3 @@ class Positions(Mode):
                 f"mode=positions with recipe={settings.recipe}, task={settings.task}: expected a "
                 "language model, as recipe=gpt2 or recipe=hf trains."
             )
-
-    def run_checkpoint(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
-        from flashtrain_recipes.loss_by_position.run import score_positions
-
-        return {"rows": score_positions(settings, hardware)}

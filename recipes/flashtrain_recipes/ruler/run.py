@@ -15,7 +15,8 @@ import torch
 from flashtrain.announce import say
 from flashtrain.folders.new_folder import make_unique
 from flashtrain.models.generation import generate
-from flashtrain.report.rows import RESULT, Row, read_result, write_result
+from flashtrain.report.figures import INK, new_figure, save, style, tokens_label
+from flashtrain.report.rows import RESULT, Row, Rows, read_result, write_result
 from flashtrain.report.table import View
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import TrainedModel
@@ -23,8 +24,7 @@ from flashtrain.tasks.attention_masks import make_mask
 from flashtrain.tasks.language.ends import generation_ends
 from flashtrain.tasks.language.evaluate import read_model
 from flashtrain.training.hardware import Hardware
-from flashtrain_recipes.long_context.evaluate import autocast_dtype
-from flashtrain_recipes.ruler.figures import ruler_figure
+from flashtrain.training.memory_measure import AUTOCAST
 from flashtrain_recipes.ruler.haystack import read_haystack
 from flashtrain_recipes.ruler.prompts import encoder, make_prompt
 from flashtrain_recipes.ruler.scores import mean_rows, scored
@@ -96,7 +96,7 @@ def _answers(
 ) -> list[str]:
     """What the model writes after each prompt: its likeliest tokens, `count` at most."""
     model, tokenizer = trained.model, trained.tokenizer
-    dtype, mask = autocast_dtype(hardware.precision), trained.settings.applied_mask
+    dtype, mask = AUTOCAST.get(hardware.precision), trained.settings.applied_mask
     how: dict[str, Any] = {"end_of_text": generation_ends(model, tokenizer, chat=chat)}
     how |= {"temperature": 0, "mask": make_mask(mask, packed=False)}
     with torch.autocast(hardware.kind, dtype=dtype, enabled=dtype is not None):
@@ -123,3 +123,26 @@ def _unfinished(parent: Path, command: str, what: Row, places: int) -> tuple[Pat
             say(f"{path} has {len(found.rows)} of {places} rows: it is gone on with")
             return path.parent, found.rows
     return make_unique(parent, "ruler"), []
+
+
+def ruler_figure(rows: Rows, path: str | Path) -> Path:
+    """Draw the scores, 0 to 100, by task and length as a PNG, with a panel for each model."""
+    keys = "model", "task", "length"
+    models, tasks, lengths = (list(dict.fromkeys(one[key] for one in rows)) for key in keys)
+    figure = new_figure(1.2 + 0.32 * len(tasks), "RULER: score by task and length", rows)
+    for at, model in enumerate(models, start=1):
+        panel = figure.add_subplot(1, len(models), at)
+        style(panel, str(model))
+        found = {
+            (one["task"], one["length"]): one["score"] for one in rows if one["model"] == model
+        }
+        grid = [[found.get((task, length), float("nan")) for length in lengths] for task in tasks]
+        panel.imshow(grid, cmap="YlGn", vmin=0, vmax=100, aspect="auto")
+        panel.grid(visible=False)
+        panel.set_xticks(range(len(lengths)), map(tokens_label, lengths))
+        panel.set_yticks(range(len(tasks)), tasks if at == 1 else [""] * len(tasks))
+        for (task, length), mean in found.items():
+            where = lengths.index(length), tasks.index(task)
+            look = "white" if mean > 75 else INK
+            panel.text(*where, f"{mean:.0f}", ha="center", va="center", fontsize=9, color=look)
+    return save(figure, Path(path))

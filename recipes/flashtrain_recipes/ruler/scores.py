@@ -6,17 +6,15 @@ The scores of a row's prompts are a text, "100 75 0"; those of a mean over tasks
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from flashtrain.errors import UserError
-from flashtrain.report.rows import Row
-from flashtrain_recipes.long_context.intervals import LEVEL, RESAMPLES, draws
+from flashtrain.report.rows import Row, Rows
+from flashtrain_recipes.long_context.intervals import LEVEL, draws
 from flashtrain_recipes.ruler.tasks import RULER
-
-Rows = Sequence[Mapping[str, Any]]
 
 
 def scored(row: Row) -> Row:
@@ -64,7 +62,7 @@ def _columns(name: str, scores: np.ndarray) -> Row:
     """The mean of scores (tasks, prompts) and its interval: prompts are resampled, tasks are not.
     One prompt has no interval."""
     prompts = scores.shape[1]
-    drawn = [one[draws(prompts, RESAMPLES, seed)] for seed, one in enumerate(scores)]
+    drawn = [one[draws(prompts, seed)] for seed, one in enumerate(scores)]
     ends = np.percentile(np.mean(drawn, axis=(0, 2)), (50 - 50 * LEVEL, 50 + 50 * LEVEL))
     low, high = ends.round(3).tolist() if prompts > 1 else (None, None)
     return {name: round(float(scores.mean()), 3), f"{name}_low": low, f"{name}_high": high}

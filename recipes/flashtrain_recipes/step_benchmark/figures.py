@@ -6,8 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from flashtrain.errors import UserError
+from flashtrain.folders.run_folder import OUT_OF_MEMORY
 from flashtrain.report.figures import line_figure
-from flashtrain_recipes.harness.rows import OUT_OF_MEMORY, Over, Row, Rows, status_text, values_of
+from flashtrain_recipes.harness.rows import Over, Row, Rows, status_text, values_of
 from flashtrain_recipes.step_benchmark.baselines import EAGER, FLASHTRAIN
 
 # FlashAttention (Dao et al. 2022, arXiv 2205.14135), Table 2: speed-up over Hugging

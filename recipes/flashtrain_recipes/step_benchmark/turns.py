@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from flashtrain.announce import say
-from flashtrain_recipes.harness.rows import OUT_OF_MEMORY, Row
+from flashtrain.folders.run_folder import OUT_OF_MEMORY
+from flashtrain_recipes.harness.rows import Row
 from flashtrain_recipes.harness.turns import Entry, Sample, Turns
 from flashtrain_recipes.step_benchmark.cases import StepCase
 from flashtrain_recipes.step_benchmark.training_step import MemoryChoice, StepBaseline, TrainingStep

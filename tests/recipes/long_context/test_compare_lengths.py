@@ -16,9 +16,9 @@ from flashtrain_recipes.long_context.intervals import draws, mean_interval, per_
 from flashtrain_recipes.long_context.study import lengths_table as table
 
 
-def interval(losses, units, resamples=4000):
+def interval(losses, units):
     sums, counts = per_unit(np.asarray(losses, dtype=float), np.asarray(units))
-    return mean_interval(sums, counts, draws(len(sums), resamples, seed=1))
+    return mean_interval(sums, counts, draws(len(sums), seed=1))
 
 
 def test_the_value_is_the_mean_over_all_tokens_whatever_the_documents() -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from flashtrain.data.loader import epoch_order
 from flashtrain.data.sequences import SequenceBatch, SequenceShape
 from flashtrain.errors import UserError
 from flashtrain_recipes.arena.pathfinder.parameters import CONTOURS
@@ -76,9 +77,7 @@ class PathfinderFiles:
             count // SHARE_HELD_OUT if self.counts[part] is None else int(self.counts[part] or 0)
             for part in ("test", "validation")
         )
-        order = np.random.RandomState(
-            np.random.MT19937(np.random.SeedSequence((self.seed, 11)))
-        ).permutation(count)
+        order = epoch_order(count, self.seed, 11)
         parts = {
             "test": order[:test],
             "validation": order[test:][:validation],

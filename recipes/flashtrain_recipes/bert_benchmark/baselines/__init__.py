@@ -7,12 +7,10 @@ from functools import partial
 
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
-from flashtrain_recipes.bert_benchmark.baselines.flashtrain import OURS, FlashtrainBert
+from flashtrain_recipes.bert_benchmark.baselines.flashtrain import FlashtrainBert
 from flashtrain_recipes.bert_benchmark.baselines.hugging_face import HuggingFaceBert
 from flashtrain_recipes.bert_benchmark.batches import BUCKETS, PACKED, RANDOM
 from flashtrain_recipes.step_benchmark.training_step import StepBaseline
-
-__all__ = ["OURS", "all_baselines"]
 
 
 def all_baselines(settings: Settings, hardware: Hardware, *, compiled: bool) -> list[StepBaseline]:

@@ -20,9 +20,8 @@ from flashtrain_recipes.bert_benchmark.batches import (
 )
 from flashtrain_recipes.bert_benchmark.cases import BertCase
 from flashtrain_recipes.harness.rows import Row
+from flashtrain_recipes.step_benchmark.baselines.flashtrain import FLASHTRAIN
 from flashtrain_recipes.step_benchmark.training_step import StepBaseline, TrainingStep, task_step
-
-OURS = "flashtrain"
 
 
 class FlashtrainBert(StepBaseline):
@@ -38,7 +37,7 @@ class FlashtrainBert(StepBaseline):
         self, name: str, batching: str, *, settings: Settings, hardware: Hardware, compiled: bool
     ) -> None:
         self.name, self.batching, self.compiled = name, batching, compiled
-        self.title = f"{OURS}, {'packed' if batching == PACKED else 'padded'}"
+        self.title = f"{FLASHTRAIN}, {'packed' if batching == PACKED else 'padded'}"
         self.settings, self.hardware = settings, hardware
 
     def columns(self, case: BertCase | None) -> Row:

@@ -7,13 +7,12 @@ The model wraps transformers' class, and equal seeds give equal weights.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.decoders import make_model
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.huggingface_benchmark.cases import HuggingFaceCase
 from flashtrain_recipes.step_benchmark.baselines.flashtrain import save_memory
@@ -48,12 +47,7 @@ class HuggingFaceBaseline(StepBaseline):
 
     def decoder(self, case: HuggingFaceCase) -> HuggingFaceDecoder:
         """Return flashtrain's model of the case, on the meta device (without weights)."""
-        settings, hardware = case.settings(), case.hardware_of(self.hardware)
-        model = make_model(
-            settings.model, vocab_size=0, context=settings.context, attention=hardware.attention
-        )
-        model.keep_in(hardware.precision)
-        return cast(HuggingFaceDecoder, model)
+        return case.decoder(case.hardware_of(self.hardware))
 
     def saved(self, case: HuggingFaceCase, model: HuggingFaceDecoder) -> MemoryChoice:
         """Apply the settings `memory.*` of the case to flashtrain's model, and

@@ -67,9 +67,8 @@ def test_pairs_are_two_rows_of_a_sample() -> None:
     assert batch["tokens"][0, 1, :4].tolist() == [4] * 4
 
 
-def test_parts_and_choices_keep_the_samples() -> None:
+def test_a_choice_keeps_the_samples() -> None:
     whole = sequences(3, 5, 2, 4)
-    assert SequenceSamples(whole.part(1, 3), 64)[[0, 1]]["lengths"].tolist() == [5, 2]
     assert SequenceSamples(whole.chosen(np.array([3, 0])), 64)[[0, 1]]["lengths"].tolist() == [4, 3]
 
 
