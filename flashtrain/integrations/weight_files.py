@@ -102,7 +102,9 @@ def write_folder(
     split = split_torch_state_dict_into_shards(sizes, max_shard_size=SHARD_BYTES)
     texts = {CONFIG: config}
     if end_of_text is not None:
-        texts[GENERATION] = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
+        # transformers' generate takes use_cache from this file alone.
+        caches = {name: config[name] for name in ("use_cache",) if name in config}
+        texts[GENERATION] = {"bos_token_id": end_of_text, "eos_token_id": end_of_text, **caches}
     if split.is_sharded:
         texts[INDEX] = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
     with TemporaryDirectory(prefix=".unfinished-", dir=folder) as unfinished:

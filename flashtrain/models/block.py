@@ -140,7 +140,8 @@ class Block(nn.Module):
         compute = self.compute if self._compiled is None or cache is not None else self._compiled
         if self.savings.checkpointing == "none" or cache is not None or not torch.is_grad_enabled():
             return compute(x, positions=positions, mask=mask, cache=cache)
-        dropout = self.mixer.active_dropout
+        # Of the branches too, whose modules draw where the mixer has no dropout.
+        dropout = max(self.mixer.active_dropout, self.dropout.p * self.training)
         return checkpointed(
             compute, x, savings=self.savings, dropout=dropout, positions=positions, mask=mask
         )

@@ -110,7 +110,7 @@ def checkpoint_to_resume(
         )
     longer = ", which had finished" if finished and last else ""
     back = not last and run.resolve() == folder.resolve()
-    replaced = ": later metrics, last.ckpt and the summary are replaced" if back else ""
+    replaced = ": later metrics, checkpoints and the summary are replaced" if back else ""
     line = f"resuming from {checkpoint}{longer}, at step {made:,} of {steps:,}{replaced}"
     say(line, level=logging.WARNING if back else logging.INFO)
     return checkpoint

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,11 @@ class BestCheckpoint(ModelCheckpoint):
     Unlike ModelCheckpoint with save_weights_only, it also saves the score to beat, and
     calls the hooks of callbacks (StopOnNonFinite checks the weights). A resumed run reads
     the score to beat from best.ckpt, since last.ckpt can be older: it is written before the
-    validation that follows the fit.
+    validation that follows the fit. A best.ckpt of later steps, which are made anew, is replaced
+    by the next validation.
     """
+
+    _resumed: tuple[int, int] = (0, 0)  # place_of the checkpoint from which the run resumes
 
     def __init__(
         self, folder: str | Path, monitor: str = "validation_loss", mode: str = "min"
@@ -79,12 +83,19 @@ class BestCheckpoint(ModelCheckpoint):
             enable_version_counter=False,
         )
 
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self._resumed = place_of(checkpoint)
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         best = Path(self.dirpath or "") / BEST
         try:
             if state_dict["best_model_score"] is None or not checkpoint_exists(best):
                 return
             saved = read_checkpoint(best, mmap=True)  # reads none of its weights
+            if place_of(saved) > self._resumed:
+                return
             rebuild_paths(saved, best.parent)
             super().load_state_dict(saved["callbacks"][self.state_key])
         except Exception as error:  # noqa: BLE001 - last.ckpt is whole, whatever became of this file
@@ -235,6 +246,11 @@ class SaveLast(ModelCheckpoint):
             remove(now)
             remove(old)
             partial.rename(now)
+
+
+def place_of(checkpoint: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the number of a checkpoint's stage, from 0, and its optimizer step in it."""
+    return checkpoint.get("flashtrain", {}).get("stage", 0), checkpoint["global_step"]
 
 
 def _end_of_step(trainer: pl.Trainer) -> tuple[int, dict[str, Any]]:

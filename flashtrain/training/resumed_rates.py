@@ -1,5 +1,5 @@
-"""Give a resumed run the learning rates of its own schedule, where Lightning restores those of the
-run that it continues."""
+"""Give a resumed run the learning rates of its own schedule, and its own numbers of the optimizer,
+where Lightning restores those of the run that it continues."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from typing import Any
 import pytorch_lightning as pl
 
 
+# What settings give a group of parameters; other entries may be an optimizer's state.
+NAMES = ("lr", "initial_lr", "betas", "eps", "weight_decay", "momentum")
+
+
 class RatesOfThisRun(pl.Callback):
-    """Gives a resumed run the learning rates of its own schedule, not those of the run
-    that saved the checkpoint.
+    """Gives a resumed run the learning rates of its own schedule, and its optimizer's numbers
+    (NAMES), not those of the run that saved the checkpoint.
 
     If the earlier run was planned shorter, its schedule may be at its end. This run's schedule is
     therefore made anew and stepped up to the checkpoint's step, unless it follows a metric
@@ -46,4 +50,4 @@ class RatesOfThisRun(pl.Callback):
 
 def _rates(schedule: Any) -> list[dict[str, Any]]:
     groups = schedule.optimizer.param_groups
-    return [{name: copy.deepcopy(group[name]) for name in ("lr", "initial_lr")} for group in groups]
+    return [{name: copy.deepcopy(group[name]) for name in NAMES if name in group} for group in groups]

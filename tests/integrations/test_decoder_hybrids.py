@@ -51,6 +51,8 @@ def test_transformers_gives_our_logits(pattern, kind, changes, tmp_path):
     assert theirs.config.model_type == kind
     ours = model(tokens)[..., :61]
     torch.testing.assert_close(theirs.eval()(tokens).logits, ours, rtol=0, atol=1e-4)
+    written = theirs.generate(tokens, max_new_tokens=1, do_sample=False)[:, -1]
+    assert torch.equal(written, ours[:, -1].argmax(-1))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flashtrain.errors import UserError
-from flashtrain.models import Decoder, DecoderConfig
+from flashtrain.models import Decoder, DecoderConfig, MemorySavings
 from flashtrain.models.layer_spec import layer_of
 from flashtrain_kernels import masks
 from flashtrain_kernels.recurrences import Rows
@@ -20,7 +20,9 @@ KINDS = ["retention", "lightning", "gla", "norm_attention", "delta", "mamba2"]
 HEADS, DIM, TOKENS = 2, 16, 70  # more than a chunk of 64
 
 
-def build(pattern: list[str], context: int = 128, family: str = "llama") -> Decoder:
+def build(
+    pattern: list[str], context: int = 128, family: str = "llama", dropout: float = 0.0
+) -> Decoder:
     torch.manual_seed(0)
     config = DecoderConfig.of_size(
         "demo",
@@ -31,6 +33,7 @@ def build(pattern: list[str], context: int = 128, family: str = "llama") -> Deco
         width=HEADS * DIM,
         heads=HEADS,
         pattern=pattern,
+        dropout=dropout,
     )
     return Decoder(config, attention="sdpa", residual="weights").double().eval()
 
@@ -202,6 +205,19 @@ def test_recomputed_and_compiled_layers_give_the_same_loss_and_gradients(kind):
         loss = model.loss(torch.arange(40)[None], torch.arange(40)[None])
         found.append([loss, *torch.autograd.grad(loss, list(model.parameters()))])
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("kind", ["gla", "delta"])
+@pytest.mark.parametrize("checkpointing", ["selective", "full"])
+def test_recomputed_layers_drop_the_same_of_their_branches_again(kind, checkpointing):
+    found = []
+    for savings in (MemorySavings(), MemorySavings(checkpointing)):
+        model = build([kind, "full"], dropout=0.3).train()
+        model.save_memory(savings)
+        torch.manual_seed(1)
+        loss = model.loss(torch.arange(40)[None], torch.arange(40)[None])
+        found.append(torch.autograd.grad(loss, list(model.parameters())))
+    torch.testing.assert_close(*found, atol=1e-11, rtol=0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -83,7 +83,7 @@ def test_a_run_that_goes_back_to_an_earlier_checkpoint_says_what_is_replaced(
     caplog.set_level("INFO")
     assert continued(kept, "trainer.steps=7", checkpoint=f"checkpoints/{earlier.name}") == 0
     (said,) = [line for line in caplog.messages if line.startswith("resuming from ")]
-    assert "at step 3 of 7: later metrics, last.ckpt and the summary are replaced" in said
+    assert "at step 3 of 7: later metrics, checkpoints and the summary are replaced" in said
     assert "had finished" not in said  # which the run had, and this step had not
 
 

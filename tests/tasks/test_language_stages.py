@@ -298,6 +298,14 @@ def test_learned_positions_are_stretched_and_another_run_starts_from_the_last_st
     assert len(WATCH.began[0]["model.position_embedding.weight"]) == 64
 
 
+def test_layers_of_a_pattern_go_on_through_the_stages(place: Path) -> None:
+    own = {"recipe": "gpt2", "model": "llama", "model.size": "demo", "model.vocab_rows": None}
+    stages = [{"context": 32, "steps": 1}, {"context": 64, "steps": 1}]
+    train(place, "pattern", **own, **{"model.pattern": ["gla", "window:8"]}, stages=stages)
+    before, after = WATCH.ended[0], WATCH.began[1]
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+
+
 @pytest.mark.integration
 def test_an_adapter_goes_on_through_the_stages_and_from_the_last_one(place: Path) -> None:
     first = train(

@@ -82,6 +82,18 @@ def test_a_longer_run_compares_with_the_validation_that_followed_the_fit(tmp_pat
     assert read_checkpoint(best)["global_step"] == 9
 
 
+def test_a_run_that_goes_back_replaces_the_best_of_the_steps_that_it_makes_anew(tmp_path):
+    def fit(steps, *losses, resume=None):
+        callbacks = checkpoint_callbacks(tmp_path, every_n_steps=2, keep=2)
+        options = {"max_steps": steps, "limit_val_batches": 1, "val_check_interval": 2}
+        tiny_fit(tmp_path, *callbacks, task=Told(*losses), resume=resume, **options)
+        return read_checkpoint(tmp_path / "best.ckpt")["global_step"]
+
+    assert fit(7, 0.9, 0.8, 0.1) == 6
+    assert fit(9, 0.7, 0.6, resume=str(tmp_path / "step-4.ckpt")) == 8
+    assert fit(9, 0.9, 0.9, resume=str(tmp_path / "last.ckpt")) == 8
+
+
 def test_last_is_written_every_n_optimizer_steps(tmp_path):
     written = []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -112,6 +112,24 @@ def test_a_run_that_goes_on_beyond_its_end_has_the_rates_of_its_new_length(tmp_p
     for length in (12, 15):
         continued = fit(length, "again", resume=str(tmp_path / "short" / "last.ckpt"))
         assert continued == fit(length, "whole")[10:]
+
+
+def test_a_resumed_run_has_the_numbers_of_its_own_optimizer(tmp_path):
+    class Decayed(Rated):
+        numbers: ClassVar = {"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.lr, **self.numbers)
+            return [optimizer], [constant_with_warmup(optimizer, 1)]
+
+    class Other(Decayed):
+        numbers: ClassVar = {"betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.5}
+
+    for kind, steps, resume in ((Decayed, 2, None), (Other, 3, str(tmp_path / "last.ckpt"))):
+        trainer = tiny_trainer(tmp_path, RatesOfThisRun(), SaveLast(tmp_path), max_steps=steps)
+        trainer.fit(kind(lambda: None, 9), datamodule=TinyData(), ckpt_path=resume)
+    group = trainer.optimizers[0].param_groups[0]
+    assert {name: group[name] for name in Other.numbers} == Other.numbers
 
 
 def test_constant_stays_at_the_peak():

@@ -10,7 +10,13 @@ from torch import Tensor
 from flashtrain.announce import say
 from flashtrain.data.tokenizers import Tokenizer, load_tokenizer, without_begin
 from flashtrain.errors import UserError
-from flashtrain.folders.run_folder import BEST, CONFIG_FILE, TOKENIZER, find_checkpoint
+from flashtrain.folders.run_folder import (
+    BEST,
+    CONFIG_FILE,
+    TOKENIZER,
+    find_checkpoint,
+    settings_at,
+)
 from flashtrain.integrations import load_decoder
 from flashtrain.models.changed_layers import with_layers
 from flashtrain.models.decoder import Decoder
@@ -52,7 +58,11 @@ def starting_weights(weights: str, model: ModelSettings) -> Weights:
 
 def weights_at_context(weights: str, model: ModelSettings, context: int) -> Weights:
     """Read what `weights` names, adapted to this context, model.kv_heads and model.pattern."""
-    start = with_layers(*starting_weights(weights, model), model.kv_heads, model.pattern)
+    start, path = starting_weights(weights, model), Path(weights).expanduser()
+    run = settings_at(*find_checkpoint(str(path), prefer=BEST)).model if is_of_run(path) else None
+    # Those of a run with these layers, such as the stage before, have them.
+    if run is None or (run.kv_heads, run.pattern) != (model.kv_heads, model.pattern):
+        start = with_layers(*start, model.kv_heads, model.pattern)
     return at_context(model, context, *start, where=weights)
 
 
