@@ -102,7 +102,9 @@ def _command(words: list[str]) -> int:
     if settings.mode == "plan":
         print(text := modes.plan(settings, line))
         if arguments.slurm:
-            print(modes.write_job(settings, line, text))
+            from flashtrain.command.slurm import write_job
+
+            print(write_job(settings, line, text))
         return 0
     mode = mode_of(settings)
     if mode is not None and mode.study:

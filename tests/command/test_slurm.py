@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flashtrain import __main__ as command
-from flashtrain.command import modes
+from flashtrain.command import slurm
 from flashtrain.command.request import settings_of
 from flashtrain.settings.command_line import CommandLine
 from flashtrain.spec import Plan
@@ -71,7 +71,7 @@ def test_the_job_runs_the_words_that_were_given(monkeypatch, tmp_path, capfd) ->
 def test_the_job_has_half_as_much_time_again_as_the_plan(monkeypatch, tmp_path, plan, hours):
     monkeypatch.chdir(tmp_path)
     line = CommandLine(["recipe=gpt2", "mode=plan", "hardware.plan_for=h100", "resume=runs/one"])
-    modes.write_job(settings_of([*line[:3]]), line, plan)
+    slurm.write_job(settings_of([*line[:3]]), line, plan)
     script = Path("gpt2.sbatch").read_text()
     assert f"--time={hours}:00:00\n" in script
     assert script.endswith("python -m flashtrain recipe=gpt2 resume=runs/one\n")
