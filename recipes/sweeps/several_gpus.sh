@@ -2,7 +2,7 @@
 # What only several GPUs can show, as jobs, the most worth a minute first: layers, 8B decoders, DDP and FSDP2 beside one GPU, simulated nodes.
 # It prints its plan with expected minutes first. Repeat the command after a stop: a job whose result is there is not run again.
 #   [MINUTES=10] [PLAN=1] sh recipes/sweeps/several_gpus.sh GPUS OUT TEXT [settings of every training, such as data.tokenizer=gpt2]
-# MINUTES: no job is begun that is expected to end later. PLAN=1: nothing is run. HARDWARE=cpu and LAYER="settings of every layer" rehearse it.
+# MINUTES: no job is begun that is expected to end later. PLAN=1: nothing is run. HARDWARE=cpu is for rehearsals.
 gpus=$1 out=$2 text=$3 begun=$(date +%s)
 shift 3
 settings=$*
@@ -24,9 +24,8 @@ layer() { # NAME SECONDS SETTINGS...: one run of recipe=long-context-benchmark
   name=$1 seconds=$2
   shift 2
   begins "$name" "$seconds" "$(ls "$out/$name/result.json" 2>/dev/null)" || return 0
-  python -m flashtrain recipe=long-context-benchmark hardware="${HARDWARE:-gpu}" hardware.demo=never "benchmark.degrees=[$gpus]" \
-    'benchmark.implementations=[flashtrain]' benchmark.check_longest=1 benchmark.max_seconds="$((seconds - 10))" hydra.run.dir="$out/$name" \
-    "$@" $LAYER >"$out/$name.log" 2>&1 || echo "$name failed: $out/$name.log"
+  python -m flashtrain recipe=long-context-benchmark hardware="${HARDWARE:-gpu}" "benchmark.degrees=[$gpus]" \
+    benchmark.max_seconds="$((seconds - 10))" hydra.run.dir="$out/$name" "$@" >"$out/$name.log" 2>&1 || echo "$name failed: $out/$name.log"
 }
 
 training() { # NAME SECONDS SETTINGS...: a short training, for its speed; with $nodes=2 by two simulated machines
@@ -55,25 +54,26 @@ few() { # MOST: whether there are at most so many GPUs
 }
 
 jobs() {
-  shapes='benchmark.shapes=[16x128,32/8x128,12x64]' balanced='benchmark.layouts=[balanced]'
+  shapes='benchmark.shapes=[16x128,32/8x128,12x64]' unchecked='benchmark.check_longest=1'
+  ours="benchmark.implementations=[flashtrain] $unchecked" balanced='benchmark.layouts=[balanced]'
   nodes=
-  layer layers-131072 130 $balanced "$shapes" 'benchmark.methods=[ring,ulysses,all-gather]' 'benchmark.seqlens=[131072]' \
+  layer layers-131072 130 $ours $balanced "$shapes" 'benchmark.methods=[ring,ulysses,all-gather]' 'benchmark.seqlens=[131072]' \
     'benchmark.masks=[causal,causal-document,window-1024]' benchmark.rounds=5
-  layer layers-524288 60 $balanced 'benchmark.shapes=[12x64,16x128]' 'benchmark.methods=[ring,ulysses]' 'benchmark.seqlens=[524288]' \
+  layer layers-524288 60 $ours $balanced 'benchmark.shapes=[12x64,16x128]' 'benchmark.methods=[ring,ulysses]' 'benchmark.seqlens=[524288]' \
     'benchmark.masks=[causal]' benchmark.one_device_longest=524288 benchmark.rounds=2
-  layer packed-524288 50 $balanced "$shapes" 'benchmark.methods=[all-gather]' 'benchmark.seqlens=[524288]' \
+  layer packed-524288 50 $ours $balanced "$shapes" 'benchmark.methods=[all-gather]' 'benchmark.seqlens=[524288]' \
     'benchmark.masks=[causal-document]' benchmark.one_device_longest=524288 benchmark.rounds=4
-  layer baselines 80 'benchmark.implementations=[flashtrain,plain-all-gather,torch,ring-flash-attn]' 'benchmark.layouts=[balanced]' \
+  layer baselines 80 $unchecked 'benchmark.implementations=[flashtrain,plain-all-gather,torch,ring-flash-attn]' 'benchmark.layouts=[balanced]' \
     'benchmark.methods=[ring]' 'benchmark.seqlens=[32768,131072]' 'benchmark.masks=[causal]' 'benchmark.shapes=[16x128,32/8x128,12x64]' \
     benchmark.rounds=4
-  layer planned 70 'benchmark.layouts=[balanced,zigzag,planned]' "$shapes" 'benchmark.methods=[all-gather]' 'benchmark.seqlens=[131072,524288]' \
+  layer planned 70 $ours 'benchmark.layouts=[balanced,zigzag,planned]' "$shapes" 'benchmark.methods=[all-gather]' 'benchmark.seqlens=[131072,524288]' \
     'benchmark.masks=[causal-document]' benchmark.median_document=2048
-  layer layers-32768 40 $balanced "$shapes" 'benchmark.methods=[ring,all-gather]' 'benchmark.seqlens=[32768]' \
+  layer layers-32768 40 $ours $balanced "$shapes" 'benchmark.methods=[ring,all-gather]' 'benchmark.seqlens=[32768]' \
     'benchmark.masks=[causal,causal-document]'
   # The first calls of fla's kernels tune them, for minutes where no cache of Triton has them.
-  layer states 240 'benchmark.mixers=[delta,gla]' 'benchmark.shapes=[64x128]' 'benchmark.seqlens=[32768,524288]' \
-    benchmark.check_longest=32768 benchmark.one_device_longest=524288 benchmark.rounds=5
-  layer heads-256 50 $balanced 'benchmark.shapes=[16/2x256]' 'benchmark.methods=[ring,all-gather]' 'benchmark.seqlens=[131072]' \
+  layer states 240 'benchmark.mixers=[delta,gla]' 'benchmark.shapes=[64x128]' 'benchmark.seqlens=[32768,131072,524288]' \
+    benchmark.rounds=5
+  layer heads-256 50 $ours $balanced 'benchmark.shapes=[16/2x256]' 'benchmark.methods=[ring,all-gather]' 'benchmark.seqlens=[131072]' \
     'benchmark.masks=[causal,causal-document]' benchmark.rounds=4
 
   eight='recipe=hf model.config=qwen3-8b model.rope=yarn trainer.log_every=1 optimizer.learning_rate=1e-4'
@@ -95,7 +95,12 @@ jobs() {
   done
   training 8b-layers-float8-$gpus 80 $layers trainer.devices="$gpus" trainer.tokens_per_step=$((8192 * gpus)) trainer.strategy=fsdp \
     model.float8=tensorwise
-  layer layers-million 70 $balanced 'benchmark.shapes=[16x128]' 'benchmark.methods=[ring,ulysses]' 'benchmark.seqlens=[131072,1048576]' \
+  # Qwen2.5-1.5B's shape at longer contexts, all weights.
+  small='{hidden_size:1536,intermediate_size:8960,num_hidden_layers:28,num_attention_heads:12,num_key_value_heads:2,vocab_size:151936}'
+  stages='[{context:65536,steps:6,rope:yarn,rope_factor:2},{context:131072,steps:4,rope:yarn,rope_factor:4}]'
+  training stages-1.5b 160 recipe=hf model.config=qwen2 "+model.options=$small" context=65536 "stages=$stages" $shared \
+    trainer.tokens_per_step=131072 trainer.log_every=1 data.document_mask=true
+  layer layers-million 70 $ours $balanced 'benchmark.shapes=[16x128]' 'benchmark.methods=[ring,ulysses]' 'benchmark.seqlens=[131072,1048576]' \
     'benchmark.masks=[causal]' benchmark.rounds=1
   # Sharded checkpoints while training goes on, and on from them on one GPU.
   sharded='recipe=hf model.config=llama-1b context=8192 trainer.micro_batch=2 trainer.strategy=fsdp'
@@ -115,9 +120,9 @@ jobs() {
       trainer.context_parallel_groups=$groups
   done
   # On two GPUs a step of 524,288 tokens takes five minutes, and 1,048,576 tokens do not fit (mode=plan).
-  few 2 || training qwen3-8b-524288 $((100 + 4100 / gpus)) $eight $shared context=524288 model.rope_factor=12.8 \
+  few 2 || training qwen3-8b-524288 $((100 + 3500 / gpus)) $eight $shared context=524288 model.rope_factor=12.8 \
     trainer.tokens_per_step=524288 trainer.steps=6
-  few 2 || training qwen3-8b-1048576 $((100 + 5200 / gpus)) $eight $shared context=1048576 model.rope_factor=25.6 \
+  few 2 || training qwen3-8b-1048576 $((100 + 4600 / gpus)) $eight $shared context=1048576 model.rope_factor=25.6 \
     trainer.tokens_per_step=1048576 trainer.steps=2
 }
 
