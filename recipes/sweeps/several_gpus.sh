@@ -28,12 +28,12 @@ layer() { # NAME SECONDS SETTINGS...: one run of recipe=long-context-benchmark
     benchmark.max_seconds="$((seconds - 10))" hydra.run.dir="$out/$name" "$@" >"$out/$name.log" 2>&1 || echo "$name failed: $out/$name.log"
 }
 
-training() { # NAME SECONDS SETTINGS...: a short training, for its speed; with $nodes=2 by two simulated machines
+training() { # NAME SECONDS SETTINGS...: a short training, for its speed; $nodes=2: by two simulated machines; $every: steps between checkpoints
   name=$1 seconds=$2
   shift 2
   begins "$name" "$seconds" "$(grep -s '"status": "finished"' "$out/$name/summary.json")" || return 0
   set -- "$@" data=files data.path="$text" data.validation_fraction=0 generate.max_new_tokens=1 logger=csv schedule=constant \
-    schedule.warmup_steps=5 trainer.checkpoint_every=1000 hardware="${HARDWARE:-auto}" hydra.run.dir="$out/$name" $settings
+    schedule.warmup_steps=5 trainer.checkpoint_every="${every:-1000}" hardware="${HARDWARE:-auto}" hydra.run.dir="$out/$name" $settings
   if [ "$nodes" ]; then
     half=$((gpus / 2))
     for node in 0 1; do # GPUs of their own, and for NCCL machines of their own, which sockets connect
@@ -105,7 +105,9 @@ jobs() {
   # Sharded checkpoints while training goes on, and on from them on one GPU.
   sharded='recipe=hf model.config=llama-1b context=8192 trainer.micro_batch=2 trainer.strategy=fsdp'
   sharded="$sharded trainer.tokens_per_step=$((16384 * gpus)) trainer.checkpoint_format=sharded"
-  training sharded 90 $sharded trainer.devices="$gpus" trainer.steps=30 trainer.log_every=1 # a checkpoint at the end
+  every=10
+  training sharded 100 $sharded trainer.devices="$gpus" trainer.steps=30 trainer.log_every=1
+  every=
   training sharded-resumed 90 $sharded trainer.devices=1 trainer.steps=40 trainer.log_every=1 resume="$out/sharded"
   long='recipe=gpt2 context=65536 trainer.micro_batch=1 trainer.tokens_per_step=65536 model.positions=rotary trainer.compile=false'
   for method in ulysses ring; do
