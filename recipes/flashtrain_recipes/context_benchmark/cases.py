@@ -15,8 +15,11 @@ import torch
 from flashtrain.distributed.context.work import visible_keys
 from flashtrain.errors import UserError
 from flashtrain_kernels import Mask
-from flashtrain_recipes.attention_benchmark.baselines.ours import mask_maker
+from flashtrain_recipes.attention_benchmark.baselines.base import Attend
+from flashtrain_recipes.attention_benchmark.baselines.ours import Flashtrain, mask_maker
 from flashtrain_recipes.attention_benchmark.cases import Case
+from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs
+from flashtrain_recipes.attention_benchmark.reference import Expected, expected
 from flashtrain_recipes.attention_benchmark.settings import WITH_DOCUMENTS, parse_mask
 from flashtrain_recipes.context_benchmark.settings import Shape, parse_shape
 
@@ -50,6 +53,14 @@ class ContextCase:
             * self.attention.head_dim
             * int(visible_keys(self.mask).sum())
         )
+
+    def attend(self, device: torch.device) -> Attend:
+        """Return the function that computes the layer on one device."""
+        return Flashtrain().attend(self.attention, Context(self.attention, device))
+
+    def expected(self, inputs: Inputs, device: torch.device) -> Expected:
+        """Return the float64 results for the whole sequence."""
+        return expected(self.attention, inputs, Context(self.attention, device))
 
     def columns(self) -> dict[str, Any]:
         one = self.attention

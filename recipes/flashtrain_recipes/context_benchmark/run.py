@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
+from flashtrain_recipes.context_benchmark import states
 from flashtrain_recipes.context_benchmark.baseline import ContextBaseline
 from flashtrain_recipes.context_benchmark.baselines import (
     flashtrain,
     plain_all_gather,
+    ring_flash_attn,
     torch_context_parallel,
 )
 from flashtrain_recipes.context_benchmark.cases import ContextCase, cases
@@ -49,13 +52,23 @@ class ContextBenchmark(Benchmark):
         super().__init__(settings, hardware)
 
     def make_cases(self) -> list[ContextCase]:
-        return cases(self.options, self.degrees)
+        if self.options.mixers is None:
+            return cases(self.options, self.degrees)
+        sizes = cases(replace(self.options, masks=["full"]), self.degrees)
+        return [
+            states.StateCase(one.attention, one.degree, mixer)
+            for one in sizes
+            for mixer in self.options.mixers
+        ]
 
     def make_baselines(self) -> list[ContextBaseline]:
+        if self.options.mixers is not None:
+            layouts = self.options.layouts
+            return [one for one in states.BASELINES if layouts is None or one.layout in layouts]
         ours = flashtrain.baselines(self.options.methods, self.options.layouts)
         # torch has no context parallelism of attention on a CPU
         torchs = torch_context_parallel.BASELINES if self.hardware.kind == "cuda" else ()
-        return [*ours, *plain_all_gather.BASELINES, *torchs]
+        return [*ours, *plain_all_gather.BASELINES, *torchs, *ring_flash_attn.BASELINES]
 
     def plan_line(self, case: ContextCase) -> str:
         refused = [

@@ -11,6 +11,7 @@ from flashtrain.settings.options import ContextLayout, ContextMethod
 from flashtrain_recipes.attention_benchmark.settings import BLOCK_SPARSE, MASKS, parse_mask
 
 PLANNED = "planned"  # what trainer.context_parallel_groups=planned does
+MIXERS = ("delta", "gla")  # the gated delta rule, and linear attention that only decays
 METHODS = get_args(ContextMethod)[1:]  # without auto
 # Masks that are no function of a sequence in its order: tables of blocks, and packed
 # rows' own functions.
@@ -36,6 +37,8 @@ class ContextSettings:
     # Heads x head dimension, as "16x128" (null) or "32/8x128", of 8 key/value heads.
     shapes: list[str] | None = None
     methods: list[str] | None = None  # the context-parallel methods to measure; null: all
+    # Layers with states that are measured instead of attention: delta, gla; null: attention.
+    mixers: list[str] | None = None
     # The layouts of the sequence over the devices to measure; null: all but planned (by documents).
     layouts: list[str] | None = None
     # How many devices share a sequence; null: 2, 4 and 8, if there are so many.
@@ -54,6 +57,8 @@ class ContextSettings:
             one_of("benchmark.methods", method, METHODS)
         for layout in self.layouts or []:
             one_of("benchmark.layouts", layout, (*get_args(ContextLayout), PLANNED))
+        for mixer in self.mixers or []:
+            one_of("benchmark.mixers", mixer, MIXERS)
         for text in self.shapes or []:
             parse_shape(text)
         for name in masks or []:

@@ -14,9 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from flashtrain.errors import first_line
-from flashtrain_recipes.attention_benchmark.baselines.ours import Flashtrain
-from flashtrain_recipes.attention_benchmark.inputs import Context, make_sets
-from flashtrain_recipes.attention_benchmark.reference import Expected, expected
+from flashtrain_recipes.attention_benchmark.inputs import make_sets
+from flashtrain_recipes.attention_benchmark.reference import Expected
 from flashtrain_recipes.context_benchmark.baseline import ContextBaseline, Place
 from flashtrain_recipes.context_benchmark.cases import ContextCase
 from flashtrain_recipes.context_benchmark.passes import Passes, only_communicating
@@ -94,14 +93,14 @@ class ContextTurns(Turns[ContextCase, ContextEntry]):
                     )
                     self.shards[name] = [x.requires_grad_() for x in leaves], dout
                 if options.reference and one.seqlen_q <= options.check_longest:
-                    self.expected = expected(one, whole, Context(one, self.device))
+                    self.expected = self.case.expected(whole, self.device)
             if (
                 self.team.rank == 0
                 and one.seqlen_q <= options.one_device_longest
                 and ONE_DEVICE not in self.failed
             ):
                 with self._computing(ONE_DEVICE):
-                    attend = Flashtrain().attend(one, Context(one, self.device))
+                    attend = self.case.attend(self.device)
                     leaves = [whole.q, whole.k, whole.v]
                     passes = Passes(
                         lambda *_, whole=whole: attend(whole),

@@ -27,7 +27,7 @@ _READ = {
     "huggingface": f"{_EVERY} {_STEPS} documents optimizer_step",
     "huggingface-long": "max_seconds models contexts steps",
     "context": f"{_EVERY} seqlens masks dtype longest reference shapes methods layouts degrees "
-    "one_device_longest check_longest median_document",
+    "one_device_longest check_longest median_document mixers",
 }
 # ... and those of a training that it uses too.
 _STEP = "data optimizer trainer.cuda_graphs model memory"
