@@ -63,7 +63,7 @@ jobs() {
     'benchmark.masks=[causal]' benchmark.one_device_longest=524288 benchmark.rounds=2
   layer packed-524288 50 $ours $balanced "$shapes" 'benchmark.methods=[all-gather]' 'benchmark.seqlens=[524288]' \
     'benchmark.masks=[causal-document]' benchmark.one_device_longest=524288 benchmark.rounds=4
-  layer baselines 80 $unchecked 'benchmark.implementations=[flashtrain,plain-all-gather,torch,ring-flash-attn]' 'benchmark.layouts=[balanced]' \
+  layer baselines 80 $unchecked 'benchmark.implementations=[flashtrain,plain-all-gather,torch]' 'benchmark.layouts=[balanced]' \
     'benchmark.methods=[ring]' 'benchmark.seqlens=[32768,131072]' 'benchmark.masks=[causal]' 'benchmark.shapes=[16x128,32/8x128,12x64]' \
     benchmark.rounds=4
   layer planned 70 $ours 'benchmark.layouts=[balanced,zigzag,planned]' "$shapes" 'benchmark.methods=[all-gather]' 'benchmark.seqlens=[131072,524288]' \

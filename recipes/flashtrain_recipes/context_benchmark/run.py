@@ -17,7 +17,6 @@ from flashtrain_recipes.context_benchmark.baseline import ContextBaseline
 from flashtrain_recipes.context_benchmark.baselines import (
     flashtrain,
     plain_all_gather,
-    ring_flash_attn,
     torch_context_parallel,
 )
 from flashtrain_recipes.context_benchmark.cases import ContextCase, cases
@@ -68,7 +67,7 @@ class ContextBenchmark(Benchmark):
         ours = flashtrain.baselines(self.options.methods, self.options.layouts)
         # torch has no context parallelism of attention on a CPU
         torchs = torch_context_parallel.BASELINES if self.hardware.kind == "cuda" else ()
-        return [*ours, *plain_all_gather.BASELINES, *torchs, *ring_flash_attn.BASELINES]
+        return [*ours, *plain_all_gather.BASELINES, *torchs]
 
     def plan_line(self, case: ContextCase) -> str:
         refused = [
