@@ -103,7 +103,21 @@ class SaveOnSignal(pl.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        self._end_evaluation_batch(trainer, batch_idx, dataloader_idx)
+        listens = self._previous or self._group is not None
+        if (
+            trainer.sanity_checking
+            or not listens
+            or dataloader_idx
+            or batch_idx >= self._shared_batches
+        ):
+            return
+        reported = self._agree()
+        if reported is None:
+            return
+        self._note(reported, trainer.global_step)
+        if trainer.state.fn == "fit":
+            self._save(trainer)
+        raise StoppedInValidation(f"stopped in a validation after step {trainer.global_step}")
 
     on_test_batch_end = on_validation_batch_end
 
@@ -182,25 +196,6 @@ class SaveOnSignal(pl.Callback):
             dist.all_reduce(least, op=dist.ReduceOp.MIN, group=self._group)
             count = int(least)
         self._shared_batches = count
-
-    def _end_evaluation_batch(
-        self, trainer: pl.Trainer, batch_idx: int, dataloader_idx: int
-    ) -> None:
-        listens = self._previous or self._group is not None
-        if (
-            trainer.sanity_checking
-            or not listens
-            or dataloader_idx
-            or batch_idx >= self._shared_batches
-        ):
-            return
-        reported = self._agree()
-        if reported is None:
-            return
-        self._note(reported, trainer.global_step)
-        if trainer.state.fn == "fit":
-            self._save(trainer)
-        raise StoppedInValidation(f"stopped in a validation after step {trainer.global_step}")
 
     def _note(self, reported: int, step: int) -> None:
         self.stopped_at = step
