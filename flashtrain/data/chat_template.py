@@ -223,11 +223,12 @@ class ChatTemplate:
         return tokens, marks
 
     def _counted(self, piece: Piece, whole: np.ndarray) -> dict[int, tuple[int, int]]:
-        """Return, for each position in piece.places and for the text's end, the number of tokens of
-        `whole` before it: (without, with) a token that lies across it."""
-        counts = {len(piece.text): (len(whole), len(whole))}
-        before = self._ids([piece.text[:place] for place in piece.places], piece.plain)
-        for place, ids in zip(piece.places, before, strict=True):
+        """Return, for each position in piece.ends, the number of tokens of `whole` before it:
+        (without, with) a token that lies across it."""
+        *places, last = piece.ends
+        counts = {last: (len(whole), len(whole))}
+        before = self._ids([piece.text[:place] for place in places], piece.plain)
+        for place, ids in zip(places, before, strict=True):
             shared = shared_tokens(ids, whole)
             counts[place] = shared, shared + (shared < len(ids))
         return counts
