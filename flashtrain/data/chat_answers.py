@@ -103,8 +103,8 @@ class ChatAnswers:
 
     @cached_property
     def end_ids(self) -> list[int]:
-        """The ids of the tokens that end an answer and get labels; generation stops after any of
-        them."""
+        """The ids of the tokens that end an answer and get labels, none without a template;
+        generation stops after any of them."""
         ends = self._end or "".join(self._markers.values())
         found = map(self.rendering.library.token_to_id, dict.fromkeys(self.rendering.added(ends)))
         return [number for number in found if number is not None]
