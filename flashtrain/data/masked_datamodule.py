@@ -150,6 +150,10 @@ class MaskedTextDataModule(TextDataModule):
             return 0
         return min(self.validation_samples, len(self._masked(held_out, VALIDATION_SEED)))
 
+    def scored(self) -> dict[str, int]:
+        """Count the samples that a validation reads. Needs setup()."""
+        return {"samples": self.held_out_samples}
+
     @cached_property
     def _breaks(self) -> TokenBreaks:
         return TokenBreaks.of(self.tokenizer)

@@ -87,7 +87,7 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
     has_bytes = hasattr(trained.tokenizer, "text_bytes")  # ids without a text have none
     unit = "byte" if trained.tokenizer.kind == "bytes" else "token"
     words = f"{WORDS}{unit}{BITS if has_bytes else ''}"
-    return score(trained, task, data, hardware, counts=data.scored, words=words, measures=measures)
+    return score(trained, task, data, hardware, words=words, measures=measures)
 
 
 def held_out_data(trained: TrainedModel, settings: Settings, hardware: Hardware) -> TextDataModule:

@@ -52,14 +52,7 @@ def _evaluate(settings: Settings, hardware: Hardware) -> dict[str, Any]:
             f"{data.vocab_size}. Set data.tokenizer to the tokenizer of that run."
         )
     task = MaskedLanguageModel(trained.model)
-    return score(
-        trained,
-        task,
-        data,
-        hardware,
-        counts=lambda: {"samples": data.held_out_samples},
-        words=WORDS,
-    )
+    return score(trained, task, data, hardware, words=WORDS)
 
 
 def _export(settings: Settings) -> dict[str, Any]:
