@@ -114,18 +114,20 @@ class TokenizerSpec:
 
 
 def make_tokenizer(
-    spec: TokenizerSpec, documents: Callable[[], Iterable[str]] = tuple
+    spec: TokenizerSpec | Tokenizer, documents: Callable[[], Iterable[str]] = tuple
 ) -> Tokenizer:
     """Make the tokenizer of a spec.
 
     Args:
-        spec: Describes the tokenizer.
+        spec: Describes the tokenizer; a Tokenizer is returned as it is.
         documents: Function that returns the texts to train a "bpe" on; the
             other kinds do not call it.
 
     Raises:
         UserError: The files of the tokenizer are missing or damaged.
     """
+    if not isinstance(spec, TokenizerSpec):
+        return spec
     if spec.kind == "bytes":
         return ByteTokenizer()
     if spec.kind == "bpe":
