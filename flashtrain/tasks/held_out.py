@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 
 from flashtrain.announce import say
 from flashtrain.data.datamodule import TextDataModule
@@ -64,12 +63,6 @@ def score(
         f"{claim}{words.format(**found)}, over {numbers} of {data.source.describe()}{doubt}"
     )
     return {**found, "held_out": why_not is None, **scored}
-
-
-def perplexity(loss: float) -> float:
-    """Return the perplexity of a loss in nats a token; infinite where it is
-    too large for float32."""
-    return float(torch.exp(torch.tensor(loss)))
 
 
 def why_not_held_out(settings: Settings, folder: Path) -> str | None:

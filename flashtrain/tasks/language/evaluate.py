@@ -22,7 +22,7 @@ from flashtrain.settings.settings import Settings
 from flashtrain.spec import TrainedModel
 from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.attention_masks import make_mask
-from flashtrain.tasks.held_out import perplexity, score
+from flashtrain.tasks.held_out import score
 from flashtrain.tasks.language.exports import export
 from flashtrain.tasks.language.generate import continue_text, converse
 from flashtrain.tasks.language.prepare import make_data, model_builder
@@ -76,7 +76,8 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
         predicted.update(batch["labels"][batch["labels"] != IGNORED].tolist())
 
     def measures(loss: float) -> dict[str, float]:
-        found = {"perplexity": perplexity(loss)}
+        # Infinite where it is too large for float32.
+        found = {"perplexity": float(torch.exp(torch.tensor(loss)))}
         if has_bytes:
             size = trained.tokenizer.text_bytes(predicted)
             bits = loss * predicted.total() / math.log(2)
