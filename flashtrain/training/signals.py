@@ -182,7 +182,12 @@ class SaveOnSignal(pl.Callback):
                 dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
             )
         if self._group is not None and trainer.state.fn == "fit":
-            _silence_lightning(trainer)
+            # No broadcast of Lightning's SIGTERM flag before every batch: Lightning 2.6 reads its
+            # result back from the device, so that the host can never run ahead of the GPU. Our
+            # handlers never set the flag. Versions without this method need nothing.
+            loop = trainer.fit_loop.epoch_loop
+            if hasattr(loop, "_broadcast_sigterm_tensor"):
+                loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
         if threading.current_thread() is not threading.main_thread():
             return
         self._previous = handle(self._on_signal)
@@ -260,15 +265,6 @@ class SaveOnSignal(pl.Callback):
         if self._validation_limit is not None:
             trainer.limit_val_batches = self._validation_limit
             self._validation_limit = None
-
-
-def _silence_lightning(trainer: pl.Trainer) -> None:
-    """Disable the broadcast of Lightning's SIGTERM flag before every batch."""
-    # Lightning 2.6 reads its result back from the device, so that the host can never run ahead of
-    # the GPU. Our handlers never set the flag. Versions without this method need nothing.
-    loop = trainer.fit_loop.epoch_loop
-    if hasattr(loop, "_broadcast_sigterm_tensor"):
-        loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
 class EndsOnSigterm(pl.Callback):
