@@ -114,12 +114,6 @@ def gpt2_tokenizer(
     )
 
 
-def gpt2_files_version(vocab: str | os.PathLike[str], merges: str | os.PathLike[str]) -> str:
-    """Return a hash of the contents of GPT-2's vocabulary and merges files."""
-    texts = (Path(path).expanduser().read_text(encoding="utf-8") for path in (vocab, merges))
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
-
-
 def split_long(text: str, max_characters: int = MAX_PIECE_CHARACTERS) -> Iterator[str]:
     """Yield a long text in parts, cut where no token can span the cut, so that the tokens of the
     parts together are those of the whole text.

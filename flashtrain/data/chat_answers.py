@@ -34,21 +34,14 @@ class Piece(NamedTuple):
     goes_on: bool = False
 
     @property
-    def places(self) -> list[int]:
-        """The character positions at which a labelled range (`learnt`) begins or ends, ascending,
-        without 0 and the text's length."""
-        return sorted(
-            {place for span in self.learnt for place in span if 0 < place < len(self.text)}
-        )
-
-    @property
     def ends(self) -> list[int]:
-        """The character position at which each of `parts` ends."""
-        return [*self.places, len(self.text)]
+        """The character position at which each of `parts` ends, ascending."""
+        inner = {place for span in self.learnt for place in span if 0 < place < len(self.text)}
+        return [*sorted(inner), len(self.text)]
 
     @property
     def parts(self) -> list[str]:
-        """The text cut at `places`."""
+        """The text cut where a labelled range (`learnt`) begins or ends."""
         return [self.text[begin:end] for begin, end in pairwise([0, *self.ends])]
 
 
@@ -110,8 +103,8 @@ class ChatAnswers:
 
     @cached_property
     def end_ids(self) -> list[int]:
-        """The ids of the tokens that end an answer and get labels; generation stops after any of
-        them."""
+        """The ids of the tokens that end an answer and get labels, none without a template;
+        generation stops after any of them."""
         ends = self._end or "".join(self._markers.values())
         found = map(self.rendering.library.token_to_id, dict.fromkeys(self.rendering.added(ends)))
         return [number for number in found if number is not None]

@@ -88,8 +88,7 @@ class ChatDataModule(TextDataModule):
         rows = ChatFiles(source) if isinstance(source, str | os.PathLike) else source
         if isinstance(tokenizer, str | os.PathLike):
             tokenizer = TokenizerSpec(str(tokenizer))
-        made = make_tokenizer(tokenizer) if isinstance(tokenizer, TokenizerSpec) else tokenizer
-        made = as_huggingface(made)
+        made = as_huggingface(make_tokenizer(tokenizer))
         self.template = ChatTemplate(
             tokenizer_for(rows, made), template, train_on, text_column, check_answers
         )

@@ -61,23 +61,15 @@ class ChatSamples(Dataset[ChatBatch]):
     shared: bool = False
 
     def __post_init__(self, cache: OpenTokens) -> None:
-        self._files = cache.tokens, cache.marks
+        self._tokens, self._marks = cache.tokens, cache.marks
         self.filler = cache.tokenizer.end_of_text
+        # (n,) int64: tokens of each document (a conversation, or a part of one), once it is cut.
+        self.lengths = self.documents.lengths
+        self.tokens = int(self.lengths.sum())  # of all documents
 
     def __len__(self) -> int:
         """The number of documents."""
         return len(self.documents.begins)
-
-    @property
-    def tokens(self) -> int:
-        """The number of tokens of all documents, after cutting each to the context."""
-        return int(self.documents.lengths.sum())
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """(n,) int64: tokens of each document (a conversation, or a part of one), after
-        cutting it to the context."""
-        return self.documents.lengths
 
     def micro_batches(
         self, rows: Sequence[tuple[int, ...]], *, rank: int, world_size: int, batch_size: int
@@ -96,7 +88,7 @@ class ChatSamples(Dataset[ChatBatch]):
         """
         numbers = [np.asarray(row, dtype=np.int64) % len(self) for row in rows]
         labels = np.array([int(self.documents.label_counts[row].sum()) for row in numbers])
-        costs = np.array([COST.of(self.documents.lengths[row]).sum() for row in numbers])
+        costs = np.array([COST.of(self.lengths[row]).sum() for row in numbers])
         rounds = np.argsort(-costs, kind="stable").reshape(-1, world_size)
         rounds[1::2] = rounds[1::2, ::-1]
         found = []
@@ -120,11 +112,11 @@ class ChatSamples(Dataset[ChatBatch]):
         for row, numbers in enumerate(micro_batch.rows):
             begin = 0
             for number in numbers:
-                ids, marks = self._document(number % len(self))
-                end = begin + len(ids)
-                window[row, begin:end] = ids
+                first, length, _ = (int(one[number % len(self)]) for one in self.documents)
+                own, end = slice(first, first + length), begin + length
+                window[row, begin:end] = self._tokens[own]
                 # A document's first token follows no other, so it is never a label.
-                learnt[row, begin : end - 1] = marks[1:] & LABELLED
+                learnt[row, begin : end - 1] = self._marks[own][1:] & LABELLED
                 ends[row].append(end)
                 begin = end
         # What fills a row up is a document of its own.
@@ -136,11 +128,6 @@ class ChatSamples(Dataset[ChatBatch]):
             # A mean over no labels is NaN; this label's loss has weight 0.
             batch["labels"][0, 0] = self.filler
         return ChatBatch(**batch, weight=micro_batch.weight, label_count=micro_batch.label_count)
-
-    def _document(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        begin, length, _ = (int(values[number]) for values in self.documents)
-        tokens, marks = self._files
-        return tokens[begin : begin + length], marks[begin : begin + length]
 
 
 def label_counts(marks: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -59,7 +59,7 @@ class ChatTemplate:
         if self.template is not None:
             self.tokenizer.config["chat_template"] = self.template  # it is saved with the tokenizer
         self._rendering = ChatRendering(self.tokenizer, contents=self.check_answers)
-        self._answers = ChatAnswers(self._rendering)
+        self.answers = ChatAnswers(self._rendering)
 
     def key(self) -> str:
         """Return a hash of everything that decides tokens and labels, except the
@@ -141,7 +141,7 @@ class ChatTemplate:
                     "no message to learn has the role assistant and a weight above 0. "
                     "Add one, or set data.train_on=all."
                 )
-            found = self._answers.pieces(messages, tools, answers, whole, first)
+            found = self.answers.pieces(messages, tools, answers, whole, first)
             if not any(piece.learnt for piece in found):
                 raise UserError(
                     "the chat template leaves out all answers. "
@@ -149,7 +149,7 @@ class ChatTemplate:
                 )
         if self.check_answers:
             self._check(messages, tools, answers, found, unwritten)
-        self.endless += self.train_on != "all" and self._answers.endless
+        self.endless += self.train_on != "all" and self.answers.endless
         self.rewritten += len(found) > 1
         return found
 
@@ -190,12 +190,6 @@ class ChatTemplate:
         }
         self.left_out.update(lost)
 
-    @property
-    def end_ids(self) -> list[int]:
-        """The ids of the tokens that end an answer and get labels; an empty
-        list without a template."""
-        return self._answers.end_ids
-
     def _marked(self, piece: Piece, parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens and marks of a piece; `parts` are the tokens of each text in
         piece.parts."""
@@ -223,11 +217,12 @@ class ChatTemplate:
         return tokens, marks
 
     def _counted(self, piece: Piece, whole: np.ndarray) -> dict[int, tuple[int, int]]:
-        """Return, for each position in piece.places and for the text's end, the number of tokens of
-        `whole` before it: (without, with) a token that lies across it."""
-        counts = {len(piece.text): (len(whole), len(whole))}
-        before = self._ids([piece.text[:place] for place in piece.places], piece.plain)
-        for place, ids in zip(piece.places, before, strict=True):
+        """Return, for each position in piece.ends, the number of tokens of `whole` before it:
+        (without, with) a token that lies across it."""
+        *places, last = piece.ends
+        counts = {last: (len(whole), len(whole))}
+        before = self._ids([piece.text[:place] for place in places], piece.plain)
+        for place, ids in zip(places, before, strict=True):
             shared = shared_tokens(ids, whole)
             counts[place] = shared, shared + (shared < len(ids))
         return counts

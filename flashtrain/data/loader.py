@@ -94,8 +94,7 @@ class StepSampler(DistributedSampler):
         self.samples_per_step = batch_size * accumulate * world_size
         self.seed = seed
         self.begin = 0  # first micro-batch of the next iteration, counted from the run's first
-        # Where the next iteration stops; None: one run's length after `begin`.
-        self.end: int | None = None
+        self.end = len(self)  # where the next iteration stops
         self._anchor_step = 0
         self._anchor_sample = 0
 
@@ -103,8 +102,7 @@ class StepSampler(DistributedSampler):
         return self.total_steps * self.accumulate
 
     def __iter__(self) -> Iterator[list[int]]:
-        end = self.begin + len(self) if self.end is None else self.end
-        for micro_batch in range(self.begin, end):
+        for micro_batch in range(self.begin, self.end):
             yield self.sample_numbers(micro_batch).tolist()
 
     def first_number(self, step: int) -> int:
@@ -282,14 +280,9 @@ class ResumableLoader(DataLoader[Any]):
         return (self._begin + self._taken) // self.steps.accumulate
 
     @property
-    def samples_read(self) -> int:
-        """The number of samples read in the steps done so far, over all devices."""
-        return self.steps.first_number(self.step)
-
-    @property
     def epochs(self) -> float:
-        """The number of times that the samples have been read so far."""
-        return self.samples_read / len(self.packed)
+        """The number of times that the samples have been read in the steps done so far."""
+        return self.steps.first_number(self.step) / len(self.packed)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the step, its place in the stream of samples, and values that identify the stream;

@@ -113,14 +113,12 @@ class MaskedTextDataModule(TextDataModule):
         lengths = self._masked(self.split.training, self.seed).lengths
         return float(lengths.max() / lengths.mean())
 
-    def means(self) -> tuple[float, float, float]:
-        """Return query-key pairs, samples and labels, each per training token of the
-        first epoch. Needs setup()."""
+    def means(self) -> tuple[float, float]:
+        """Return query-key pairs and labels, both per training token of the first epoch. Needs
+        setup()."""
         samples = self._masked(self.split.training, self.seed)
-        lengths = samples.lengths
-        tokens = float(lengths.sum())
-        pairs = float((lengths * lengths).sum())
-        return pairs / tokens, len(lengths) / tokens, float(samples.label_counts.sum()) / tokens
+        lengths, tokens = samples.lengths, float(samples.lengths.sum())
+        return float((lengths * lengths).sum()) / tokens, float(samples.label_counts.sum()) / tokens
 
     def train_dataloader(self) -> ResumableLoader:
         """Return the run's micro-batches for this device, from the trainer's current step on."""
@@ -151,6 +149,10 @@ class MaskedTextDataModule(TextDataModule):
         if held_out is None:
             return 0
         return min(self.validation_samples, len(self._masked(held_out, VALIDATION_SEED)))
+
+    def scored(self) -> dict[str, int]:
+        """Count the samples that a validation reads. Needs setup()."""
+        return {"samples": self.held_out_samples}
 
     @cached_property
     def _breaks(self) -> TokenBreaks:

@@ -55,6 +55,7 @@ class MaskedSamples(Dataset[MaskedBatch]):
             raise UserError("the data contains no text to make masked samples of. Use more text.")
         # (n,) int64, tokens of each sample, with [CLS] and [SEP].
         self.lengths = lengths = self.pieces.lengths + 2
+        self.tokens = self.pieces.tokens  # of all samples, without [CLS] and [SEP]
         # (n,) int64, masked tokens of each sample.
         self.label_counts = masked_count(self.pieces.lengths, self.share)
         fitting = min(
@@ -69,11 +70,6 @@ class MaskedSamples(Dataset[MaskedBatch]):
     def __len__(self) -> int:
         """The number of samples in an epoch."""
         return len(self.lengths)
-
-    @property
-    def tokens(self) -> int:
-        """The number of tokens of all samples, without [CLS] and [SEP]."""
-        return self.pieces.tokens
 
     def row(self, numbers: Sequence[int]) -> Row:
         """Return the Row that holds the samples `numbers`, as the only micro-batch of its step."""

@@ -71,9 +71,7 @@ class StreamingDataModule(TextDataModule):
                 f"data.streaming=true needs text, not {source.describe()}. "
                 "Set data.streaming=false."
             )
-        tokenizer = tokenizer_for(
-            source, make_tokenizer(spec) if isinstance(spec, TokenizerSpec) else spec
-        )
+        tokenizer = tokenizer_for(source, make_tokenizer(spec))
         named = held_out(source) if self.validation is None else self.validation
         wanted = self.validation_samples * self.context + 1 if self.validation_fraction else 0
         size = source.approximate_bytes() if wanted and named is None else None

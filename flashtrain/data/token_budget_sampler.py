@@ -41,13 +41,12 @@ class TokenBudgetSampler(StepSampler):
         self._states: dict[int, PlanState] = {0: self.plan.state}
 
     def __iter__(self) -> Iterator[Any]:
-        end = self.begin + len(self) if self.end is None else self.end
         step, first = divmod(self.begin, self.accumulate)
         self.plan.state = self.state_at(step)
-        while step * self.accumulate < end:
+        while step * self.accumulate < self.end:
             place = {"rank": self.rank, "world_size": self.num_replicas}
             mine = self.rows.micro_batches(self._next(step), batch_size=self.batch_size, **place)
-            yield from mine[first : end - step * self.accumulate]
+            yield from mine[first : self.end - step * self.accumulate]
             step, first = step + 1, 0
 
     def steps_of(self, epochs: float) -> int:

@@ -323,11 +323,7 @@ def _build(source: TextSource, tokenizer: TokenizerSpec | Tokenizer, folder: Pat
     shutil.rmtree(part, ignore_errors=True)  # left by a build that was killed
     try:
         part.mkdir(parents=True)
-        made = (
-            make_tokenizer(tokenizer, source.documents)
-            if isinstance(tokenizer, TokenizerSpec)
-            else tokenizer
-        )
+        made = make_tokenizer(tokenizer, source.documents)
         made.save(part / "tokenizer")
         log.info("tokenizing %s", source.describe())
         encoded = getattr(source, "encoded", None)

@@ -63,14 +63,9 @@ class TokenFiles(SplitFiles):
     ) -> OpenTokens:
         """Open the files, and check once that every token is in the vocabulary. Raises
         UserError as the class does."""
-        known: Any = tokenizer
-        if isinstance(tokenizer, TokenizerSpec):
-            ids = tokenizer.kind == NONE
-            known = (
-                TokenIds(tokenizer.vocab_size, self.end_of_text)
-                if ids
-                else make_tokenizer(tokenizer)
-            )
+        if isinstance(tokenizer, TokenizerSpec) and tokenizer.kind == NONE:
+            tokenizer = TokenIds(tokenizer.vocab_size, self.end_of_text)
+        known = make_tokenizer(tokenizer)
         end = known.end_of_text if self.end_of_text is None else self.end_of_text
         if end >= known.vocab_size:
             raise UserError(

@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
-from flashtrain.data.bpe import ADDED, BPETokenizer, byte_level, gpt2_files_version, gpt2_tokenizer
+from flashtrain.data.bpe import ADDED, BPETokenizer, byte_level, gpt2_tokenizer
 from flashtrain.data.library_tokenizer import CONFIG, MARK, LibraryTokenizer, read_if_there
 from flashtrain.errors import UserError, unknown
 
@@ -110,22 +110,26 @@ class TokenizerSpec:
             return f"huggingface {version}{f' after {begin}' if begin else ''}"
         if self.vocab is None or self.merges is None:
             return "gpt2 from the hub"
-        return f"gpt2 {gpt2_files_version(self.vocab, self.merges)}"
+        paths = (Path(path).expanduser() for path in (self.vocab, self.merges))
+        contents = "\0".join(path.read_text(encoding="utf-8") for path in paths)
+        return f"gpt2 {hashlib.sha256(contents.encode()).hexdigest()}"
 
 
 def make_tokenizer(
-    spec: TokenizerSpec, documents: Callable[[], Iterable[str]] = tuple
+    spec: TokenizerSpec | Tokenizer, documents: Callable[[], Iterable[str]] = tuple
 ) -> Tokenizer:
     """Make the tokenizer of a spec.
 
     Args:
-        spec: Describes the tokenizer.
+        spec: Describes the tokenizer; a Tokenizer is returned as it is.
         documents: Function that returns the texts to train a "bpe" on; the
             other kinds do not call it.
 
     Raises:
         UserError: The files of the tokenizer are missing or damaged.
     """
+    if not isinstance(spec, TokenizerSpec):
+        return spec
     if spec.kind == "bytes":
         return ByteTokenizer()
     if spec.kind == "bpe":

@@ -132,7 +132,11 @@ def checkpointed(
     again = partial(function, **arguments)
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": dropout > 0}
     if savings.checkpointing == "selective":
-        options["context_fn"] = _save_ours if dropout > 0 else _save_attention
+        # torch's attention draws its dropout from the generator inside of the operator:
+        # recomputation without it would shift all random numbers after it. Ours draws a seed
+        # outside.
+        policy = partial(_policy, dropout == 0)
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
     if not savings.offload:
         return checkpoint(again, x, **options)
     # These hooks must stay outside of torch.compile.
@@ -164,16 +168,6 @@ def save_output_of(operator: Any) -> None:
     """Make selective checkpointing store an operator's outputs too. The operator must
     not draw random numbers."""
     _OURS.add(operator)
-
-
-def _save_attention() -> Any:
-    return create_selective_checkpoint_contexts(partial(_policy, True))
-
-
-def _save_ours() -> Any:
-    # torch's attention draws its dropout from the generator inside of the operator: recomputation
-    # without it would shift all random numbers after it. Ours draws a seed outside.
-    return create_selective_checkpoint_contexts(partial(_policy, False))
 
 
 def _policy(

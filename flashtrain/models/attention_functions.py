@@ -52,9 +52,6 @@ class AttentionOptions(NamedTuple):
     window: tuple[int, int] = NO_WINDOW
 
 
-InnerAttention = Callable[[Tensor, Tensor, Tensor, AttentionOptions], Tensor]
-
-
 class PackedSequences(NamedTuple):
     """The lengths of sequences packed into one row, for attention functions whose mask
     would be a T x T tensor."""
@@ -200,7 +197,7 @@ def standard_attention(q: Tensor, k: Tensor, v: Tensor, options: AttentionOption
     return (out if unseeing is None else out.masked_fill(unseeing, 0.0)).transpose(1, 2)
 
 
-ATTENTION_FUNCTIONS: dict[str, InnerAttention] = {
+ATTENTION_FUNCTIONS: dict[str, Callable[[Tensor, Tensor, Tensor, AttentionOptions], Tensor]] = {
     "flash": flash_attention,
     "sdpa": sdpa_attention,
     "standard": standard_attention,

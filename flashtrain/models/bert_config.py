@@ -169,8 +169,8 @@ class BertConfig(AlikeLayers):
         """
         return self.flops_of(sum(lengths), sum(length * length for length in lengths), masked)
 
-    def flops_of(self, tokens: int, pairs: int, masked: int = 0) -> float:
-        """Return a batch's FLOPs as `flops` does, but from sums over its sequences.
+    def flops_of(self, tokens: float, pairs: float, masked: float = 0) -> float:
+        """Return a batch's FLOPs as `flops` does, but from sums over its sequences, or from means.
 
         Args:
             tokens: Sum of the sequences' lengths.

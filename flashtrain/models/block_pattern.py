@@ -5,8 +5,6 @@ Shapes: S sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
@@ -15,28 +13,9 @@ from flashtrain_kernels import BlockMask, block_mask, block_sparse
 
 DENSE = "dense"
 TILED = ("tiles", "butterfly-tiles")
+PATTERNS = (DENSE, "butterfly", "local-global", "butterfly-local-global", *TILED)
 # Queries and keys of a block: the size that the sm_90 kernels support in both directions.
 BLOCK = 128
-
-
-def _butterfly(blocks: int, local: int, globals: int) -> Tensor:
-    return block_sparse.butterfly(blocks, device="cpu")
-
-
-def _local_global(blocks: int, local: int, globals: int) -> Tensor:
-    return block_sparse.local_global(blocks, blocks, local=local, globals=globals, device="cpu")
-
-
-def _both(blocks: int, local: int, globals: int) -> Tensor:
-    return _butterfly(blocks, local, globals) | _local_global(blocks, local, globals)
-
-
-_PATTERNS: dict[str, Callable[[int, int, int], Tensor]] = {
-    "butterfly": _butterfly,
-    "local-global": _local_global,
-    "butterfly-local-global": _both,
-}
-PATTERNS = (DENSE, *_PATTERNS, *TILED)
 
 
 def tile_of(block: int) -> tuple[int, int]:
@@ -128,14 +107,17 @@ class BlockPattern(nn.Module):
         at_least("local", local, 0)
         at_least("globals", globals, 0)
         self.name = name
-        order = None
-        if name in TILED and side is not None:
+        blocks, order = -(-length // block), None
+        sees = torch.zeros(1, blocks, blocks, dtype=torch.bool, device="cpu")
+        if name in TILED:
+            assert side is not None
             order = tile_order(side, block)
-            sees = near_tiles(side, block, local, globals)[None]
-            if name == "butterfly-tiles":
-                sees = sees | _butterfly(sees.shape[-1], local, globals)
-        else:
-            sees = _PATTERNS[name](-(-length // block), local, globals)
+            sees |= near_tiles(side, block, local, globals)
+        if "local-global" in name:
+            near = {"local": local, "globals": globals}
+            sees |= block_sparse.local_global(blocks, blocks, **near, device="cpu")
+        if "butterfly" in name:
+            sees |= block_sparse.butterfly(blocks, device="cpu")
         self.register_buffer("order", order, persistent=False)
         self.register_buffer("places", None if order is None else order.argsort(), persistent=False)
         made = block_mask(sees, block_size=block, seqlen_q=length, seqlen_k=length)

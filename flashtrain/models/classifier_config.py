@@ -80,7 +80,8 @@ class ClassifierConfig(AlikeLayers):
         one_of("attention pattern", self.pattern, PATTERNS)
         head_dim = check_heads(self.embed, self.heads, self.heads)
         check_rotary(head_dim, self.angle_base, multiple=4 if self.positions == "axial" else 2)
-        if (self.pattern in TILED or self.positions == "axial") and not self._is_square:
+        square = self.side is not None and self.side * self.side == self.length
+        if (self.pattern in TILED or self.positions == "axial") and not square:
             raise UserError(
                 f"pattern={self.pattern} and positions={self.positions} with "
                 f"length={self.length} and side={self.side}: tiles and axial positions need "
@@ -100,10 +101,6 @@ class ClassifierConfig(AlikeLayers):
                 )
         elif self.grey_bins and (self.grey_bins < 2 or GREY_LEVELS % self.grey_bins):
             raise UserError(f"grey_bins={self.grey_bins}: expected a power of two from 2 to 256.")
-
-    @property
-    def _is_square(self) -> bool:
-        return self.side is not None and self.side * self.side == self.length
 
     @property
     def angle_base(self) -> float:

@@ -212,16 +212,8 @@ def _fake_forward(x, up, up_bias, down, down_bias, activation, chunk):
 
 @torch.library.register_fake("flashtrain::feed_forward_backward")
 def _fake_backward(dy, x, up, up_bias, down, down_bias, activation, chunk):
-    dup_bias, ddown_bias = (
-        x.new_empty(0 if bias is None else bias.shape) for bias in (up_bias, down_bias)
-    )
-    return (
-        x.new_empty(x.shape),
-        up.new_empty(up.shape),
-        dup_bias,
-        down.new_empty(down.shape),
-        ddown_bias,
-    )
+    given = (x, up, up_bias, down, down_bias)
+    return tuple(x.new_empty(0 if one is None else one.shape) for one in given)
 
 
 def _save(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -231,18 +223,9 @@ def _save(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 @once_differentiable
 def _gradients(ctx: Any, dy: Tensor) -> tuple:
-    x, up, up_bias, down, down_bias = ctx.saved_tensors
-    dx, dup, dup_bias, ddown, ddown_bias = BACKWARD(
-        dy, x, up, up_bias, down, down_bias, ctx.activation, ctx.chunk
-    )
-    given = (
-        dx,
-        dup,
-        None if up_bias is None else dup_bias,
-        ddown,
-        None if down_bias is None else ddown_bias,
-    )
-    return (*given, None, None)
+    given = ctx.saved_tensors  # x, up, up_bias, down, down_bias
+    pairs = zip(given, BACKWARD(dy, *given, ctx.activation, ctx.chunk), strict=True)
+    return (*(None if one is None else gradient for one, gradient in pairs), None, None)
 
 
 torch.library.register_autograd("flashtrain::feed_forward", _gradients, setup_context=_save)

@@ -73,10 +73,8 @@ def _rotated(x: Tensor, turns: Tensor, factor: float = 1.0) -> Tensor:
 
 
 class LearnedPositions(nn.Embedding):
-    """One learned vector for each position 0 .. context-1 (GPT-2, BERT)."""
-
-    def __init__(self, context: int, embed: int) -> None:
-        super().__init__(context, embed)
+    """One learned vector for each position 0 .. context-1 (GPT-2, BERT), made of the context and
+    the embedding width."""
 
     def forward(self, positions: Tensor, *, packed: bool = False) -> Tensor:
         """Look up the vectors of positions.

@@ -129,7 +129,7 @@ def fit(
         if signals.stopped_by is not None or signals.out_of_time:
             raise stopped(signals, folder, stage)
         step = trainer.global_step
-        if not (due.made and due.has(step)):
+        if not (due.made and due.step == step):
             with naming_killed_ranks(trainer), _logged_with_last_step(trainer):
                 trainer.validate(task, data, verbose=False)
             keep_if_best(trainer)

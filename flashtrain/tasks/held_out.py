@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 
 from flashtrain.announce import say
 from flashtrain.data.datamodule import TextDataModule
@@ -30,7 +29,6 @@ def score(
     data: TextDataModule,
     hardware: Hardware,
     *,
-    counts: Callable[[], Mapping[str, int]],
     words: str,
     measures: Callable[[float], Mapping[str, float]] = lambda loss: {},
 ) -> dict[str, Any]:
@@ -38,7 +36,6 @@ def score(
 
     Args:
         task: the LightningModule around the trained model.
-        counts: returns how much was scored, by unit, such as {"samples": 100}.
         words: the text to print, a format string; its fields are the metrics' names.
         measures: returns further metrics, which follow from the loss.
 
@@ -55,7 +52,7 @@ def score(
             "nothing is held out to evaluate on. Raise data.validation_fraction, or use more text."
         )
     found = {**found, **measures(found["validation_loss"])}
-    scored, why_not = counts(), why_not_held_out(trained.settings, trained.folder)
+    scored, why_not = data.scored(), why_not_held_out(trained.settings, trained.folder)
     numbers = ", ".join(
         f"{number:,} {name if number != 1 else name[:-1]}" for name, number in scored.items()
     )
@@ -66,12 +63,6 @@ def score(
         f"{claim}{words.format(**found)}, over {numbers} of {data.source.describe()}{doubt}"
     )
     return {**found, "held_out": why_not is None, **scored}
-
-
-def perplexity(loss: float) -> float:
-    """Return the perplexity of a loss in nats a token; infinite where it is
-    too large for float32."""
-    return float(torch.exp(torch.tensor(loss)))
 
 
 def why_not_held_out(settings: Settings, folder: Path) -> str | None:

@@ -85,19 +85,12 @@ def optimizer_builder(
     return optimizer
 
 
-def schedule_builder(
-    settings: ScheduleSettings, steps: int
-) -> Callable[[torch.optim.Optimizer], LRScheduler]:
-    """Return a function that makes an optimizer's learning-rate schedule: the
-    `make_schedule` of TrainingTask."""
-    return partial(component("schedule", settings.name), settings=settings, total_steps=steps)
-
-
 def optimization_options(settings: Settings) -> dict[str, Any]:
     """Return the arguments of TrainingTask that the groups `optimizer` and `schedule` decide."""
+    schedule, steps = component("schedule", settings.schedule.name), settings.trainer.steps
     return {
         "make_optimizer": optimizer_builder(settings.optimizer, sharded=settings.shards_weights),
-        "make_schedule": schedule_builder(settings.schedule, settings.trainer.steps),
+        "make_schedule": partial(schedule, settings=settings.schedule, total_steps=steps),
         "gradient_clip": settings.optimizer.gradient_clip,
     }
 

@@ -22,40 +22,36 @@ QUICK = 1e12  # FLOPs of a step that takes no CPU a minute: its rate need not be
 SHARDING = ("fsdp", "context_parallel")
 
 
-def memory_plan(batching: Batching) -> list[str]:
-    """Return mode=plan's lines on memory: the estimate by use (weights, gradients, ...), and every
-    option of memory savings with ">" before the chosen one."""
-    if batching.estimate is None:
-        return []
-    estimate = batching.estimate
-    further = {"of it exchanged": estimate.exchange, "in host memory": estimate.host}
-    sizes = {**estimate.parts(), **{name: size for name, size in further.items() if size}}
-    parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in sizes.items())
-    options = [
-        f"{'>' if option.savings == batching.savings else ' '} {option.line()}"
-        for option in batching.options
-    ]
-    return [
-        f"memory: {estimate.total / GIB:.2f} GiB at the step's peak, then in use: {parts}",
-        *(options if len(options) > 1 else []),
-    ]
-
-
-def fit_lines(
+def memory_plan(
     settings: Settings,
     hardware: Hardware,
     batching: Batching,
     again: Callable[[Settings], Batching],
 ) -> list[str]:
-    """Return mode=plan's lines on a training that does not fit: what it needs, and with
-    which changes it would fit.
+    """Return mode=plan's lines on memory: the estimate by use (weights, gradients, ...), and every
+    option of memory savings with ">" before the chosen one. Of a training that does not fit also
+    what it needs, and with which changes it would fit.
 
     Args:
         again: returns the batching of changed settings.
     """
-    free, needed = room(settings, hardware), batching.estimate
-    if batching.fits or needed is None:
+    needed = batching.estimate
+    if needed is None:
         return []
+    further = {"of it exchanged": needed.exchange, "in host memory": needed.host}
+    sizes = {**needed.parts(), **{name: size for name, size in further.items() if size}}
+    parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in sizes.items())
+    options = [
+        f"{'>' if option.savings == batching.savings else ' '} {option.line()}"
+        for option in batching.options
+    ]
+    lines = [
+        f"memory: {needed.total / GIB:.2f} GiB at the step's peak, then in use: {parts}",
+        *(options if len(options) > 1 else []),
+    ]
+    if batching.fits:
+        return lines
+    free = room(settings, hardware)
     both = not free.holds_host(needed)
     usable = [
         f"{FREE_SHARE * size / GIB:.1f}"
@@ -76,7 +72,7 @@ def fit_lines(
         if (one := _first_fitting(settings, kind, again))
     ]
     nothing = "No single change of optimizer states, adapter, devices or context makes it fit."
-    return [f"{line}. {FITS if found else nothing}", *found]
+    return [*lines, f"{line}. {FITS if found else nothing}", *found]
 
 
 def _first_fitting(

@@ -50,11 +50,15 @@ def make_loggers(
             TensorBoardLogger(run_dir, name="", version="tensorboard", default_hp_metric=False)
         )
     if "wandb" in kinds:
-        _silence()
+        # W&B's greetings, warnings and charts: flashtrain prints one line instead.
+        if "WANDB_SILENT" not in os.environ:
+            import wandb
+
+            wandb.setup(settings=wandb.Settings(silent=True))
         # Under a `wandb sweep` agent wandb reads the run's id from the environment.
         run_id = None if os.environ.get("WANDB_SWEEP_ID") else _stored_id(run_dir)
         run_dir.mkdir(parents=True, exist_ok=True)
-        wandb = _AnnouncedWandb(
+        announced = _AnnouncedWandb(
             name=name,
             save_dir=run_dir,
             project=project,
@@ -64,7 +68,7 @@ def make_loggers(
             allow_val_change=True,
             mode=_wandb_mode(mode, run_dir, run_id or ""),
         )
-        loggers.append(wandb)
+        loggers.append(announced)
     return loggers
 
 
@@ -133,15 +137,6 @@ class LogRates(LearningRateMonitor):
 
     def _extract_lr(self, param_group: dict[str, Any], name: str) -> dict[str, Any]:
         return super()._extract_lr({"lr": float(param_group["lr"])}, name)
-
-
-def _silence() -> None:
-    """Switch off W&B's greetings, warnings and charts, unless WANDB_SILENT is set: flashtrain
-    prints one line instead."""
-    import wandb
-
-    if "WANDB_SILENT" not in os.environ:
-        wandb.setup(settings=wandb.Settings(silent=True))
 
 
 def _wandb_mode(mode: str, folder: Path, run_id: str) -> str:

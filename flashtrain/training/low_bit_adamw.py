@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor, Shard
 
 from flashtrain.errors import UserError, needs_package
 from flashtrain.training.optimizers import parameter_groups
@@ -28,7 +29,6 @@ def adamw_8bit(model: nn.Module, *, weight_decay: float, **options: Any) -> torc
     for name, one in model.named_parameters():
         if one.requires_grad:
             _check_even(name, one)
-    from torch.distributed.tensor import DTensor
 
     def local(x: torch.Tensor) -> torch.Tensor:
         return x.to_local() if isinstance(x, DTensor) else x
@@ -54,8 +54,6 @@ def _check_even(name: str, parameter: torch.Tensor) -> None:
     """Raise UserError if the devices cannot share the parameter's rows evenly."""
     # torchao 0.18 decides by each rank's own number of rows whether a state is stored in 8 bits,
     # and a checkpoint cannot gather states of two kinds.
-    from torch.distributed.tensor import DTensor, Shard
-
     if not isinstance(parameter, DTensor):
         return
     for at, place in enumerate(parameter.placements):

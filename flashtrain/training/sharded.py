@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import SequenceKey, tree_map_with_path
 
 from flashtrain.errors import UserError
 from flashtrain.files.disk import flush, os_errors, replacing
@@ -302,20 +303,16 @@ def _files(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
     return files
 
 
-def _mapped(value: Any, function: Callable[[str, torch.Tensor], Any], name: str = "") -> Any:
+def _mapped(value: Any, function: Callable[[str, torch.Tensor], Any]) -> Any:
     """Return a copy of nested dictionaries and lists with every tensor replaced by function(name,
     tensor); the name is the path to the tensor, such as "state_dict/weight"."""
-    if isinstance(value, torch.Tensor):
-        return function(name, value)
-    if isinstance(value, Mapping):
-        return {
-            key: _mapped(one, function, f"{name}/{key}" if name else key)
-            for key, one in value.items()
-        }
-    if isinstance(value, (list, tuple)):
-        mapped = [_mapped(one, function, f"{name}/{index}") for index, one in enumerate(value)]
-        return tuple(mapped) if isinstance(value, tuple) else mapped
-    return value
+
+    def at(path: tuple[Any, ...], one: Any) -> Any:
+        keys = (key.idx if isinstance(key, SequenceKey) else key.key for key in path)
+        name = "/".join(map(str, keys))
+        return function(name, one) if isinstance(one, torch.Tensor) else one
+
+    return tree_map_with_path(at, value)
 
 
 def _check_parts(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:

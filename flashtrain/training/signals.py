@@ -103,7 +103,21 @@ class SaveOnSignal(pl.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        self._end_evaluation_batch(trainer, batch_idx, dataloader_idx)
+        listens = self._previous or self._group is not None
+        if (
+            trainer.sanity_checking
+            or not listens
+            or dataloader_idx
+            or batch_idx >= self._shared_batches
+        ):
+            return
+        reported = self._agree()
+        if reported is None:
+            return
+        self._note(reported, trainer.global_step)
+        if trainer.state.fn == "fit":
+            self._save(trainer)
+        raise StoppedInValidation(f"stopped in a validation after step {trainer.global_step}")
 
     on_test_batch_end = on_validation_batch_end
 
@@ -168,7 +182,12 @@ class SaveOnSignal(pl.Callback):
                 dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
             )
         if self._group is not None and trainer.state.fn == "fit":
-            _silence_lightning(trainer)
+            # No broadcast of Lightning's SIGTERM flag before every batch: Lightning 2.6 reads its
+            # result back from the device, so that the host can never run ahead of the GPU. Our
+            # handlers never set the flag. Versions without this method need nothing.
+            loop = trainer.fit_loop.epoch_loop
+            if hasattr(loop, "_broadcast_sigterm_tensor"):
+                loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
         if threading.current_thread() is not threading.main_thread():
             return
         self._previous = handle(self._on_signal)
@@ -182,25 +201,6 @@ class SaveOnSignal(pl.Callback):
             dist.all_reduce(least, op=dist.ReduceOp.MIN, group=self._group)
             count = int(least)
         self._shared_batches = count
-
-    def _end_evaluation_batch(
-        self, trainer: pl.Trainer, batch_idx: int, dataloader_idx: int
-    ) -> None:
-        listens = self._previous or self._group is not None
-        if (
-            trainer.sanity_checking
-            or not listens
-            or dataloader_idx
-            or batch_idx >= self._shared_batches
-        ):
-            return
-        reported = self._agree()
-        if reported is None:
-            return
-        self._note(reported, trainer.global_step)
-        if trainer.state.fn == "fit":
-            self._save(trainer)
-        raise StoppedInValidation(f"stopped in a validation after step {trainer.global_step}")
 
     def _note(self, reported: int, step: int) -> None:
         self.stopped_at = step
@@ -265,15 +265,6 @@ class SaveOnSignal(pl.Callback):
         if self._validation_limit is not None:
             trainer.limit_val_batches = self._validation_limit
             self._validation_limit = None
-
-
-def _silence_lightning(trainer: pl.Trainer) -> None:
-    """Disable the broadcast of Lightning's SIGTERM flag before every batch."""
-    # Lightning 2.6 reads its result back from the device, so that the host can never run ahead of
-    # the GPU. Our handlers never set the flag. Versions without this method need nothing.
-    loop = trainer.fit_loop.epoch_loop
-    if hasattr(loop, "_broadcast_sigterm_tensor"):
-        loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
 class EndsOnSigterm(pl.Callback):

@@ -65,7 +65,7 @@ class Throughput(pl.Callback):
         self.step_seconds: list[float] = []  # of every step measured, in order
         self.step_tokens: list[int] = []  # tokens of the same steps, all devices together
         self._steps = OptimizerStepCounter()
-        self._clock: _HostClock | _CudaClock = _HostClock()
+        self._clock = _Clock(torch.device("cpu"))
         self._open = False  # the current step's begin is marked
         self._tokens = 0
         self._micro_batches = 0  # seen of the current step
@@ -81,7 +81,7 @@ class Throughput(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._steps.start(trainer)
-        self._clock = _CudaClock(self._device) if self._device.type == "cuda" else _HostClock()
+        self._clock = _Clock(self._device)
         self._open = False
         self._tokens = self._micro_batches = 0
 
@@ -200,37 +200,32 @@ class Throughput(pl.Callback):
         }
 
 
-class _HostClock:
-    """Measures step times by the host's clock, which is exact on a CPU: an operation has ended when
+class _HostEvent:
+    """A torch.cuda.Event of the host's clock, which is exact on a CPU: an operation has ended when
     it returns."""
 
     def __init__(self) -> None:
-        self._begun = math.nan
-        self._done: list[tuple[float, int]] = []
+        self.seconds = time.perf_counter()
 
-    def begin(self) -> None:
-        self._begun = time.perf_counter()
+    def query(self) -> bool:
+        return True
 
-    def end(self, tokens: int) -> None:
-        now = time.perf_counter()
-        self._done.append((now - self._begun, tokens))
-        self._begun = now
-
-    def finished(self, wait: bool) -> list[tuple[float, int]]:
-        done, self._done = self._done, []
-        return done
+    def elapsed_time(self, end: _HostEvent) -> float:
+        return 1000.0 * (end.seconds - self.seconds)
 
 
-class _CudaClock:
-    """Measures step times by CUDA events on the training stream, which are read when the device has
-    passed them."""
+class _Clock:
+    """Measures step times by events, on a GPU those of the training stream, which are read when the
+    device has passed them."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._begun: torch.cuda.Event | None = None
-        self._pending: deque[tuple[torch.cuda.Event, torch.cuda.Event, int]] = deque()
+        self._begun: Any = None
+        self._pending: deque[tuple[Any, Any, int]] = deque()
 
-    def _mark(self) -> torch.cuda.Event:
+    def _mark(self) -> Any:
+        if self._device.type != "cuda":
+            return _HostEvent()
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         return event

@@ -24,18 +24,14 @@ class DueValidation(pl.Callback):
     def __init__(self, every: int) -> None:
         super().__init__()
         self.every = every
-        self.step: int | None = None
+        self.step: int | None = None  # after which the latest validation was
         self.made = False  # a validation, in this process: its figures are known
-
-    def has(self, step: int) -> bool:
-        """Return whether the latest validation was of the weights after this step."""
-        return self.step == step
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         step = trainer.global_step
         if step == 0:
             self.step = None
-        elif step % self.every == 0 and not self.has(step):
+        elif step % self.every == 0 and step != self.step:
             loop = trainer.fit_loop.epoch_loop.val_loop
             loop.restarting = False
             trainer.validating = True

@@ -188,7 +188,7 @@ def test_each_answer_is_learnt_to_its_end_after_what_the_model_is_shown(make, th
     ]
     talk = [one for pair in zip(asks, answers, strict=True) for one in pair]
     template = make(HARMONY)
-    assert template.end_ids == [template.tokenizer.library_form().token_to_id("<|eot_id|>")]
+    assert template.answers.end_ids == [template.tokenizer.library_form().token_to_id("<|eot_id|>")]
     begin = [
         f"|thinks|hm {number}<|im_end|><|im_start|>assistant" if thinks else ""
         for number in range(3)
@@ -278,9 +278,9 @@ def test_where_an_answer_has_no_end_the_token_that_follows_it_is_learnt(make):
         ["\n<think>hm 1</think>a1[INST]"], ["\n<think>hm 2</think>a2[INST]"]
     ]  # fmt: skip
     tokens = usual(template).convert_tokens_to_ids(["[INST]", "[/INST]"])
-    assert template.end_ids == tokens
+    assert template.answers.end_ids == tokens
     assert template.endless == 0
-    assert make(ENDLESS.replace("[INST]", "you:").replace("[/INST]", "tool:")).end_ids == []
+    assert make(ENDLESS.replace("[INST]", "you:").replace("[/INST]", "tool:")).answers.end_ids == []
 
 
 @pytest.mark.parametrize("content", [{"content": None}, {"content": ""}, {}])
@@ -346,7 +346,7 @@ def test_contents_are_lists_where_the_template_reads_no_texts(make, jinja):
             "input_ids"
         ]
         assert template.prompt({"messages": talk[:3]}) == asked
-    assert template.end_ids == [template.tokenizer.library_form().token_to_id("<|end|>")]
+    assert template.answers.end_ids == [template.tokenizer.library_form().token_to_id("<|end|>")]
     assert not template.left_out
 
 

@@ -117,7 +117,9 @@ def test_the_announcement_and_the_plan_name_the_estimate() -> None:
     batching = bert(gpu(20), "memory.activation_checkpointing=none")
     assert not batching.fits
     assert "GiB, more than 90% of what is free)" in memory_words(batching)
-    assert memory_plan(batching)[0].startswith("memory: ")
+    settings = compose_settings(["recipe=bert"])
+    lines = memory_plan(settings, gpu(20), batching, lambda _: batching)
+    assert lines[0].startswith("memory: ")
 
 
 @pytest.mark.parametrize(

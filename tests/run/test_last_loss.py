@@ -9,7 +9,7 @@ from tiny_runs import TinyRuns
 
 from flashtrain import LanguageModel, registry
 from flashtrain.tasks.language.spec import LanguageTask
-from flashtrain.tasks.optimization import optimizer_builder, schedule_builder
+from flashtrain.tasks.optimization import optimization_options
 
 
 @pytest.mark.parametrize("every", [1, 3, 4])
@@ -35,13 +35,8 @@ class Derived(LanguageTask):
 
     def prepare(self, settings, hardware):
         setup = super().prepare(settings, hardware)
-        ours, steps = setup.task, settings.trainer.steps
-        make = {
-            "make_optimizer": optimizer_builder(settings.optimizer, sharded=False),
-            "description": ours.description,
-        }
-        make["make_schedule"] = schedule_builder(settings.schedule, steps)
-        setup.task = OwnModule(ours.model, gradient_clip=settings.optimizer.gradient_clip, **make)
+        ours, make = setup.task, optimization_options(settings)
+        setup.task = OwnModule(ours.model, description=ours.description, **make)
         return setup
 
 

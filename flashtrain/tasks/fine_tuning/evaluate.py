@@ -45,21 +45,21 @@ def load_fine_tuned(settings: Settings, hardware: Hardware) -> TrainedModel:
 
 def run_fine_tuning_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
     """Run mode=evaluate or export of a fine-tuned BERT, and return the results by
-    name (see Task.run_mode)."""
+    name (see Task.run_mode).
+
+    Those of evaluate are the metrics on the test texts or, without any, on the held-out ones; if
+    the settings name other texts than the run's, on their test texts or, without any, on all.
+    """
     trained = load_fine_tuned(settings, hardware)
-    return _export(trained) if settings.mode == "export" else _evaluate(trained, hardware)
-
-
-def _evaluate(trained: TrainedModel, hardware: Hardware) -> dict[str, Any]:
-    """Return the metrics on the test texts or, without any, on the held-out ones; if the settings
-    name other texts than the run's, on their test texts or, without any, on all of them."""
-    settings, requested = trained.settings, trained.settings.finetune
+    if settings.mode == "export":
+        return _export(trained)
+    requested = settings.finetune
     own = read_settings(trained.folder).finetune
     others = any(
         getattr(requested, name) != getattr(own, name) for name in ("path", "name", "config")
     )
     source = make_source(
-        trained.settings,
+        settings,
         tokenizer=trained.tokenizer,
         label_names=trained.labels,
         only_test=others and requested.data != "synthetic",

@@ -22,7 +22,7 @@ from flashtrain.tasks.masked_language.batching import bert_estimate
 from flashtrain.tasks.masked_language.plan import bert_config
 from flashtrain.tasks.masked_language.trained import check_context, read_bert, tokenizer_of
 from flashtrain.tasks.optimization import optimization_options, set_steps
-from flashtrain.tasks.plan_text import fit_lines, memory_plan, plan_text
+from flashtrain.tasks.plan_text import memory_plan, plan_text
 from flashtrain.tasks.text_data import loader_workers, vocabulary_of
 from flashtrain.tasks.training_task import metric
 from flashtrain.training.hardware import Hardware
@@ -207,8 +207,7 @@ def plan_fine_tuning(settings: Settings, hardware: Hardware) -> str:
     lines = [
         describe_training(settings, hardware, model, batching),
         f"texts: {texts:,} {read} of {own.data_label}, cut to {settings.context:,} tokens",
-        *memory_plan(batching),
-        *fit_lines(
+        *memory_plan(
             settings,
             hardware,
             batching,

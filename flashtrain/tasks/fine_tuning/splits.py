@@ -106,8 +106,12 @@ def make_source(
         check_trainable(rows, own)
         parts = _parts(rows, own)
     names = labels_in(rows["train"]) if label_names is None else label_names
-    if own.target == "class":
-        _check_single(parts)
+    for row in (row for part in parts.values() for row in part):
+        if own.target == "class" and len(row.labels) != 1:
+            raise UserError(
+                f"{row.where} has {len(row.labels)} labels, and finetune.target=class needs one "
+                "each. Use finetune.target=labels for any number."
+            )
     known = tokenizer
     if known is None:
         texts = (
@@ -203,12 +207,3 @@ def _parts(rows: dict[str, list[Row]], own: FineTuningSettings) -> dict[str, lis
             "validation": [train[number] for number in sorted(order[:held_out])],
         }
     return {name: rows[name][: getattr(own, name)] for name in SPLITS if name in rows}
-
-
-def _check_single(parts: dict[str, list[Row]]) -> None:
-    for row in (row for rows in parts.values() for row in rows):
-        if len(row.labels) != 1:
-            raise UserError(
-                f"{row.where} has {len(row.labels)} labels, and finetune.target=class needs one "
-                "each. Use finetune.target=labels for any number."
-            )

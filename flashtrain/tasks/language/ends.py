@@ -24,4 +24,4 @@ def turn_ends(tokenizer: Tokenizer, *, chat: bool) -> list[int]:
         return []
     from flashtrain.data.chat_template import ChatTemplate
 
-    return ChatTemplate(tokenizer).end_ids
+    return ChatTemplate(tokenizer).answers.end_ids

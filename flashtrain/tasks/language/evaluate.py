@@ -22,7 +22,7 @@ from flashtrain.settings.settings import Settings
 from flashtrain.spec import TrainedModel
 from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.attention_masks import make_mask
-from flashtrain.tasks.held_out import perplexity, score
+from flashtrain.tasks.held_out import score
 from flashtrain.tasks.language.exports import export
 from flashtrain.tasks.language.generate import continue_text, converse
 from flashtrain.tasks.language.prepare import make_data, model_builder
@@ -76,7 +76,8 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
         predicted.update(batch["labels"][batch["labels"] != IGNORED].tolist())
 
     def measures(loss: float) -> dict[str, float]:
-        found = {"perplexity": perplexity(loss)}
+        # Infinite where it is too large for float32.
+        found = {"perplexity": float(torch.exp(torch.tensor(loss)))}
         if has_bytes:
             size = trained.tokenizer.text_bytes(predicted)
             bits = loss * predicted.total() / math.log(2)
@@ -87,7 +88,7 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
     has_bytes = hasattr(trained.tokenizer, "text_bytes")  # ids without a text have none
     unit = "byte" if trained.tokenizer.kind == "bytes" else "token"
     words = f"{WORDS}{unit}{BITS if has_bytes else ''}"
-    return score(trained, task, data, hardware, counts=data.scored, words=words, measures=measures)
+    return score(trained, task, data, hardware, words=words, measures=measures)
 
 
 def held_out_data(trained: TrainedModel, settings: Settings, hardware: Hardware) -> TextDataModule:

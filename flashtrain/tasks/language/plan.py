@@ -19,7 +19,7 @@ from flashtrain.tasks.attention_masks import attended_context
 from flashtrain.tasks.batching import Batching, fit_memory, memory_words
 from flashtrain.tasks.context_run import context_columns, plan_lines
 from flashtrain.tasks.decoders import make_model
-from flashtrain.tasks.plan_text import FITS, fit_lines, last_lines, memory_plan, plan_text
+from flashtrain.tasks.plan_text import FITS, last_lines, memory_plan, plan_text
 from flashtrain.tasks.text_data import make_source, vocabulary_of
 from flashtrain.training.float8 import check_float8, expected_gain, float8_flops, split_linears
 from flashtrain.training.hardware import Hardware
@@ -81,8 +81,7 @@ def plan_language(settings: Settings, hardware: Hardware, epochs: Sequence[str] 
         *describe_mask(settings),
         *describe_unknown(model),
         *plan_lines(settings, hardware.precision, model, batching.micro_batch),
-        *memory_plan(batching),
-        *fit_lines(settings, hardware, batching, again),
+        *memory_plan(settings, hardware, batching, again),
     ]
     flops = tokens * model.flops_per_token(
         attended_context(settings.applied_mask, settings.context)

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import LambdaCallback
 
 from flashtrain.announce import say
 from flashtrain.errors import UserError
@@ -153,20 +153,15 @@ def trainings(
         goes_on = stage.number + 1 < stage.count
         prepared.stage = StageContext(own, None, folder / stage.folder, goes_on)
         prepared.row = partial(_row, stages[: stage.number + 1], folder, prepared.row)
-        prepared.callbacks = [*prepared.callbacks, _FreesEarlier()]
+        # The optimizers of earlier stages, which circles of references keep until then.
+        frees = LambdaCallback(setup=lambda *_, **__: gc.collect())
+        prepared.callbacks = [*prepared.callbacks, frees]
         yield prepared
         # The next one needs its memory. What a stage has compiled counts towards the limit of the
         # same functions' compiled forms.
         module.cpu()
         torch.compiler.reset()
         start = folder / CHECKPOINTS / LAST
-
-
-class _FreesEarlier(pl.Callback):
-    """Frees the optimizers of earlier stages, which circles of references keep until then."""
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        gc.collect()
 
 
 def _row(done: list[TrainingStage], folder: Path, found: Any, trainer: Any) -> dict[str, Any]:

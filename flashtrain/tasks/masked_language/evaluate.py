@@ -34,12 +34,10 @@ def load_bert_run(settings: Settings, hardware: Hardware) -> TrainedModel:
 
 
 def run_masked_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
-    """Run mode=evaluate or export of a BERT, and return the results by name (see Task.run_mode)."""
-    return _export(settings) if settings.mode == "export" else _evaluate(settings, hardware)
-
-
-def _evaluate(settings: Settings, hardware: Hardware) -> dict[str, Any]:
-    """Print and return loss and masked-language accuracy on the held-out samples."""
+    """Run mode=evaluate or export of a BERT, and return the results by name (see Task.run_mode):
+    of evaluate, loss and masked-language accuracy on the held-out samples."""
+    if settings.mode == "export":
+        return _export(settings)
     trained = load_bert_run(settings, hardware)
     config = trained.model.config
     check_context(config, settings.context, str(trained.checkpoint))
@@ -52,14 +50,7 @@ def _evaluate(settings: Settings, hardware: Hardware) -> dict[str, Any]:
             f"{data.vocab_size}. Set data.tokenizer to the tokenizer of that run."
         )
     task = MaskedLanguageModel(trained.model)
-    return score(
-        trained,
-        task,
-        data,
-        hardware,
-        counts=lambda: {"samples": data.held_out_samples},
-        words=WORDS,
-    )
+    return score(trained, task, data, hardware, words=WORDS)
 
 
 def _export(settings: Settings) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from flashtrain.settings.settings import Settings
 from flashtrain.tasks.batching import Batching, memory_words
 from flashtrain.tasks.masked_language.batching import choose_masked_batching
 from flashtrain.tasks.masked_language.trained import read_bert
-from flashtrain.tasks.plan_text import fit_lines, memory_plan, plan_text
+from flashtrain.tasks.plan_text import memory_plan, plan_text
 from flashtrain.tasks.text_data import make_source, vocabulary_of
 from flashtrain.training.hardware import Hardware
 
@@ -46,8 +46,7 @@ def plan_masked(settings: Settings, hardware: Hardware) -> str:
             f"tokens: at most {tokens:,} ({settings.trainer.steps} steps of "
             f"{settings.trainer.tokens_per_step:,})"
         ),
-        *memory_plan(batching),
-        *fit_lines(
+        *memory_plan(
             settings,
             hardware,
             batching,

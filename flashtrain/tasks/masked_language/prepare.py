@@ -11,7 +11,6 @@ from flashtrain.data.balance import Cost
 from flashtrain.data.masked_datamodule import MaskedTextDataModule
 from flashtrain.errors import UserError
 from flashtrain.models.bert import Bert
-from flashtrain.models.bert_config import BertConfig
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import TrainingSetup
 from flashtrain.tasks import MaskedLanguageModel
@@ -67,7 +66,8 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
             )
         )
     task = make_masked_task(settings, hardware, model, description)
-    flops = _flops_per_token(model.config, data)
+    # Of forward and backward for each token that is not padding, as a mean over the text.
+    flops = model.config.flops_of(1, *data.means())
     lines += slow_steps(settings, hardware, flops * settings.trainer.tokens_per_step)
     throughput = Throughput(flops, peak_flops=hardware.peak_flops)
     target = None if settings.target_accuracy is None else StopAtTarget(settings.target_accuracy)
@@ -198,11 +198,3 @@ def make_masked_task(
         description=description,
         **optimization_options(settings),
     )
-
-
-def _flops_per_token(config: BertConfig, data: MaskedTextDataModule) -> float:
-    """Return the FLOPs of forward and backward for each token that is not padding, as a mean over
-    the text."""
-    pairs, _, labels = data.means()
-    at = 10**9  # tokens: enough for whole numbers of the others
-    return config.flops_of(at, round(pairs * at), round(labels * at)) / at

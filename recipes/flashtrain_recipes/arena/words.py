@@ -16,7 +16,7 @@ from flashtrain.models.classifier import Classifier
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Plan, measured_words, report_finished
 from flashtrain.tasks.batching import Batching, memory_words
-from flashtrain.tasks.plan_text import fit_lines, last_lines, memory_plan
+from flashtrain.tasks.plan_text import last_lines, memory_plan
 from flashtrain.training.hardware import Hardware, duration, expected_rate
 from flashtrain_recipes.arena.build import choose_stage_batching, make_classifier, pixels_read
 from flashtrain_recipes.arena.pathfinder.parameters import contour_words, dashes_in
@@ -154,7 +154,7 @@ def plan_classifier(settings: Settings, hardware: Hardware) -> Plan:
         ]
         again = partial(choose_stage_batching, hardware=hardware, model=model)
         before = memory
-        memory = [*memory_plan(batching), *fit_lines(stage.settings, hardware, batching, again)]
+        memory = memory_plan(stage.settings, hardware, batching, again)
         lines += [f"  {line}" for line in memory if memory != before]
     most = "at most " if any(stage.stop_at_accuracy is not None for stage in stages) else ""
     lines.append(
