@@ -5,6 +5,8 @@ Shapes: B batch, S sequence, T packed tokens, N sequences (B where padded), E wi
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -48,8 +50,7 @@ def max_of_tokens(
     # amax's gradient goes to all elements equal to the result. Under torch.compile that can be
     # none: the backward may compare states that were rounded differently.
     if cu_seqlens is not None:
-        places, last = _places_of_maxima(hidden.detach(), cu_seqlens), hidden.shape[0] - 1
-        return hidden.gather(0, places.clamp(max=last)).masked_fill(places > last, 0)
+        return _MAX_OF_SEQUENCES(hidden, cu_seqlens)[0]
     if lengths is None:
         return hidden.max(1).values
     real = real_tokens(hidden.shape[1], lengths)
@@ -135,10 +136,18 @@ def _sequence_of(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
 
 # This is an operator so that its comparison sees the same rounded states whatever
 # is compiled around it.
-@torch.library.custom_op("flashtrain::places_of_maxima", mutates_args=())
-def _places_of_maxima(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Return the index of the first token with each maximum, (N, E) int64; T for an empty
-    sequence."""
+torch.library.define(
+    "flashtrain::max_of_sequences",
+    "(Tensor hidden, Tensor cu_seqlens) -> (Tensor, Tensor)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+_MAX_OF_SEQUENCES = torch.ops.flashtrain.max_of_sequences.default
+
+
+@torch.library.impl("flashtrain::max_of_sequences", ("cpu", "cuda"))
+def _max_of_sequences(hidden: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (the maxima (N, E), the index of the token with each, int64 (N, E)); the index is T
+    for an empty sequence."""
     tokens, embed = hidden.shape
     of = _sequence_of(hidden, cu_seqlens)[:, None].expand_as(hidden)
     values = hidden.new_zeros(len(cu_seqlens), embed).scatter_reduce(
@@ -149,9 +158,27 @@ def _places_of_maxima(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
     places = candidates.new_full((len(cu_seqlens), embed), tokens).scatter_reduce(
         0, of, candidates, "amin"
     )
-    return places[:-1].long()
+    return values[:-1].contiguous(), places[:-1].long()
 
 
-@_places_of_maxima.register_fake
-def _(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
-    return hidden.new_empty(cu_seqlens.shape[0] - 1, hidden.shape[1], dtype=torch.int64)
+@torch.library.register_fake("flashtrain::max_of_sequences")
+def _max_shapes(hidden: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+    shape = (cu_seqlens.shape[0] - 1, hidden.shape[1])
+    return hidden.new_empty(shape), hidden.new_empty(shape, dtype=torch.int64)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[1])
+    ctx.tokens = inputs[0].shape[0]
+
+
+def _to_maxima(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor, None]:
+    """Scatter the gradients to the maxima; those of empty sequences go to an extra
+    row, which is dropped."""
+    (places,) = ctx.saved_tensors
+    return gradient.new_zeros(ctx.tokens + 1, gradient.shape[1]).scatter(0, places, gradient)[
+        :-1
+    ], None
+
+
+torch.library.register_autograd("flashtrain::max_of_sequences", _to_maxima, setup_context=_save)
