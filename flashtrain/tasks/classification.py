@@ -84,17 +84,25 @@ class SequenceClassification(TrainingTask):
         self.augment = augment
         self.training_pixels = training_pixels
         self.seed = seed
+        self._compile = compile
         self._replays = compile and cuda_graphs
         self._losses: Callable[..., Losses] = model.losses
-        if compile:
-            mode = "reduce-overhead" if self._replays else None
-            self._losses = torch.compile(model.losses, dynamic=False, fullgraph=True, mode=mode)
         # Of the micro-batches since the last report: the sum of their shares of right
         # answers, and their number.
         self._correct: tuple[Tensor | float, int] = (0.0, 0)
         self._step_corrects: list[Tensor] = []
         self._step_pixels: list[Tensor] = []
         self._generator: torch.Generator | None = None
+
+    def configure_model(self) -> None:
+        """Compile the losses by torch.compile if `compile` is set; Lightning calls
+        this before it trains."""
+        super().configure_model()
+        if self._compile:
+            mode = "reduce-overhead" if self._replays else None
+            self._losses = torch.compile(
+                self.model.losses, dynamic=False, fullgraph=True, mode=mode
+            )
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Return logits (B, classes) of tokens (B, S)."""

@@ -46,9 +46,8 @@ class FineTuning(TrainingTask):
         self.target = target
         self.tokens_done = 0
         self.flops_done = 0.0
+        self._compile = compile
         self._loss: Any = model.loss
-        if compile:
-            self._loss = torch.compile(model.loss, dynamic=False, fullgraph=True)
         # Over all samples and labels together; checking its arguments would wait for the device.
         self._score = BinaryF1Score(ignore_index=IGNORED, validate_args=False)
 
@@ -56,6 +55,13 @@ class FineTuning(TrainingTask):
     def score_name(self) -> str:
         """The name of the score: "micro_f1" for target "labels", else "accuracy"."""
         return "micro_f1" if self.target == "labels" else "accuracy"
+
+    def configure_model(self) -> None:
+        """Compile the loss by torch.compile if `compile` is set; Lightning calls
+        this before it trains."""
+        super().configure_model()
+        if self._compile:
+            self._loss = torch.compile(cast(Any, self.model).loss, dynamic=False, fullgraph=True)
 
     def forward(self, tokens: Tensor, **layout: Any) -> Tensor:
         """Return logits: (N, L) of N texts or, from a TokenClassifier, the shape of
