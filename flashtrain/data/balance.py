@@ -71,8 +71,8 @@ def share_out(
     costs more than the mean row makes rows uneven. The result is deterministic.
 
     Args:
-        lengths: (n,) tokens of each waiting sequence, at least one, each of at most `budget`,
-            oldest first. Give more sequences than fit, or rows stay partly empty.
+        lengths: (n,) tokens of each waiting sequence, at most `budget`, oldest first. Give more
+            sequences than fit, or rows stay partly empty.
         cost: Cost of a sequence as a function of its length.
         bins: Number of rows.
         budget: Tokens of a row.
@@ -80,39 +80,68 @@ def share_out(
         tolerance: Maximum ratio of a row's cost to the mean cost of all rows.
     """
     sizes = np.asarray(lengths, dtype=np.int64)
-    assert sizes.max() <= budget
+    assert not len(sizes) or sizes.max() <= budget
     costs = cost.of(sizes)
     max_sequences = len(sizes) if max_sequences is None else max_sequences
     rows = [Bin() for _ in range(bins)]
-    # As many of the oldest as fit into all rows, less about one a row, for which a later sequence
-    # is then chosen.
-    free = bins * max(0.0, budget - float(sizes.mean()))
-    body = max(1, int(np.searchsorted(sizes.cumsum(), free, side="right")))
-    first = np.argsort(-costs[1:body], kind="stable") + 1
+    body = _body(sizes, bins, budget)
+    first = (
+        np.argsort(-costs[1:body], kind="stable") + 1 if body > 1 else np.empty(0, dtype=np.int64)
+    )
+    order = [0, *first.tolist()] if body else []
     size_list, cost_list = sizes.tolist(), costs.tolist()
     left = []
-    for member in (0, *first.tolist()):
+    for member in order:
         room = budget - size_list[member]
         open_rows = [row for row in rows if row.tokens <= room and len(row.members) < max_sequences]
         if open_rows:
             min(open_rows, key=COST_OF).put(member, size_list[member], cost_list[member])
         else:
             left.append(member)
-    # The longest waiting sequence that fits goes into the cheapest row, again and again, until none
-    # fits into any row.
-    waiting = [*left, *range(body, len(sizes))]
+    _fill(
+        [*left, *range(body, len(sizes))],
+        size_list,
+        cost_list,
+        rows,
+        budget,
+        max_sequences,
+        tolerance,
+    )
+    return rows
+
+
+def _body(sizes: np.ndarray, bins: int, budget: int) -> int:
+    """Return how many of the oldest sequences to assign first: as many as fit into all rows, less
+    about one a row, for which `_fill` then chooses a later sequence."""
+    if not len(sizes):
+        return 0
+    room = bins * max(0.0, budget - float(sizes.mean()))
+    return max(1, int(np.searchsorted(sizes.cumsum(), room, side="right")))
+
+
+def _fill(
+    waiting: list[int],
+    sizes: list[int],
+    costs: list[float],
+    rows: list[Bin],
+    budget: int,
+    max_sequences: int,
+    tolerance: float,
+) -> None:
+    """Put the longest waiting sequence that fits into the cheapest row, again and again, until no
+    sequence fits into any row."""
     # Ascending by length; of equal lengths the oldest last, where it is taken first.
-    by_length = sorted(waiting, key=lambda member: (size_list[member], -member))
-    keys = [size_list[member] for member in by_length]
+    by_length = sorted(waiting, key=lambda member: (sizes[member], -member))
+    keys = [sizes[member] for member in by_length]
     total = sum(row.cost for row in rows)
     open_rows = list(rows)
     while open_rows and keys:
         row = min(open_rows, key=COST_OF)
         place = bisect.bisect_right(keys, budget - row.tokens) - 1
         while place >= 0:
-            added = cost_list[by_length[place]]
+            cost = costs[by_length[place]]
             # The mean only grows from here on, so what is within the tolerance now stays within it.
-            if row.cost + added <= tolerance * (total + added) / len(rows):
+            if row.cost + cost <= tolerance * (total + cost) / len(rows):
                 break
             place = bisect.bisect_left(keys, keys[place]) - 1
         if place < 0 or len(row.members) >= max_sequences:
@@ -120,6 +149,5 @@ def share_out(
             continue
         member = by_length.pop(place)
         keys.pop(place)
-        row.put(member, size_list[member], added)
-        total += added
-    return rows
+        row.put(member, sizes[member], cost)
+        total += cost
