@@ -9,7 +9,6 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-
 # What settings give a group of parameters; other entries may be an optimizer's state.
 NAMES = ("lr", "initial_lr", "betas", "eps", "weight_decay", "momentum")
 
@@ -50,4 +49,6 @@ class RatesOfThisRun(pl.Callback):
 
 def _rates(schedule: Any) -> list[dict[str, Any]]:
     groups = schedule.optimizer.param_groups
-    return [{name: copy.deepcopy(group[name]) for name in NAMES if name in group} for group in groups]
+    return [
+        {name: copy.deepcopy(group[name]) for name in NAMES if name in group} for group in groups
+    ]
