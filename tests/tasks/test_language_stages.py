@@ -298,6 +298,27 @@ def test_learned_positions_are_stretched_and_another_run_starts_from_the_last_st
     assert len(WATCH.began[0]["model.position_embedding.weight"]) == 64
 
 
+@pytest.mark.integration
+def test_the_row_of_a_stage_that_ended_early_stays_when_the_next_one_is_begun_again(place: Path):
+    class Fails(pl.Callback):
+        def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            if pl_module.description["stage"] == 1:
+                raise ValueError("the second stage fails")
+
+    flashtrain.register("callback", "fails_in_stage_2")(lambda settings: Fails())
+    own = {"recipe": "gpt2", "model": "llama", "model.size": "demo", "model.vocab_rows": None}
+    own |= {"trainer.early_stopping_patience": 1, "trainer.validate_every": 1}
+    own["optimizer.learning_rate"] = 1e-30
+    stages = [{"context": 32, "steps": 20}, {"context": 64, "steps": 1}]
+    with pytest.raises(ValueError, match="second stage"):
+        train(place, "early", **own, stages=stages, **{"trainer.callbacks": ["fails_in_stage_2"]})
+    (folder,) = (place / "early" / "gpt2").iterdir()
+    row = (folder / "stage-1-context-32" / "summary.json").read_text()
+    assert json.loads(row)["steps"] == 2
+    train(place, "early", **own, stages=stages, resume=folder)
+    assert (folder / "stage-1-context-32" / "summary.json").read_text() == row
+
+
 def test_layers_of_a_pattern_go_on_through_the_stages(place: Path) -> None:
     own = {"recipe": "gpt2", "model": "llama", "model.size": "demo", "model.vocab_rows": None}
     stages = [{"context": 32, "steps": 1}, {"context": 64, "steps": 1}]

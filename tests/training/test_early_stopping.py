@@ -76,6 +76,18 @@ def test_a_training_ends_after_so_many_validations_without_a_better_one(tmp_path
     assert line in caplog.messages
 
 
+def test_a_training_ends_also_where_each_micro_batch_is_validated(tmp_path) -> None:
+    class Same(TinyTask):
+        def validation_step(self, batch, batch_idx):
+            self.log("validation_loss", torch.tensor(1.0))
+
+    task, validates = Same(), {"limit_val_batches": 1, "val_check_interval": 1}
+    tiny_fit(
+        tmp_path, StopWithoutGain("validation_loss", "min", 2), task=task, max_steps=9, **validates
+    )
+    assert len(task.losses) == 3
+
+
 # Of 100: its checkpoint is that of the end alone, which has the validation. Else it is written
 # before the validation of its step.
 @pytest.mark.parametrize("every", [1, 100])

@@ -167,7 +167,9 @@ def trainings(
 def _row(done: list[TrainingStage], folder: Path, found: Any, trainer: Any) -> dict[str, Any]:
     """Write the row of the last of the stages that are `done` to its folder; return the run's."""
     own, stage = found(trainer), done[-1]
-    if stage.folder and trainer.is_global_zero:
+    # One that had ended early ends again at once when the run resumes: its row has what it cost.
+    ended = read_summary(folder / stage.folder).get("steps") == own["steps"]
+    if stage.folder and trainer.is_global_zero and not (ended and own["step_seconds"] is None):
         seconds = round(own["steps"] * (own["step_seconds"] or 0), 1)
         about = {"recipe": stage.settings.recipe, "status": FINISHED, "stage": stage.number + 1}
         columns = task_of(stage.settings).columns(stage.settings)
