@@ -32,7 +32,7 @@ CEILINGS = {
     "flashtrain/training": 4_530,
     "kernels/flashtrain_kernels": 18_130,
     "recipes/flashtrain_recipes": 15_190,
-    "tests": 59_000,
+    "tests": 59_040,
 }
 # Of flashtrain: no new guard without a user's report. 369 before the silent faults that strangers
 # found on 28 November; two more for layers that were made as others, nine for stages and adapters

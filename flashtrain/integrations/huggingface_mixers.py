@@ -65,8 +65,8 @@ def serve_mixers(kind: type) -> bool:
         reason = fla.unavailable(operator, torch.device("cuda")) if on_gpu else None
         fast = fast or (on_gpu and reason is None)
         if not hasattr(original, "of_rows"):
-            # Transformers would call fla itself, also what it refuses in the backward.
-            always = on_gpu and operator in fla.OPERATORS and find_spec("fla") is not None
+            # Transformers would call fla itself, on CPUs too, and what it refuses in the backward.
+            always = operator in fla.OPERATORS and find_spec("fla") is not None
             setattr(owner, attribute, _within_documents(original, of_rows, always))
             if reason is not None:
                 slow[reason].append(str(operator))

@@ -141,21 +141,25 @@ def test_without_positions_and_outside_of_the_decoder_transformers_own_functions
 REFUSED = "fla-core refuses Triton 3.6.0 on Hopper in the backward: expected 3.7.1 or later"
 
 
-@pytest.mark.parametrize("reason", [None, REFUSED, "fla-core is not installed"])
+@pytest.mark.parametrize(
+    ("gpu", "reason"),
+    [(True, None), (True, REFUSED), (True, "fla-core is not installed"), (False, None)],
+)
 def test_a_gpu_s_versions_are_known_before_weights_are_read_and_what_fla_refuses_is_not_called(
-    reason, monkeypatch, caplog
+    gpu, reason, monkeypatch, caplog
 ):
-    """transformers calls fla-core whenever it can be imported, and it refuses in the backward."""
+    """transformers calls fla-core whenever it can be imported, and it refuses CPUs, and some
+    versions in the backward."""
     module = types.ModuleType("made_module")
     module.torch_chunk_gated_delta_rule = lambda *_, **__: ("theirs", None)
     monkeypatch.setitem(sys.modules, "made_module", module)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr(fla, "unavailable", lambda operator, device: reason)
     installed = reason != "fla-core is not installed"
     monkeypatch.setattr(huggingface_mixers, "find_spec", lambda _: object() if installed else None)
     with caplog.at_level(logging.INFO, "flashtrain"):
         fast = serve_mixers(type("Made", (), {"__module__": "made_module"}))
-    assert fast == (reason is None)
+    assert fast == (gpu and reason is None)
     assert [reason in line and "constraints-linear.txt" in line for line in caplog.messages] == (
         [] if reason is None else [True]
     )
