@@ -214,9 +214,8 @@ def plan_fine_tuning(settings: Settings, hardware: Hardware) -> str:
             lambda changed: choose_head_batching(changed, hardware, model),
         ),
     ]
-    return plan_text(
-        lines, settings, hardware, texts * config.flops([settings.context]), at_most=True
-    )
+    flops = texts * config.flops([settings.context]) / (3 if own.frozen else 1)  # no backward
+    return plan_text(lines, settings, hardware, flops, at_most=True)
 
 
 def describe_training(

@@ -33,6 +33,15 @@ def test_a_plan_counts_the_texts_that_are_trained_on(tmp_path: Path) -> None:
     assert line in plan(settings, CommandLine())
 
 
+def test_a_plan_counts_no_backward_of_a_frozen_encoder() -> None:
+    words = "recipe=bert-finetune", "mode=plan", "hardware.plan_for=h100"
+    whole, frozen = (
+        plan(settings_of([*words, f"finetune.frozen={word}"]), CommandLine())
+        for word in ("false", "true")
+    )
+    assert getattr(frozen, "seconds", 0) == pytest.approx(getattr(whole, "seconds", 1) / 3)
+
+
 def source_of(path: Path, **options) -> LabelledSource:
     own = FineTuningSettings(data="files", path=str(path), target="class")
     return make_source(
