@@ -169,8 +169,13 @@ class StopWithoutGain(EarlyStopping):
     def __init__(self, monitor: str, mode: str, patience: int) -> None:
         # StopOnNonFinite is there for losses that are not finite. Lightning would wait for the
         # epoch's end where every micro-batch is validated: it takes an interval of 1 for an epoch.
-        how = {"check_finite": False, "check_on_train_epoch_end": False}
-        super().__init__(monitor, mode=mode, patience=patience, **how)
+        super().__init__(
+            monitor,
+            mode=mode,
+            patience=patience,
+            check_finite=False,
+            check_on_train_epoch_end=False,
+        )
 
     @property
     def reason(self) -> str | None:

@@ -22,24 +22,26 @@ class RatesOfThisRun(pl.Callback):
     (ReduceLROnPlateau).
     """
 
-    _new: tuple[Any, ...] = ()  # each schedule, its state, and the rates of its optimizer's groups
+    _new: tuple[Any, ...] = ()  # each schedule, its state, and its optimizer's numbers
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # Called after optimizers and schedules are made, and before their states are restored.
         schedules: list[Any] = [
             one.scheduler for one in trainer.lr_scheduler_configs if not one.reduce_on_plateau
         ]
-        self._new = tuple((one, copy.deepcopy(one.state_dict()), _rates(one)) for one in schedules)
+        self._new = tuple(
+            (one, copy.deepcopy(one.state_dict()), _numbers(one)) for one in schedules
+        )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.ckpt_path is None:
             return
-        for schedule, state, rates in self._new:
+        for schedule, state, numbers in self._new:
             done = schedule.last_epoch
             schedule.load_state_dict(state)
             # MasterWeights in host memory load the restored state only now.
             schedule.optimizer.state_dict()
-            for group, own in zip(schedule.optimizer.param_groups, rates, strict=True):
+            for group, own in zip(schedule.optimizer.param_groups, numbers, strict=True):
                 group.update(own)
             with warnings.catch_warnings():  # "lr_scheduler.step() before optimizer.step()"
                 warnings.simplefilter("ignore")
@@ -47,7 +49,7 @@ class RatesOfThisRun(pl.Callback):
                     schedule.step()
 
 
-def _rates(schedule: Any) -> list[dict[str, Any]]:
+def _numbers(schedule: Any) -> list[dict[str, Any]]:
     groups = schedule.optimizer.param_groups
     return [
         {name: copy.deepcopy(group[name]) for name in NAMES if name in group} for group in groups

@@ -58,7 +58,7 @@ class Case:
     head_dim: int
     mask: str  # a name of settings.MASKS
     kv_heads: int = 0  # 0: as many as heads
-    values_dim: int = 0  # head dimension of the values; 0: as head_dim
+    value_dim: int = 0  # head dimension of the values; 0: as head_dim
     seqlen_k: int = 0  # 0: as long as seqlen_q
     dropout: float = 0.0
     dtype_name: str = "bfloat16"
@@ -88,8 +88,9 @@ class Case:
         return parse_mask(self.mask)
 
     @property
-    def value_dim(self) -> int:
-        return self.values_dim or self.head_dim
+    def value_width(self) -> int:
+        """The head dimension of the values, Dv."""
+        return self.value_dim or self.head_dim
 
     @property
     def kind(self) -> str:
@@ -151,7 +152,7 @@ class Case:
         found = {name: getattr(self, name) for name in own} | {"dtype": self.dtype_name}
         cache = "" if self.page is None else f"pages of {self.page}" if self.page else "contiguous"
         optional = {
-            "value_dim": self.values_dim,
+            "value_dim": self.value_dim,
             "cache": cache,
             "features": self.feature_words,
             "part": self.part,
@@ -161,7 +162,7 @@ class Case:
     def __str__(self) -> str:
         keys = "" if self.seqlen_k == self.seqlen_q else f" on {self.seqlen_k}"
         groups = "" if self.kv_heads == self.heads else f" ({self.kv_heads} KV)"
-        values = f", values of {self.values_dim}," if self.values_dim else ""
+        values = f", values of {self.value_dim}," if self.value_dim else ""
         extras = [self.feature_words, f"dropout {self.dropout:g}" if self.dropout else ""]
         extras += [f"density {self.density:g}" if self.kind == "block-random" else ""]
         extras += (
@@ -185,8 +186,8 @@ def flops(case: Case, pairs: float, direction: str) -> float:
             (Context.counted_pairs).
         direction: "forward", or else backward.
     """
-    ofq, ofv = (1, 1) if direction == "forward" else (3, 2)
-    width = ofq * case.head_dim + ofv * case.value_dim
+    of_d, of_dv = (1, 1) if direction == "forward" else (3, 2)  # products over D, over Dv
+    width = of_d * case.head_dim + of_dv * case.value_width
     return 2.0 * case.batch * case.heads * pairs * width
 
 
@@ -358,7 +359,7 @@ def _wide(settings: AttentionSettings) -> list[Case]:
         *(replace(widest, mask=mask) for mask in ("full", "window-1024")),
         replace(packed, heads=8, kv_heads=8, head_dim=512),
         replace(row, heads=8, kv_heads=8),  # which those of 512 are compared with
-        replace(row, head_dim=192, values_dim=128),  # multi-head latent attention
+        replace(row, head_dim=192, value_dim=128),  # multi-head latent attention
         replace(row, head_dim=192),  # the same with values that are padded
     ]
 

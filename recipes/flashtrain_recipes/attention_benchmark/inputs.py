@@ -245,7 +245,7 @@ def make_sets(case: Case, device: torch.device, seed: int, cache_bytes: int) -> 
 
     queries = (case.batch, case.seqlen_q, case.heads, case.head_dim)
     keys = (case.batch, case.seqlen_k, case.kv_heads, case.head_dim)
-    values = (*keys[:3], case.value_dim)
+    values = (*keys[:3], case.value_width)
     bias = slopes = sink = None
     if "bias" in case.features or "bias gradient" in case.features:
         bias = drawn(
@@ -263,7 +263,7 @@ def make_sets(case: Case, device: torch.device, seed: int, cache_bytes: int) -> 
             drawn(*queries),
             drawn(*keys),
             drawn(*values),
-            drawn(*queries[:3], case.value_dim, leaf=False),
+            drawn(*queries[:3], case.value_width, leaf=False),
             bias,
             slopes,
             sink,

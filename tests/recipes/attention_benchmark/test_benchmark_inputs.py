@@ -63,7 +63,7 @@ def test_flops_are_counted_as_the_field_counts_them() -> None:
     assert (
         counted(Case(4, 16, 4096, 128, "causal"), "backward") == 2.5 * 4 * 4 * 16 * square * 128 / 2
     )
-    narrow = Case(4, 16, 4096, 192, "full", values_dim=128)
+    narrow = Case(4, 16, 4096, 192, "full", value_dim=128)
     assert counted(narrow) == 2 * 4 * 16 * square * (192 + 128)
     assert counted(narrow, "backward") == 2 * 4 * 16 * square * (3 * 192 + 2 * 128)
     varlen = case_of("causal-varlen")

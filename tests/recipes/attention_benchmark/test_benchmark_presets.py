@@ -51,8 +51,8 @@ def test_wide_heads_are_measured_packed_by_positions_and_with_narrow_values() ->
     assert {case.head_dim for case in found} == {192, 256, 512}
     packed = [case.mask for case in found if case.has_documents and case.kv_heads == 2]
     assert packed == ["causal-varlen", "causal-document", "causal-document-zigzag"]
-    (narrow,) = (case for case in found if case.value_dim < case.head_dim)
-    assert (narrow.head_dim, narrow.value_dim, narrow.columns()["value_dim"]) == (192, 128, 128)
+    (narrow,) = (case for case in found if case.value_width < case.head_dim)
+    assert (narrow.head_dim, narrow.value_width, narrow.columns()["value_dim"]) == (192, 128, 128)
 
 
 def test_the_grid_is_a_product_with_a_batch_of_so_many_tokens() -> None:

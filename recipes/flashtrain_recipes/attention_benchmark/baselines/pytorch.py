@@ -65,7 +65,7 @@ class Sdpa(AttentionBaseline):
         )
 
     def refuses(self, case: Case) -> str | None:
-        if case.values_dim and self.backend == "FLASH_ATTENTION":
+        if case.value_dim and self.backend == "FLASH_ATTENTION":
             return "values need the queries' head dimension"
         known = self.matrices or _known_by_name(case)
         return super().refuses(case) if known else "takes no mask besides causal"
